@@ -1,0 +1,45 @@
+# Every target installs just what it needs into .venv and runs from a fresh clone. `make` alone lists them.
+
+# The uv on your PATH, else one of our own in .uv. `make UV=/path/to/uv …` names another.
+UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
+OWN_UV := $(filter .uv/bin/uv,$(UV))
+RUN = $(UV) run --no-default-groups
+
+# Two test processes suit two cores; `make test WORKERS=8 ARGS='-k saver'` for more, or for less.
+WORKERS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean
+
+help: ## Say what each target does
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
+	$(RUN) --extra demo perdure demo $(ARGS)
+
+test: $(OWN_UV) ## Run every test, in random order
+	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
+
+lint: $(OWN_UV) ## Check style, format, types, layers and the tree
+	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras
+	@failed=; \
+	for check in "ruff check" "ruff format --check" mypy pyright "lint-imports --no-logo" "python tools/check_tree.py"; do \
+		echo "--- $$check"; \
+		$(UV) run --no-sync $$check || failed="$$failed  $$check\n"; \
+	done; \
+	if [ -n "$$failed" ]; then printf "\nlint failed:\n$$failed"; exit 1; fi
+
+bench: $(OWN_UV) ## Measure Perdure beside the stock saver
+	$(RUN) --group bench --group test --extra encryption python -m bench $(ARGS)
+
+docs: $(OWN_UV) ## Build the documentation into site/
+	$(RUN) --only-group docs mkdocs build --strict
+
+clean: ## Remove everything that make has made; your databases stay
+	rm -rf .venv .uv uv.lock site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+.uv/bin/uv:
+	python3 -m venv .uv
+	.uv/bin/pip install --quiet uv

@@ -1,0 +1,61 @@
+"""How much is measured: the full plan, and a quick one that shows the shape of the result in a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes are turns. A window is `rounds` visits of `turns_a_round` turns, centred on its size."""
+
+    mode: str
+    sizes: tuple[int, ...]
+    rounds: int
+    turns_a_round: int
+    shape_turns: int
+    repeats: int
+    threads: int
+    turns_a_thread: int
+    pairs: int
+    pause_s: float
+    cold_starts: int
+    call_budget_s: float
+
+    @property
+    def window(self) -> int:
+        return self.rounds * self.turns_a_round
+
+    def before(self, size: int) -> int:
+        return size - self.window // 2
+
+
+FULL = Plan(
+    mode="full",
+    sizes=(50, 200, 500, 1000),
+    rounds=4,
+    turns_a_round=10,
+    shape_turns=300,
+    repeats=3,
+    threads=64,
+    turns_a_thread=20,
+    pairs=20,
+    pause_s=0.05,
+    cold_starts=3,
+    call_budget_s=4.0,
+)
+
+QUICK = Plan(
+    mode="quick",
+    sizes=(50, 200),
+    rounds=4,
+    turns_a_round=5,
+    shape_turns=60,
+    repeats=1,
+    threads=64,
+    turns_a_thread=5,
+    pairs=5,
+    pause_s=0.05,
+    cold_starts=1,
+    call_budget_s=1.0,
+)

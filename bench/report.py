@@ -1,0 +1,275 @@
+"""The page with the tables. Every number comes from the results file: the same file gives the same page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.figures import median_ratio
+from bench.savers import CANDIDATES, OURS
+
+Results = dict[str, Any]
+Row = Sequence[str]
+
+_NONE = "–"
+
+
+def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
+    sections = [
+        _opening(results),
+        *_growth(results, plots, image_folder),
+        *_shapes(results),
+        *_parts(results),
+        *_throughput(results, plots, image_folder),
+        *_race(results, plots, image_folder),
+        _method(results),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def table(header: Row, rows: Sequence[Row]) -> str:
+    """Text in the first column, numbers to the right in the others."""
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, never an exponent."""
+    if value is None:
+        return _NONE
+    if value == 0 or abs(value) < 0.0005:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def times(value: float | None) -> str:
+    return _NONE if value is None else f"{number(value)} ×"
+
+
+def _label(name: str) -> str:
+    candidate = CANDIDATES[name]
+    return f"**{candidate.label}**" if candidate.ours else candidate.label
+
+
+def _opening(results: Results) -> str:
+    machine = results["environment"]
+    lines = [
+        "# Benchmarks",
+        "This page is written by `make bench`; do not edit it. All numbers come from one run in which "
+        "the savers take turns, so that whatever the machine does hits all of them. Absolute times "
+        "differ from machine to machine: compare inside this page, and look at the ratios.",
+        f"Python {machine['python']}, {machine['cpus']} processors, {machine['system']}, file system "
+        f"{machine['filesystem']}. One insert of a turn's bytes in one durable SQLite commit takes "
+        f"{number(machine['commit_floor_ms'])} ms here; that is the floor.",
+    ]
+    if results["mode"] != "full":
+        lines.append("**A quick run: small sizes, few repeats. Run `make bench` for the real one.**")
+    if results["notes"]:
+        lines.append("Notes of this run:\n\n" + "\n".join(f"- {note}" for note in results["notes"]))
+    return "\n\n".join(lines)
+
+
+def _picture(name: str, alt: str, plots: Sequence[str], folder: str) -> list[str]:
+    return [f"![{alt}]({folder}/{name})"] if name in plots else []
+
+
+def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
+    growth = results.get("growth")
+    if not growth:
+        return []
+    sizes = [str(size) for size in growth["sizes"]]
+    last = sizes[-1]
+    savers: Results = {name: seen for name, seen in growth["savers"].items() if seen}
+    turns = [f"{int(size):,}" for size in sizes]
+
+    def rows(
+        cell: Callable[[Results], str], extra: Callable[[str, Results], str], *, disk: bool
+    ) -> list[Row]:
+        shown = {name: seen for name, seen in savers.items() if CANDIDATES[name].keeps or not disk}
+        return [
+            [
+                _label(name),
+                *(cell(seen[size]) if size in seen else _NONE for size in sizes),
+                extra(name, seen),
+            ]
+            for name, seen in shown.items()
+        ]
+
+    def against_ours(_: str, seen: Results) -> str:
+        ours = savers.get(OURS, {}).get(last)
+        if ours is None or last not in seen:
+            return _NONE
+        return times(median_ratio(ours["rounds"], seen[last]["rounds"]))
+
+    def against_said(_: str, seen: Results) -> str:
+        at_end = seen.get(last)
+        return (
+            times(at_end["stored"] / at_end["real"])
+            if at_end and at_end["stored"] and at_end["real"]
+            else _NONE
+        )
+
+    def written_ratio(name: str, seen: Results) -> str:
+        ours = savers.get(OURS, {}).get(last, {}).get("written_per_turn")
+        theirs = seen.get(last, {}).get("written_per_turn")
+        return times(theirs / ours) if ours and theirs and CANDIDATES[name].on_disk else _NONE
+
+    def written(seen: Results) -> str:
+        value = seen["written_per_turn"]
+        return number(None if value is None else value / 1e3)
+
+    real = next((seen[last]["real"] for seen in savers.values() if last in seen), 0)
+    return [
+        "## A conversation that grows",
+        "One thread; a turn is one `ainvoke` of a one-node graph with `messages: add_messages` and "
+        "`summary: str`; the user's and the assistant's message have 400 bytes each. What was said, "
+        f"serialised once, is {number(real / 1e6)} MB at {turns[-1]} turns. The full history is kept by "
+        "all.",
+        "### Stored, MB",
+        table(
+            ["turns", *turns, "times what was said"],
+            rows(
+                lambda seen: number(None if seen["stored"] is None else seen["stored"] / 1e6),
+                against_said,
+                disk=True,
+            ),
+        ),
+        *_picture("growth-stored.svg", "Stored megabytes by turns", plots, folder),
+        "### Written a turn, kB",
+        table(["turns", *turns, "times Perdure's"], rows(written, written_ratio, disk=True)),
+        *_picture("growth-written.svg", "Kilobytes written a turn by turns", plots, folder),
+        "### Latency of a turn, ms: median (95th percentile)",
+        table(
+            ["turns", *turns, "times Perdure's"],
+            rows(lambda seen: f"{number(seen['p50'])} ({number(seen['p95'])})", against_ours, disk=False),
+        ),
+        *_picture("growth-latency.svg", "Median latency of a turn by turns", plots, folder),
+    ]
+
+
+def _shapes(results: Results) -> list[str]:
+    shapes = results.get("shapes")
+    if not shapes:
+        return []
+    sections: list[str] = []
+    for shape in shapes["shapes"].values():
+        rows: list[Row] = []
+        for name, seen in shape["savers"].items():
+            if "end" not in seen:
+                continue
+            start, end = seen["start"], seen["end"]
+            cells = ((start["written_per_turn"], 1e3), (end["written_per_turn"], 1e3), (end["stored"], 1e6))
+            scaled = [None if cell is None else cell / unit for cell, unit in cells]
+            rows.append([_label(name), *map(number, scaled), number(end["p50"])])
+        new = f"{number(shape['new_bytes'] / 1e3)} kB new a turn"
+        header = ("", "written a turn at the start, kB", "at the end, kB", "stored, MB", "turn, ms")
+        sections += [f"### {shape['title'][0].upper()}{shape['title'][1:]}: {new}", table(header, rows)]
+    return [
+        "## State that does not grow at its end",
+        f"{shapes['turns']} turns each. Before the first window the state is filled in one turn.",
+        *sections,
+    ]
+
+
+def _parts(results: Results) -> list[str]:
+    parts = results.get("growth", {}).get("parts")
+    if not parts:
+        return []
+    columns = ("get_tuple", "get_tuple_cold", "put", "list", "history")
+    rows = [
+        [_label(name), *(number(seen.get(column)) for column in columns)]
+        for name, seen in parts["savers"].items()
+        if seen
+    ]
+    return [
+        f"## Single calls at {parts['turns']:,} turns, ms",
+        table(["", "get_tuple", "in a new process", "put", "list(limit=10)", "history of 100"], rows),
+        "With DeltaChannel `get_tuple` and `put` carry a sentinel in place of the messages; the list is "
+        "rebuilt afterwards, from the writes of earlier checkpoints.",
+    ]
+
+
+def _throughput(results: Results, plots: Sequence[str], folder: str) -> list[str]:
+    throughput = results.get("throughput")
+    if not throughput:
+        return []
+    savers = throughput["savers"]
+    ours = savers.get(OURS)
+
+    def ratio(seen: Results) -> str:
+        return times(median_ratio(seen["rounds"], ours["rounds"])) if ours else _NONE
+
+    rows = [[_label(name), number(seen["turns_per_s"]), ratio(seen)] for name, seen in savers.items()]
+    return [
+        "## Many threads at once",
+        f"{throughput['threads']} threads of {throughput['turns_a_thread']} turns in one process, each "
+        "turn acknowledged before the next one of its thread.",
+        table(["", "turns a second", "Perdure does"], rows),
+        *_picture("throughput.svg", "Turns a second", plots, folder),
+    ]
+
+
+def _race(results: Results, plots: Sequence[str], folder: str) -> list[str]:
+    race = results.get("race")
+    if not race:
+        return []
+    rows: list[Row] = []
+    for name, seen in race["savers"].items():
+        errors = ", ".join(f"{count} {kind}" for kind, count in sorted(seen["errors"].items())) or "none"
+        lost = seen["acknowledged"] - seen["kept"]
+        counts = (seen["sent"], seen["acknowledged"], seen["kept"], lost, seen["forks"])
+        rows.append([_label(name), *map(str, counts), errors, str(seen["kept_after_retry"])])
+    return [
+        "## Two turns on one thread at the same moment",
+        f"{race['pairs']} pairs, a node that takes {race['pause_ms']} ms. A saver that cannot keep a turn "
+        "should say so: an error can be answered with a retry, a message that was acknowledged and is "
+        "gone cannot.",
+        table(
+            [
+                "",
+                "sent",
+                "acknowledged",
+                "kept of those",
+                "lost",
+                "forks",
+                "errors",
+                "kept after a retry of the refused",
+            ],
+            rows,
+        ),
+        *_picture("race.svg", "Messages acknowledged, kept, lost and refused", plots, folder),
+    ]
+
+
+def _method(results: Results) -> str:
+    machine = results["environment"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    window = results.get("growth", {}).get("window_turns", 0)
+    points = [
+        "Every saver has a process and a database of its own; while one is measured the others are "
+        "stopped, and what they wrote has been flushed.",
+        f"Around each size a window of {window} turns is cut into rounds in which the savers take turns, "
+        "in rotating order. Ratios of times are medians of the ratios of the rounds."
+        if window
+        else "",
+        "Stored: all files of the database once the write-ahead log is folded in; for the saver in "
+        "memory, the serialised bytes that it holds.",
+        "In a new process: the first read of the thread by a saver that is open and set up, with the "
+        "file in the system's cache.",
+        "Written: bytes handed to write calls by the process (`wchar`), divided by the turns of the "
+        "window. The write-ahead log is folded in before the window and after it, and the second folding "
+        "counts, so that work put off is not work saved. Bytes on the device are more, by the page size "
+        "and the file system's journal.",
+        "All savers run with their defaults; the stock SQLite savers keep a write-ahead log and wait for "
+        "the disk at every commit (`synchronous=FULL`).",
+        f"The text is seeded and drawn word by word: zlib leaves {machine['message_left_by_zlib']:.0%} of "
+        f"a message and {machine['text_left_by_zlib']:.0%} of a long run of them, about as much as of "
+        "English prose.",
+        f"Packages: {packages}. SQLite {machine['sqlite_of_python']} in Python, "
+        f"{machine['sqlite_of_apsw']} in apsw.",
+        f"The run took {results['seconds'] / 60:.0f} minutes." if results["seconds"] >= 90 else "",
+    ]
+    return "## How it is measured\n\n" + "\n".join(f"- {point}" for point in points if point)

@@ -1,0 +1,165 @@
+"""A saver under measurement, in a process of its own, and the field of all savers in one workload.
+
+Only the process that is being asked runs: the others are stopped, so nobody tidies up behind its back or
+slows a rival down. A saver that fails leaves the field; the failure goes to the notes, not away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.savers import CANDIDATES
+
+Answer = dict[str, Any]
+
+ANSWER_TIMEOUT_S = 600.0
+LEAVING_TIMEOUT_S = 60.0
+
+
+class SubjectFailed(Exception):
+    """The saver's process reported an error, fell silent, or died."""
+
+
+class Subject:
+    """Starts the process; `folder` outlives it, so that a second subject can open the same database."""
+
+    def __init__(self, name: str, scenario: str, folder: Path) -> None:
+        self.name = name
+        self.scenario = scenario
+        self.folder = folder
+        self._complaints = (folder.parent / f"{folder.name}.stderr").open("a+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.worker", name, scenario, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+        )
+        try:
+            self._read()
+        except SubjectFailed:
+            self._process.kill()
+            self.leave()
+            raise
+        self._pause()
+
+    def ask(self, question: str, **arguments: Any) -> Answer:
+        if self._process.poll() is not None or self._process.stdin is None:
+            raise SubjectFailed(self._last_words("has ended"))
+        self._resume()
+        self._process.stdin.write(json.dumps({"ask": question, "with": arguments}).encode() + b"\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        self._pause()
+        if "error" in answer:
+            raise SubjectFailed(f"{question}: {answer['error']}")
+        return answer
+
+    def _read(self) -> Answer:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise SubjectFailed("has no output")
+        ready, _, _ = select.select([stdout], [], [], ANSWER_TIMEOUT_S)
+        if not ready:
+            self._process.kill()
+            raise SubjectFailed(self._last_words(f"gave no answer in {ANSWER_TIMEOUT_S:.0f} s"))
+        line = stdout.readline()
+        if not line:
+            raise SubjectFailed(self._last_words("ended without an answer"))
+        answer: Answer = json.loads(line)
+        return answer
+
+    def _last_words(self, what: str) -> str:
+        self._complaints.seek(0)
+        lines = [line for line in self._complaints.read().splitlines() if line.strip()]
+        return f"{what}: {lines[-1][:300]}" if lines else what
+
+    def _pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def _resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def leave(self) -> None:
+        """Lets the saver close properly; a process that does not end is killed."""
+        if self._process.poll() is None:
+            self._resume()
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with suppress(BrokenPipeError):  # already dead; the wait below collects it
+                self._process.stdin.close()
+        try:
+            self._process.wait(LEAVING_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        finally:
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._complaints.close()
+
+
+class Field:
+    """The savers that still take part, in an order that rotates from round to round."""
+
+    def __init__(
+        self, workload: str, scenario: str, names: list[str], scratch: Path, notes: list[str]
+    ) -> None:
+        self.subjects: dict[str, Subject] = {}
+        self._workload = workload
+        self._scenario = scenario
+        self._notes = notes
+        self._root = Path(tempfile.mkdtemp(dir=scratch, prefix=f"{scenario}-"))
+        self._rounds = 0
+        for name in names:
+            folder = self._root / name
+            folder.mkdir()
+            with self._dropping(name):
+                self.subjects[name] = Subject(name, scenario, folder)
+
+    def each(self, visit: Callable[[Subject], None]) -> None:
+        """One round: every saver once, each with nothing left to flush of what the one before it wrote.
+
+        Without that, a file system's journal makes one saver's small commit wait for another's megabytes.
+        """
+        order = list(self.subjects)
+        turn = self._rounds % len(order) if order else 0
+        self._rounds += 1
+        for name in order[turn:] + order[:turn]:
+            os.sync()
+            with self._dropping(name):
+                visit(self.subjects[name])
+
+    def reopen(self, name: str) -> None:
+        """A new process on the same files."""
+        self.subjects[name].leave()
+        self.subjects[name] = Subject(name, self._scenario, self.subjects[name].folder)
+
+    @contextmanager
+    def _dropping(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except SubjectFailed as error:
+            self._notes.append(f"{CANDIDATES[name].label} left {self._workload}: {error}")
+            if (subject := self.subjects.pop(name, None)) is not None:
+                subject.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for subject in self.subjects.values():
+            subject.leave()
+        shutil.rmtree(self._root, ignore_errors=True)

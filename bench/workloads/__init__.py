@@ -1,0 +1,1 @@
+"""The workloads. Each is handed a `Desk` and returns what goes into the results."""

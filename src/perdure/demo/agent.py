@@ -1,0 +1,103 @@
+"""The agent of the demo: a graph of one node that asks a chat model for the next message.
+
+The state holds the messages and nothing else, and holds all of them; what the model is shown is cut to its
+context for each call. Which model answers, where threads are stored and who is asking are not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import (
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    MessageLikeRepresentation,
+    SystemMessage,
+    convert_to_messages,
+    trim_messages,
+)
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+ANSWER = "answer"
+"""The name of the node that writes an answer."""
+
+INSTRUCTIONS = "You are a friendly assistant. Answer in plain words and keep to the question."
+
+ASCII_CHARACTERS_PER_TOKEN = 3.5
+TOKENS_PER_MESSAGE = 8
+
+
+class Conversation(MessagesState):
+    """Everything a thread keeps: its messages, each under an id, oldest first."""
+
+
+Agent = CompiledStateGraph[Conversation, None, Conversation, Conversation]
+"""A compiled graph over :class:`Conversation`."""
+
+
+def build_agent(
+    model: BaseChatModel, *, context_tokens: int, checkpointer: BaseCheckpointSaver[str]
+) -> Agent:
+    """The compiled graph. ``context_tokens`` bounds what the model is shown, instructions included."""
+
+    async def answer(state: Conversation) -> dict[str, list[BaseMessage]]:
+        reply = await model.ainvoke(prompt(state["messages"], context_tokens))
+        return {"messages": [reply]}
+
+    builder = StateGraph(Conversation)
+    builder.add_node(ANSWER, answer)
+    builder.add_edge(START, ANSWER)
+    builder.add_edge(ANSWER, END)
+    return builder.compile(checkpointer=checkpointer)
+
+
+def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMessage]:
+    """The instructions and the latest messages that fit, the first of them the user's.
+
+    A last user's message that is too long by itself is shown from its end: a model that is shown no question
+    makes one up.
+    """
+    instructions = SystemMessage(INSTRUCTIONS)
+    fitting = trim_messages(
+        [instructions, *messages],
+        max_tokens=context_tokens,
+        token_counter=estimate_tokens,
+        strategy="last",
+        start_on="human",
+        include_system=True,
+    )
+    if any(isinstance(message, HumanMessage) for message in fitting):
+        return fitting
+    question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    if question is None:
+        return fitting
+    room = context_tokens - estimate_tokens([instructions]) - TOKENS_PER_MESSAGE
+    return [instructions, HumanMessage(_ending(str(question.text), room))]
+
+
+def estimate_tokens(messages: Iterable[MessageLikeRepresentation]) -> int:
+    """At least as many tokens as a small model's tokeniser makes of text in most languages.
+
+    Small vocabularies fall back to single bytes outside English, hence a token for each byte there.
+    """
+    return sum(TOKENS_PER_MESSAGE + _estimate(str(message.text)) for message in convert_to_messages(messages))
+
+
+def _estimate(text: str) -> int:
+    plain = sum(character.isascii() for character in text)
+    return round(plain / ASCII_CHARACTERS_PER_TOKEN) + len(text.encode(errors="replace")) - plain
+
+
+def _ending(text: str, tokens: int) -> str:
+    start, end = 0, len(text)
+    while start < end:
+        middle = (start + end) // 2
+        if _estimate(text[middle:]) <= tokens:
+            end = middle
+        else:
+            start = middle + 1
+    return text[end:]

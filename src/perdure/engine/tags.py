@@ -1,0 +1,54 @@
+"""Tags: named anchors on checkpoints, which no pruning removes."""
+
+from __future__ import annotations
+
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention, NotFound
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, HEAD, TAG, Partition, Record
+
+
+def set_tag(
+    partition: Partition, name: str, *, namespace: str = "", checkpoint_id: str | None = None
+) -> Program[str]:
+    """Point a tag at a checkpoint, the latest when no id is given; the checkpoint's id."""
+    for _ in range(ATTEMPTS):
+        tags, heads = yield from ask(Fetch(partition, (Get(TAG, (name,)), Get(HEAD, (namespace,)))))
+        target = checkpoint_id or (heads[0].fields["checkpoint_id"] if heads else None)
+        if target is None:
+            raise NotFound(f"thread {partition.thread!r} has no checkpoint to tag")
+        version = tags[0].version if tags else 0
+        outcome = yield from ask(
+            Commit(
+                partition,
+                (
+                    Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
+                    Put(
+                        TAG,
+                        (name,),
+                        {"namespace": namespace, "checkpoint_id": target},
+                        expect=version or Expect.ABSENT,
+                        version=version + 1,
+                    ),
+                ),
+            )
+        )
+        if isinstance(outcome, Committed):
+            return target
+        if outcome.kind is CHECKPOINT and checkpoint_id is not None:
+            raise NotFound(f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r} to tag")
+    raise Contention(f"thread {partition.thread!r}: the tag {name!r} is being changed by others; try again")
+
+
+def remove_tag(partition: Partition, name: str) -> Program[None]:
+    """Take a tag away; its checkpoint is then like any other."""
+    outcome = yield from ask(Commit(partition, (Delete(TAG, (name,), Expect.PRESENT),)))
+    if not isinstance(outcome, Committed):
+        raise NotFound(f"thread {partition.thread!r} has no tag {name!r}")
+
+
+def list_tags(partition: Partition) -> Program[tuple[Record, ...]]:
+    """The tags of a thread, by name."""
+    (records,) = yield from ask(Fetch(partition, (Range(TAG),)))
+    return records

@@ -1,0 +1,83 @@
+"""The state of a thread that every write depends on: its head, its collection generation, its lease epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.errors import Fenced
+from perdure.model.ops import Check, Expect, Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import EPOCH, GC, HEAD, Partition, Record
+
+
+@dataclass(frozen=True, slots=True)
+class HeadView:
+    """The head of a namespace as it was read."""
+
+    version: int
+    checkpoint_id: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A thread as it was read. ``generation`` and ``epoch`` are 0 while the record is absent."""
+
+    head: HeadView | None
+    generation: int
+    epoch: int
+    open_run: str | None
+    root_head: str | None
+
+
+def view_items(namespace: str) -> tuple[Get, ...]:
+    """What to fetch for a view; ``read_view`` takes the answers in this order."""
+    items = (Get(HEAD, (namespace,)), Get(GC, ()), Get(EPOCH, ()))
+    return items if namespace == "" else (*items, Get(HEAD, ("",)))
+
+
+def read_view(namespace: str, answers: tuple[tuple[Record, ...], ...]) -> View:
+    head = _head(answers[0])
+    gc = answers[1][0].version if answers[1] else 0
+    epoch = answers[2][0] if answers[2] else None
+    root = head if namespace == "" else _head(answers[3])
+    return View(
+        head,
+        gc,
+        epoch.version if epoch else 0,
+        epoch.fields["open_run"] if epoch else None,
+        root.checkpoint_id if root else None,
+    )
+
+
+def load_view(partition: Partition, namespace: str) -> Program[View]:
+    answers = yield from ask(Fetch(partition, view_items(namespace)))
+    return read_view(namespace, answers)
+
+
+def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, Check]:
+    """The checks that every write carries: the fence, and the collection generation it was planned under.
+
+    Raises ``Fenced`` when the view already shows that the write may not happen.
+    """
+    if epoch is not None and view.epoch != epoch:
+        raise Fenced(
+            f"thread {partition.thread!r}: this writer holds lease epoch {epoch}, the thread is at "
+            f"{view.epoch}; another worker has taken over, and nothing of this write was stored"
+        )
+    if epoch is None and view.open_run is not None:
+        raise Fenced(
+            f"thread {partition.thread!r} has the open run {view.open_run!r}; a write without its lease "
+            "would be applied beside it. Wait for the run to finish, or send the change through the run's inbox"
+        )
+    return (
+        Check(EPOCH, (), view.epoch or Expect.ABSENT),
+        Check(GC, (), view.generation or Expect.ABSENT),
+    )
+
+
+def _head(answer: tuple[Record, ...]) -> HeadView | None:
+    if not answer:
+        return None
+    record = answer[0]
+    return HeadView(record.version, record.fields["checkpoint_id"], record.fields["seq"])

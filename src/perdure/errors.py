@@ -1,0 +1,88 @@
+"""Every error that Perdure raises, in one tree.
+
+    PerdureError
+    ├── Conflict            somebody else changed the thread first
+    │   ├── HeadConflict    a run lost the race for the head of its thread
+    │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
+    │   └── Contention      a commit lost every one of its bounded retries
+    ├── NotFound            the named checkpoint, thread or tag is not stored
+    ├── NotAllowed          the caller did not ask for this right by name
+    ├── Corrupt             stored bytes are not what their name says
+    │   └── Sealed          stored bytes do not open with the keys at hand, or ought to be sealed and are not
+    ├── TypeNotAllowed      a value's type is not on the allowlist
+    ├── Unserialisable      a value cannot be written so that it comes back
+    ├── TooLarge            a value passes what the backend takes
+    ├── Unavailable         the database does not answer or takes no writes
+    ├── Unmigrated          the database's schema is absent, older or newer than this release
+    ├── BadUrl              the database URL cannot be used
+    └── MissingExtra        an optional dependency is not installed
+
+A message says what happened, to which thread, and what to do; the client library's own exception is kept
+as ``__cause__``.
+"""
+
+from __future__ import annotations
+
+
+class PerdureError(Exception):
+    """The root of the tree."""
+
+
+class Conflict(PerdureError):
+    """Somebody else changed the thread first; nothing of this write was stored."""
+
+
+class HeadConflict(Conflict):
+    """A run lost the race for the head of its thread: load the thread again and repeat the call."""
+
+
+class Fenced(Conflict):
+    """The writer may not write: its lease epoch is over, or a run is open and it holds no lease."""
+
+
+class Contention(Conflict):
+    """A commit lost every one of its bounded retries to other writers: try again later."""
+
+
+class NotFound(PerdureError):
+    """The named checkpoint, thread or tag is not stored."""
+
+
+class NotAllowed(PerdureError):
+    """The call needs a right that its caller did not ask for by name."""
+
+
+class Corrupt(PerdureError):
+    """Stored bytes are missing or are not what their name says: run ``perdure fsck``."""
+
+
+class Sealed(Corrupt):
+    """Stored bytes do not open with the keys at hand, or are in the clear although a key is set."""
+
+
+class TypeNotAllowed(PerdureError):
+    """A value's type is not on the allowlist: name it in ``checkpointer(allow=[...])``."""
+
+
+class Unserialisable(PerdureError):
+    """A value cannot be written in a form that comes back."""
+
+
+class TooLarge(PerdureError):
+    """A value passes what the backend takes."""
+
+
+class Unavailable(PerdureError):
+    """The database does not answer or takes no writes; nothing of the failed write was stored."""
+
+
+class Unmigrated(PerdureError):
+    """The database's schema is absent, older or newer than this release."""
+
+
+class BadUrl(PerdureError):
+    """The database URL cannot be used."""
+
+
+class MissingExtra(PerdureError):
+    """An optional dependency is not installed; the message has the install command."""

@@ -1,0 +1,1 @@
+"""The façade that LangGraph sees: a native checkpoint saver over the engine."""

@@ -1,0 +1,436 @@
+"""The checkpoint saver: LangGraph's contract on one side, the engine's programs on the other.
+
+Every operation is written once, as a program; the sync method runs it, the async method awaits it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+
+from perdure.engine import checkpoints, history, retention
+from perdure.engine.threads import View
+from perdure.engine.transact import Budget
+from perdure.errors import Conflict, NotAllowed, PerdureError
+from perdure.langgraph import translate
+from perdure.langgraph.loads import Loops
+from perdure.langgraph.serde import Serde, TypeName
+from perdure.langgraph.translate import Address
+from perdure.langgraph.values import Caches, Encoding, ThreadCache
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.storage.port import Driver, arun, run
+
+OnConflict = Literal["raise", "fork"]
+_VIEWS_MAX = 20_000
+
+
+class PerdureSaver(BaseCheckpointSaver[int]):
+    """A native LangGraph checkpoint saver. Make one with ``Database.checkpointer``.
+
+    All methods are safe to call from many threads and event loops at once. A write is durable when its
+    method returns. ``put`` raises ``HeadConflict`` when another run moved the head of the thread since this
+    run loaded it (unless ``on_conflict="fork"``), and ``Fenced`` when the run's lease epoch is over.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        tenant: str,
+        digest: Digester,
+        allow: Collection[type | TypeName],
+        on_conflict: OnConflict,
+        may_list_all_threads: bool,
+        metadata_keys: Collection[str],
+    ) -> None:
+        super().__init__()
+        self._driver = driver
+        self._tenant = tenant
+        self._digest = digest
+        self._packer = Serde(allow)
+        self._fork = on_conflict == "fork"
+        self._may_list_all = may_list_all_threads
+        self._metadata_keys = frozenset(metadata_keys)
+        self._budget = Budget(driver.limits.ops, driver.limits.bytes)
+        self._loops = Loops()
+        self._caches = Caches()
+        self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
+
+    def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
+        """The same saver with more types allowed; it shares this one's caches."""
+        clone = copy(self)
+        clone._packer = self._packer.allowing(extra_allowlist)
+        return clone
+
+    def conflicts(self, thread_id: str) -> tuple[PerdureError, ...]:
+        """The races that runs of this saver lost on a thread, oldest first (the last 32).
+
+        LangGraph reports a failed background write only when nothing else failed; what it hides is here.
+        """
+        return self._loops.conflicts(thread_id)
+
+    # Reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return run(self._get(config), self._driver)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return await arun(self._get(config), self._driver)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first within each namespace. Without a config, those of every thread of this
+        tenant: only for a saver made with ``may_list_all_threads=True``."""
+        for partition in run(self._partitions(config), self._driver):
+            pages = translate.Listing(self._address(config, partition), filter, before, limit)
+            while not pages.done:
+                yield from run(self._list(pages), self._driver)
+            if limit is not None:
+                limit = pages.remaining
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """See ``list``."""
+        for partition in await arun(self._partitions(config), self._driver):
+            pages = translate.Listing(self._address(config, partition), filter, before, limit)
+            while not pages.done:
+                for item in await arun(self._list(pages), self._driver):
+                    yield item
+            if limit is not None:
+                limit = pages.remaining
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        return run(self._delta(config, channels), self._driver)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        return await arun(self._delta(config, channels), self._driver)
+
+    # Writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return run(self._put(config, checkpoint, metadata, new_versions), self._driver)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return await arun(self._put(config, checkpoint, metadata, new_versions), self._driver)
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        run(self._put_writes(config, writes, task_id, task_path), self._driver)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        await arun(self._put_writes(config, writes, task_id, task_path), self._driver)
+
+    # Removing and copying
+
+    def delete_thread(self, thread_id: str) -> None:
+        run(self._delete_thread(thread_id), self._driver)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        await arun(self._delete_thread(thread_id), self._driver)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        run(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await arun(
+            retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver
+        )
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        run(self._copy(source_thread_id, target_thread_id), self._driver)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await arun(self._copy(source_thread_id, target_thread_id), self._driver)
+
+    def prune(
+        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", keep_last: int | None = None
+    ) -> None:
+        """Remove checkpoints of threads, and every chunk that nothing needs any more.
+
+        ``keep_latest`` leaves the newest of each namespace, ``delete`` nothing; ``keep_last=N`` leaves the
+        newest N. Heads, tagged checkpoints and what DeltaChannels need always stay.
+        """
+        for thread_id in thread_ids:
+            run(self._prune(thread_id, strategy, keep_last), self._driver)
+
+    async def aprune(
+        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", keep_last: int | None = None
+    ) -> None:
+        """See ``prune``."""
+        for thread_id in thread_ids:
+            await arun(self._prune(thread_id, strategy, keep_last), self._driver)
+
+    # Programs
+
+    def _partition(self, thread_id: str) -> Partition:
+        return Partition(self._tenant, thread_id)
+
+    def _address(self, config: RunnableConfig | None, partition: Partition | None = None) -> Address:
+        return translate.address(self._tenant, config, partition)
+
+    def _get(self, config: RunnableConfig) -> Program[CheckpointTuple | None]:
+        at = self._address(config)
+        namespace = at.namespace or ""
+        guess = self._views.get((at.partition, namespace))
+        found = yield from checkpoints.load(
+            at.partition,
+            namespace,
+            at.checkpoint_id,
+            guess=guess.head.checkpoint_id if guess and guess.head else None,
+        )
+        self._remember(at.partition, namespace, found.view)
+        token = self._loops.start(
+            at.partition,
+            namespace,
+            secrets.token_hex(6),
+            checkpoint=found.checkpoint,
+            writes=found.writes,
+            was_head=found.is_head,
+            generation=found.view.generation,
+        )
+        if found.checkpoint is None:
+            return None
+        # Only the latest state is worth remembering: loops start from it again and again.
+        cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
+        values = yield from translate.read_values(
+            self._packer,
+            self._digest,
+            cache,
+            at.partition,
+            found.checkpoint,
+            found.writes,
+            found.view.generation,
+        )
+        self._caches.weigh(at.partition)
+        return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, token)
+
+    def _list(self, pages: translate.Listing) -> Program[list[CheckpointTuple]]:
+        return (yield from pages.next_page(self._packer, self._digest))
+
+    def _partitions(self, config: RunnableConfig | None) -> Program[list[Partition]]:
+        if config is not None:
+            return [self._address(config).partition]
+        if not self._may_list_all:
+            raise NotAllowed(
+                "listing without a thread shows the checkpoints of every thread; ask for this right by "
+                "name: db.checkpointer(may_list_all_threads=True)"
+            )
+        return (yield from retention.all_threads(self._tenant))
+
+    def _delta(
+        self, config: RunnableConfig, channels: Sequence[str]
+    ) -> Program[Mapping[str, DeltaChannelHistory]]:
+        if not channels:
+            return {}
+        at = self._address(config)
+        namespace = at.namespace or ""
+        found = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
+        if found.checkpoint is None:
+            return {channel: {"writes": []} for channel in channels}
+        carried = yield from history.delta_history(at.partition, found.checkpoint, channels)
+        return (
+            yield from translate.read_history(self._packer, self._digest, at.partition, carried)
+        )
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Program[RunnableConfig]:
+        at = self._address(config)
+        partition, namespace, parent = at.partition, at.namespace or "", at.checkpoint_id
+        loop = self._loops.of(partition, namespace, at.configurable)
+        if loop is not None and loop.lost is not None:
+            raise loop.lost
+        cache = self._caches.of(partition)
+        full = translate.metadata(config, metadata, self._metadata_keys)
+        source = full.get("source")
+        is_copy = source == "fork" and loop is not None and parent != loop.loaded.addressed
+        encoding: Encoding | None = None
+
+        def plan(generation: int) -> checkpoints.Draft:
+            nonlocal encoding
+            encoding = Encoding(self._packer, self._digest, cache, generation)
+            base = None if loop is None or is_copy else loop.built_on(parent, generation)
+            record = translate.to_record(
+                self._packer, encoding, namespace, parent, checkpoint, full, new_versions, base
+            )
+            if loop is not None and is_copy and loop.base is not None:
+                record = record.moved(nonce=loop.base.nonce, seen=loop.base.seen)
+            elif loop is not None:
+                record = record.moved(
+                    nonce=loop.nonce, seen=loop.seen_nonces if parent == loop.loaded.addressed else ()
+                )
+            return checkpoints.Draft(encoding.chunks, checkpoint=record)
+
+        try:
+            view, record, draft = yield from checkpoints.put_checkpoint(
+                partition,
+                namespace=namespace,
+                plan=plan,
+                parent=parent,
+                source=source,
+                loaded=None if loop is None else loop.loaded,
+                epoch=at.epoch,
+                fork_on_conflict=self._fork,
+                first_version=1 + secrets.randbelow(1 << 30),
+                budget=self._budget,
+                view=self._views.get((partition, namespace)),
+            )
+        except Conflict as error:
+            self._views.pop((partition, namespace), None)
+            self._loops.lose(partition.thread, loop, error)
+            raise
+        self._acknowledge(encoding, loop, view, record)
+        self._remember(partition, namespace, view)
+        self._caches.weigh(partition)
+        return translate.stored_config(at, namespace, checkpoint["id"])
+
+    def _acknowledge(
+        self, encoding: Encoding | None, loop: Any, view: View, record: CheckpointRecord
+    ) -> None:
+        if encoding is not None:
+            encoding.acknowledge_checkpoint()
+        if loop is not None and loop.loaded.addressed is not None:
+            loop.base, loop.generation = record, view.generation
+
+    def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Program[None]:
+        at = self._address(config)
+        partition, namespace = at.partition, at.namespace or ""
+        if at.checkpoint_id is None:
+            raise ValueError("put_writes needs the checkpoint_id that the writes belong to")
+        checkpoint_id = at.checkpoint_id
+        loop = self._loops.of(partition, namespace, at.configurable)
+        if loop is not None and loop.lost is not None:
+            raise loop.lost
+        cache = self._caches.of(partition)
+        encoding: Encoding | None = None
+
+        def plan(generation: int) -> checkpoints.Draft:
+            nonlocal encoding
+            encoding = Encoding(self._packer, self._digest, cache, generation)
+            pending = tuple(
+                PendingWrite(
+                    namespace,
+                    checkpoint_id,
+                    task_id,
+                    WRITES_IDX_MAP.get(channel, position),
+                    channel,
+                    task_path,
+                    loop.nonce if loop is not None else "",
+                    encoding.channel(namespace, channel, value),
+                )
+                for position, (channel, value) in enumerate(writes)
+            )
+            # Of several writes to one reserved slot the last counts.
+            slots = {w.idx: w for w in pending}
+            return checkpoints.Draft(encoding.chunks, writes=tuple(slots.values()))
+
+        strict = loop is not None and not self._fork
+        try:
+            view, _ = yield from checkpoints.put_writes(
+                partition,
+                plan=plan,
+                seen=loop.seen if loop is not None and strict else None,
+                epoch=at.epoch,
+                budget=self._budget,
+                view=self._views.get((partition, namespace)) or self._views.get((partition, "")),
+            )
+        except Conflict as error:
+            self._loops.lose(partition.thread, loop, error)
+            raise
+        if encoding is not None:
+            encoding.acknowledge_writes()
+
+    def _delete_thread(self, thread_id: str) -> Program[None]:
+        partition = self._partition(str(thread_id))
+        yield from retention.delete_thread(partition)
+        self._forget(partition)
+
+    def _copy(self, source: str, target: str) -> Program[None]:
+        yield from retention.copy_thread(
+            self._partition(source), self._partition(target), self._digest, self._budget
+        )
+        self._forget(self._partition(target))
+
+    def _prune(self, thread_id: str, strategy: str, keep_last: int | None) -> Program[None]:
+        partition = self._partition(thread_id)
+        keep = retention.Keep.parse(strategy, keep_last)
+        if keep.last == 0:
+            yield from self._delete_thread(thread_id)
+        else:
+            yield from retention.prune(partition, keep, self._digest, self._budget)
+
+    def _remember(self, partition: Partition, namespace: str, view: View) -> None:
+        self._views[partition, namespace] = view
+        self._views.move_to_end((partition, namespace))
+        while len(self._views) > _VIEWS_MAX:
+            self._views.popitem(last=False)
+
+    def _forget(self, partition: Partition) -> None:
+        for key in [k for k in self._views if k[0] == partition]:
+            del self._views[key]
+        self._caches.forget(partition)
+        self._loops.forget(partition)
+
+

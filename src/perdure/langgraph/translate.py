@@ -1,0 +1,420 @@
+"""Between LangGraph's shapes (configs, checkpoints, tuples) and Perdure's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    EXCLUDED_METADATA_KEYS,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+
+from perdure.engine import history, values as engine_values
+from perdure.errors import PerdureError
+from perdure.langgraph.loads import EPOCH, TOKEN
+from perdure.langgraph.serde import Serde
+from perdure.langgraph.values import Encoding, Pool, ThreadCache, recall, take
+from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.packing import joined
+from perdure.model.program import Program
+from perdure.model.records import Partition
+
+_CHECKPOINT_KEYS = frozenset(
+    {"v", "ts", "id", "channel_values", "channel_versions", "versions_seen", "updated_channels"}
+)
+_COUNTERS = "counters_since_delta_snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a config addresses. ``namespace`` is ``None`` where the config names none."""
+
+    partition: Partition
+    namespace: str | None
+    checkpoint_id: str | None
+    epoch: int | None
+    configurable: Mapping[str, Any]
+
+
+def address(tenant: str, config: RunnableConfig | None, partition: Partition | None = None) -> Address:
+    configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
+    if partition is None:
+        thread_id = configurable.get("thread_id")
+        if thread_id is None or thread_id == "":
+            raise ValueError(
+                'a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}'
+            )
+        partition = Partition(tenant, str(thread_id))
+    epoch = configurable.get(EPOCH)
+    return Address(
+        partition,
+        configurable.get("checkpoint_ns"),
+        configurable.get("checkpoint_id") or None,
+        int(epoch) if epoch is not None else None,
+        configurable,
+    )
+
+
+def stored_config(at: Address, namespace: str, checkpoint_id: str) -> RunnableConfig:
+    """The config of a stored checkpoint, without a loop's token."""
+    return config_of(at.partition, namespace, checkpoint_id)
+
+
+def config_of(
+    partition: Partition, namespace: str, checkpoint_id: str, token: str = ""
+) -> RunnableConfig:
+    configurable: dict[str, Any] = {
+        "thread_id": partition.thread,
+        "checkpoint_ns": namespace,
+        "checkpoint_id": checkpoint_id,
+    }
+    if token:
+        configurable[TOKEN] = token
+    return {"configurable": configurable}
+
+
+def metadata(
+    config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]
+) -> dict[str, Any]:
+    """What is persisted beside a checkpoint: the given metadata, the scalars of the config's metadata, and
+    those configurable values that are on the allowlist ``keys``: a secret in a config stays there."""
+    out: dict[str, Any] = dict(given)
+    configurable: Mapping[str, Any] = config.get("configurable") or {}
+    for key, value in (config.get("metadata") or {}).items():
+        if _persists(key, value, out) and (key in keys or key not in configurable):
+            out[key] = value
+    for key in keys:
+        if key in configurable and _persists(key, configurable[key], out):
+            out[key] = configurable[key]
+    return out
+
+
+def _persists(key: str, value: object, out: Mapping[str, Any]) -> bool:
+    return (
+        key not in out
+        and key not in EXCLUDED_METADATA_KEYS
+        and not key.startswith("__")
+        and isinstance(value, str | int | bool | float)
+    )
+
+
+def to_record(
+    serde: Serde,
+    encoding: Encoding,
+    namespace: str,
+    parent: str | None,
+    checkpoint: Checkpoint,
+    full: Mapping[str, Any],
+    new_versions: ChannelVersions,
+    base: CheckpointRecord | None,
+) -> CheckpointRecord:
+    """The record of a checkpoint. Channels that ``base`` has at the same version keep its references."""
+    values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
+    references: dict[str, bytes] = {}
+    for channel, version in versions.items():
+        if channel not in values:
+            continue
+        if (
+            base is not None
+            and channel not in new_versions
+            and base.versions.get(channel) == version
+            and (ref := base.refs.get(channel)) is not None
+        ):
+            references[channel] = ref
+        else:
+            references[channel] = encoding.channel(namespace, channel, values[channel])
+    source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
+    clear = {
+        "source": source if isinstance(source, str) else None,
+        "step": step if type(step) is int and abs(step) < 1 << 62 else None,
+        "run_id": run_id if isinstance(run_id, str) else None,
+    }
+    rest = {k: v for k, v in full.items() if clear.get(k) is None}
+    extra = {k: v for k, v in checkpoint.items() if k not in _CHECKPOINT_KEYS and v}
+    updated = checkpoint.get("updated_channels")
+    parents = full.get("parents")
+    counters = full.get(_COUNTERS)
+    return CheckpointRecord(
+        namespace=namespace,
+        id=checkpoint["id"],
+        seq=0,
+        parent_id=parent,
+        run_id=clear["run_id"],
+        source=clear["source"],
+        step=clear["step"],
+        v=checkpoint["v"],
+        ts=checkpoint["ts"],
+        versions=versions,
+        refs=references,
+        versions_seen=checkpoint["versions_seen"],
+        updated=None if updated is None else tuple(updated),
+        metadata=serde.pack(rest),
+        extra=serde.pack(extra) if extra else b"",
+        root=parents.get("") if isinstance(parents, dict) and namespace else None,
+        deltas=tuple(c for c in counters if c not in references) if isinstance(counters, dict) else (),
+    )
+
+
+@dataclass(slots=True)
+class Values:
+    """A checkpoint's values as read: of its channels, and of its pending writes."""
+
+    channels: dict[str, Any]
+    writes: list[tuple[str, str, Any]]
+
+
+def read_values(
+    serde: Serde,
+    digest: Digester,
+    cache: ThreadCache,
+    partition: Partition,
+    record: CheckpointRecord,
+    writes: Iterable[PendingWrite],
+    generation: int,
+) -> Program[Values]:
+    """Read the values of a checkpoint that a loop starts from: recalled from the cache where they are what
+    is stored, and remembered there."""
+    channels: dict[str, Any] = {}
+    wanted: dict[str, bytes] = {}
+    for channel, ref in record.refs.items():
+        slot = (record.namespace, channel)
+        held = cache.held.get(slot)
+        if held is not None and held.ref == ref:
+            recalled = recall(serde, held)
+            if recalled is not None:
+                channels[channel], cache.held[slot] = recalled
+                continue
+        wanted[channel] = ref
+    own = list(wanted)
+    pending = list(writes)
+    wanted.update(_write_refs(record, pending))
+    with noted(partition, record):
+        trees, expansion = yield from engine_values.resolve(partition, wanted, digest)
+        cache.enter(generation)
+        new = {channel: trees[channel] for channel in own}
+        channels.update(take(serde, cache, record.namespace, new, expansion, record.refs))
+        out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
+    return Values({c: channels[c] for c in record.refs}, out)
+
+
+def read_page(
+    serde: Serde,
+    digest: Digester,
+    partition: Partition,
+    records: list[CheckpointRecord],
+    writes: Mapping[str, tuple[PendingWrite, ...]],
+) -> Program[list[Values]]:
+    """Read the values of many checkpoints of one namespace; what they share is read and decoded once."""
+    wanted: dict[str, bytes] = {}
+    for record in records:
+        wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
+        wanted.update(_write_refs(record, writes[record.id]))
+    trees, _ = yield from engine_values.resolve(partition, wanted, digest)
+    pool = Pool(serde)
+    out: list[Values] = []
+    for record in records:
+        with noted(partition, record):
+            out.append(
+                Values(
+                    {channel: pool.value(trees[f"{record.id}\0{channel}"]) for channel in record.refs},
+                    [
+                        (w.task_id, w.channel, serde.value(*joined(trees[name])))
+                        for name, w in _named(record, writes[record.id])
+                    ],
+                )
+            )
+    return out
+
+
+def _named(
+    record: CheckpointRecord, writes: Iterable[PendingWrite]
+) -> Iterator[tuple[str, PendingWrite]]:
+    return ((f"{record.id}\0\0{position}", write) for position, write in enumerate(writes))
+
+
+def _write_refs(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> dict[str, bytes]:
+    return {name: write.ref for name, write in _named(record, writes)}
+
+
+@contextmanager
+def noted(partition: Partition, record: CheckpointRecord) -> Iterator[None]:
+    """Name the checkpoint in errors about its content."""
+    try:
+        yield
+    except PerdureError as error:
+        raise type(error)(
+            f"thread {partition.thread!r}, checkpoint {record.id}: {error}"
+        ) from error
+
+
+def to_tuple(
+    serde: Serde, partition: Partition, record: CheckpointRecord, values: Values, token: str = ""
+) -> CheckpointTuple:
+    """LangGraph's shape of a stored checkpoint. The token goes into its config, and into the parent's: a
+    copy of a checkpoint is put beside it, on its parent."""
+    checkpoint: dict[str, Any] = {
+        "v": record.v,
+        "ts": record.ts,
+        "id": record.id,
+        "channel_values": values.channels,
+        "channel_versions": dict(record.versions),
+        "versions_seen": {node: dict(seen) for node, seen in record.versions_seen.items()},
+        "updated_channels": None if record.updated is None else list(record.updated),
+    }
+    if record.extra:
+        checkpoint.update(serde.unpack(record.extra))
+    parent = record.parent_id
+    return CheckpointTuple(
+        config=config_of(partition, record.namespace, record.id, token),
+        checkpoint=checkpoint,  # type: ignore[arg-type]
+        metadata=read_metadata(serde, record),
+        parent_config=None if parent is None else config_of(partition, record.namespace, parent, token),
+        pending_writes=values.writes,
+    )
+
+
+def read_metadata(serde: Serde, record: CheckpointRecord) -> CheckpointMetadata:
+    out: dict[str, Any] = {}
+    for name, value in (("source", record.source), ("step", record.step), ("run_id", record.run_id)):
+        if value is not None:
+            out[name] = value
+    out.update(serde.unpack(record.metadata))
+    return out  # type: ignore[return-value]
+
+
+def read_history(
+    serde: Serde, digest: Digester, partition: Partition, carried: Mapping[str, Carried]
+) -> Program[dict[str, DeltaChannelHistory]]:
+    """LangGraph's shape of what rebuilds DeltaChannels."""
+    wanted: dict[str, bytes] = {}
+    for channel, item in carried.items():
+        if item.seed is not None:
+            wanted[f"{channel}\0seed"] = item.seed
+        for position, write in enumerate(item.writes):
+            wanted[f"{channel}\0{position}"] = write.ref
+    trees, _ = yield from engine_values.resolve(partition, wanted, digest)
+    out: dict[str, DeltaChannelHistory] = {}
+    for channel, item in carried.items():
+        entry: DeltaChannelHistory = {
+            "writes": [
+                (w.task_id, channel, serde.value(*joined(trees[f"{channel}\0{i}"])))
+                for i, w in enumerate(item.writes)
+            ]
+        }
+        if item.seed is not None:
+            entry["seed"] = serde.value(*joined(trees[f"{channel}\0seed"]))
+        out[channel] = entry
+    return out
+
+
+@dataclass(slots=True)
+class Listing:
+    """A walk over a thread's checkpoints in pages, newest first within each namespace."""
+
+    at: Address
+    filter: Mapping[str, Any] | None
+    before: RunnableConfig | None
+    remaining: int | None
+    done: bool = False
+    _namespaces: list[str] | None = field(default=None)
+    _below: int | None = None
+    _ancestors: frozenset[str] | None = None
+    _started: bool = False
+
+    def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
+        """The next matching checkpoints; ``done`` is set after the last."""
+        partition = self.at.partition
+        if self.remaining is not None and self.remaining <= 0:
+            self.done = True
+            return []
+        if self._namespaces is None:
+            self._namespaces = (
+                [self.at.namespace]
+                if self.at.namespace is not None
+                else list((yield from history.namespaces(partition)))
+            )
+        if not self._namespaces:
+            self.done = True
+            return []
+        namespace = self._namespaces[0]
+        if not self._started:
+            self._started = True
+            if not (yield from self._start(namespace)):
+                self._leave()
+                return []
+        records = yield from self._records(namespace)
+        if not records:
+            self._leave()
+            return []
+        self._below = records[-1].seq
+        if self._ancestors is not None:
+            records = yield from history.before_root(partition, records, self._ancestors)
+        chosen: list[CheckpointRecord] = []
+        for record in records:
+            if self.filter and not _matches(read_metadata(serde, record), self.filter):
+                continue
+            chosen.append(record)
+            if self.remaining is not None and len(chosen) == self.remaining:
+                break
+        if self.remaining is not None:
+            self.remaining -= len(chosen)
+        return (yield from self._tuples(serde, digest, namespace, chosen))
+
+    def _leave(self) -> None:
+        assert self._namespaces is not None  # noqa: S101 - set by next_page
+        self._namespaces.pop(0)
+        self._started, self._below, self._ancestors = False, None, None
+        self.done = not self._namespaces
+
+    def _start(self, namespace: str) -> Program[bool]:
+        """Find where ``before`` cuts this namespace; false when nothing of it is before."""
+        conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
+        before = conf.get("checkpoint_id")
+        if not before:
+            return True
+        same = yield from history.find(self.at.partition, namespace, before)
+        if same is not None:
+            self._below = same.seq
+            return True
+        self._ancestors = yield from history.root_ancestors(self.at.partition, before)
+        return self._ancestors is not None and namespace != ""
+
+    def _records(self, namespace: str) -> Program[list[CheckpointRecord]]:
+        if self.at.checkpoint_id is not None:
+            if self._below is not None and self._below < 0:
+                return []
+            record = yield from history.find(self.at.partition, namespace, self.at.checkpoint_id)
+            if record is None or (self._below is not None and record.seq >= self._below):
+                return []
+            return [record.moved(seq=-1)]
+        few = self.remaining is not None and not self.filter and self._ancestors is None
+        limit = min(self.remaining, history.PAGE) if few and self.remaining else history.PAGE
+        return (
+            yield from history.page(self.at.partition, namespace, below=self._below, limit=limit)
+        )
+
+    def _tuples(
+        self, serde: Serde, digest: Digester, namespace: str, records: list[CheckpointRecord]
+    ) -> Program[list[CheckpointTuple]]:
+        if not records:
+            return []
+        partition = self.at.partition
+        pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
+        pages = yield from read_page(serde, digest, partition, records, pending)
+        return [
+            to_tuple(serde, partition, record, values)
+            for record, values in zip(records, pages, strict=True)
+        ]
+
+
+def _matches(found: CheckpointMetadata, wanted: Mapping[str, Any]) -> bool:
+    return all(found.get(key) == value for key, value in wanted.items())

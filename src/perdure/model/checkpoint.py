@@ -1,0 +1,213 @@
+"""A checkpoint as it is stored: its place in the tree, its versions, and references instead of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import ormsgpack
+
+from perdure.errors import Corrupt
+from perdure.model.ops import Put
+from perdure.model.records import CHECKPOINT, WRITE, Record
+
+FORMAT = 1
+"""The version of the body's layout, its first element."""
+
+Version = int | str | float
+
+
+class CarriedWrite(NamedTuple):
+    """One write of an ancestor that is no longer stored: its task, and the reference of its value."""
+
+    task_id: str
+    ref: bytes
+
+
+class Carried(NamedTuple):
+    """What a DeltaChannel needs of ancestors that were removed: a seed, and the writes since, in order."""
+
+    seed: bytes | None
+    writes: tuple[CarriedWrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A stored checkpoint.
+
+    ``seq`` orders the checkpoints of a namespace by commit. ``root`` and ``root_head`` place a subgraph's
+    checkpoint in the root namespace's tree: the root checkpoint that its metadata names, and the root's
+    head when it was stored (the named one need not be stored). ``nonce`` names the loop that wrote it,
+    ``seen`` the loops whose writes on the parent that loop had loaded; a write by any other loop is none of
+    this checkpoint's history. ``cut`` marks a parent link that a removal moved. ``deltas`` names the channels whose
+    value is not stored here but replayed from ancestors' writes; ``carried`` holds those writes once the
+    ancestors are gone.
+    """
+
+    namespace: str
+    id: str
+    seq: int
+    parent_id: str | None
+    run_id: str | None
+    source: str | None
+    step: int | None
+    v: int
+    ts: str
+    versions: Mapping[str, Version]
+    refs: Mapping[str, bytes]
+    versions_seen: Mapping[str, Mapping[str, Version]]
+    updated: tuple[str, ...] | None
+    metadata: bytes
+    extra: bytes = b""
+    nonce: str = ""
+    seen: tuple[str, ...] = ()
+    root: str | None = None
+    root_head: str | None = None
+    cut: bool = False
+    deltas: tuple[str, ...] = ()
+    carried: Mapping[str, Carried] = field(default_factory=dict)
+
+    def put(self) -> Put:
+        """The operation that stores it. A checkpoint stored again under its id replaces the first."""
+        names = list(self.versions)
+        place = {name: i for i, name in enumerate(names)}
+        body = ormsgpack.packb(
+            [
+                FORMAT,
+                self.v,
+                self.ts,
+                names,
+                list(self.versions.values()),
+                [self.refs.get(name) for name in names],
+                [
+                    [node, [place.get(ch, ch) for ch in seen], list(seen.values())]
+                    for node, seen in self.versions_seen.items()
+                ],
+                None if self.updated is None else [place.get(ch, ch) for ch in self.updated],
+                self.metadata,
+                self.extra,
+                self.nonce,
+                self.seen,
+                self.root,
+                self.root_head,
+                self.cut,
+                self.deltas,
+                [[ch, c.seed, [list(w) for w in c.writes]] for ch, c in self.carried.items()],
+            ]
+        )
+        return Put(
+            CHECKPOINT,
+            (self.namespace, self.id),
+            {
+                "seq": self.seq,
+                "parent_id": self.parent_id,
+                "run_id": self.run_id,
+                "source": self.source,
+                "step": self.step,
+            },
+            body,
+        )
+
+    @classmethod
+    def read(cls, record: Record) -> CheckpointRecord:
+        """The checkpoint of a stored record."""
+        namespace, checkpoint_id = record.key
+        try:
+            (
+                layout, v, ts, names, versions, found, seen_nodes, updated, metadata, extra,
+                nonce, seen, root, root_head, cut, deltas, carried,
+            ) = ormsgpack.unpackb(record.body)  # fmt: skip
+        except (ValueError, TypeError) as error:
+            raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
+        if layout != FORMAT:
+            raise Corrupt(f"checkpoint {checkpoint_id} has format {layout}; this release reads {FORMAT}")
+
+        def name(place: int | str) -> str:
+            return names[place] if isinstance(place, int) else place
+
+        fields = record.fields
+        return cls(
+            namespace=namespace,
+            id=checkpoint_id,
+            seq=fields["seq"],
+            parent_id=fields["parent_id"],
+            run_id=fields["run_id"],
+            source=fields["source"],
+            step=fields["step"],
+            v=v,
+            ts=ts,
+            versions=dict(zip(names, versions, strict=True)),
+            refs={n: ref for n, ref in zip(names, found, strict=True) if ref is not None},
+            versions_seen={
+                node: dict(zip(map(name, chs), vers, strict=True)) for node, chs, vers in seen_nodes
+            },
+            updated=None if updated is None else tuple(map(name, updated)),
+            metadata=metadata,
+            extra=extra,
+            nonce=nonce,
+            seen=tuple(seen),
+            root=root,
+            root_head=root_head,
+            cut=cut,
+            deltas=tuple(deltas),
+            carried={
+                ch: Carried(seed, tuple(CarriedWrite(t, r) for t, r in writes)) for ch, seed, writes in carried
+            },
+        )
+
+    def references(self) -> list[bytes]:
+        """Every reference that this checkpoint holds."""
+        out = list(self.refs.values())
+        for carried in self.carried.values():
+            if carried.seed is not None:
+                out.append(carried.seed)
+            out.extend(write.ref for write in carried.writes)
+        return out
+
+    def moved(self, **changes: Any) -> CheckpointRecord:
+        """The same checkpoint with other links."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWrite:
+    """A stored write of a task. Its slot is (namespace, checkpoint, task, index)."""
+
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+    channel: str
+    task_path: str
+    nonce: str
+    ref: bytes
+    version: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return (self.namespace, self.checkpoint_id, self.task_id, self.idx)
+
+    @property
+    def sort_key(self) -> tuple[str, str, int]:
+        """The order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
+        return (self.task_path, self.task_id, self.idx)
+
+    def put(self, **expect: Any) -> Put:
+        return Put(
+            WRITE,
+            self.key,
+            {"channel": self.channel, "task_path": self.task_path, "nonce": self.nonce},
+            self.ref,
+            version=self.version,
+            **expect,
+        )
+
+    @classmethod
+    def read(cls, record: Record) -> PendingWrite:
+        namespace, checkpoint_id, task_id, idx = record.key
+        f = record.fields
+        return cls(
+            namespace, checkpoint_id, task_id, idx,
+            f["channel"], f["task_path"], f["nonce"], record.body, record.version,
+        )  # fmt: skip

@@ -1,0 +1,158 @@
+"""The five verbs of the storage port, as values.
+
+Requests (``Fetch``, ``Stage``, ``Commit``, ``Find``, ``Drop``) are effects; the operations inside a commit
+are plain data. A driver executes them and holds no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from perdure.model.program import Effect
+from perdure.model.records import Key, Kind, Partition, Record
+
+
+class Expect(Enum):
+    """What a commit may demand of a record without naming its version."""
+
+    ANY = "any"
+    ABSENT = "absent"
+    PRESENT = "present"
+
+
+Expectation = Expect | int
+"""``ANY``, ``ABSENT``, ``PRESENT``, or the exact version of a versioned record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read one record by key."""
+
+    kind: Kind
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Read the records whose key starts with ``prefix``, ordered by the rest of the key or by ``by``.
+
+    ``after`` continues past a value of the ordering (for ``by``: that field's value; otherwise the full
+    key). ``bodies=False`` leaves bodies out.
+    """
+
+    kind: Kind
+    prefix: Key = ()
+    by: str | None = None
+    reverse: bool = False
+    after: Any = None
+    limit: int | None = None
+    bodies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write one record. ``version`` is the version that the record has afterwards."""
+
+    kind: Kind
+    key: Key
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+    expect: Expectation = Expect.ANY
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove one record; ``unchanged`` demands that these clear fields still have these values."""
+
+    kind: Kind
+    key: Key
+    expect: Expectation = Expect.ANY
+    unchanged: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Demand a version, or absence, of a record that the commit does not write."""
+
+    kind: Kind
+    key: Key
+    expect: Expectation
+
+
+Op = Put | Delete | Check
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every operation of the commit is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An expectation did not hold; nothing was written. ``kind`` and ``key`` name the first that failed."""
+
+    kind: Kind
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Effect[tuple[tuple[Record, ...], ...]]):
+    """Read from one partition, consistent and after every acknowledged write; one tuple an item, in order."""
+
+    partition: Partition
+    items: tuple[Get | Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Effect[None]):
+    """Store chunks that do not fit a commit: idempotent, need not be atomic, harmless if orphaned."""
+
+    partition: Partition
+    puts: tuple[Put, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Effect[Committed | Refused]):
+    """All or nothing in one partition; durable before it is answered. One operation a key."""
+
+    partition: Partition
+    ops: tuple[Op, ...]
+
+    def __post_init__(self) -> None:
+        keys = {(op.kind.name, op.key) for op in self.ops}
+        if len(keys) != len(self.ops):
+            raise ValueError("a commit holds at most one operation a key")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A hint from an index: a partition and, where the index is of records, the record's clear part."""
+
+    partition: Partition
+    record: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Find(Effect[tuple[Found, ...]]):
+    """The only read across partitions, and a hint that the next commit verifies.
+
+    ``index`` is ``"threads"`` (a tenant's catalogue in order, or everybody's; ``value`` is not used) or
+    ``"runs"`` (checkpoints whose run id is ``value``).
+    """
+
+    index: Literal["threads", "runs"]
+    tenant: str | None
+    value: str = ""
+    after: Partition | None = None
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Effect[None]):
+    """Remove a partition with everything in it; repeatable until it succeeds."""
+
+    partition: Partition

@@ -1,0 +1,144 @@
+"""What is stored: the kinds of record, their keys and fields.
+
+A partition is one thread of one tenant; every record lives in exactly one. The kinds are declared here
+once; a driver derives its tables, keys and statements from the declarations and knows no kind by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Partition(NamedTuple):
+    """The unit of atomicity and isolation: one thread of one tenant."""
+
+    tenant: str
+    thread: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A named scalar: ``kind`` is ``"text"``, ``"integer"`` or ``"bytes"``."""
+
+    name: str
+    kind: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A declared kind of record.
+
+    ``key`` orders and names records within a partition; ``fields`` are clear columns; ``sealed`` says that
+    the record also has a ``body`` of bytes, the only place for anything a user could have typed.
+    ``versioned`` records carry an integer that a commit may expect. ``by`` names fields that order the
+    records of one key prefix besides the key itself. ``compact`` records are small and are stored inside
+    their key's index. ``grows`` names an integer field of which a rewrite keeps the larger value.
+    """
+
+    name: str
+    key: tuple[Column, ...]
+    fields: tuple[Column, ...] = ()
+    body: bool = False
+    versioned: bool = False
+    by: tuple[str, ...] = ()
+    compact: bool = True
+    grows: str | None = None
+    index: str | None = None
+
+    def columns(self) -> tuple[str, ...]:
+        """Key columns, then fields, then version and body where the kind has them."""
+        names = [c.name for c in (*self.key, *self.fields)]
+        if self.versioned:
+            names.append("version")
+        if self.body:
+            names.append("body")
+        return tuple(names)
+
+
+def _text(name: str, *, nullable: bool = False) -> Column:
+    return Column(name, "text", nullable)
+
+
+def _integer(name: str, *, nullable: bool = False) -> Column:
+    return Column(name, "integer", nullable)
+
+
+def _bytes(name: str, *, nullable: bool = False) -> Column:
+    return Column(name, "bytes", nullable)
+
+
+HEAD = Kind(
+    "head",
+    key=(_text("namespace"),),
+    fields=(_text("checkpoint_id"), _integer("seq")),
+    versioned=True,
+)
+"""The latest checkpoint of a namespace: compare-and-set. "Latest" is this pointer, never the largest id."""
+
+GC = Kind("gc", key=(), fields=(), versioned=True)
+"""The collection generation: every put checks it, every collection raises it."""
+
+EPOCH = Kind("epoch", key=(), fields=(_text("open_run", nullable=True),), versioned=True)
+"""The fencing token of the thread: the version is the epoch, ``open_run`` the run that holds it."""
+
+CHECKPOINT = Kind(
+    "checkpoint",
+    key=(_text("namespace"), _text("checkpoint_id")),
+    fields=(
+        _integer("seq"),
+        _text("parent_id", nullable=True),
+        _text("run_id", nullable=True),
+        _text("source", nullable=True),
+        _integer("step", nullable=True),
+    ),
+    body=True,
+    by=("seq",),
+    compact=False,
+    index="run_id",
+)
+"""A checkpoint: its place in the tree in the clear, everything else in the body."""
+
+CHUNK = Kind(
+    "chunk",
+    key=(_bytes("digest"),),
+    fields=(_integer("generation"),),
+    body=True,
+    compact=False,
+    grows="generation",
+)
+"""Immutable bytes named by their digest, scoped to the thread."""
+
+WRITE = Kind(
+    "write",
+    key=(_text("namespace"), _text("checkpoint_id"), _text("task_id"), _integer("idx")),
+    fields=(_text("channel"), _text("task_path"), _text("nonce")),
+    body=True,
+    versioned=True,
+)
+"""A pending write of a task on a checkpoint; its checkpoint need not be stored yet."""
+
+TAG = Kind(
+    "tag",
+    key=(_text("name"),),
+    fields=(_text("namespace"), _text("checkpoint_id")),
+    versioned=True,
+)
+"""A named anchor: the checkpoint that it points at is never pruned."""
+
+KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG)
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored record as a driver hands it back."""
+
+    kind: Kind
+    key: Key
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 0
+    body: bytes = b""

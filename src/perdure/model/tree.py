@@ -1,0 +1,297 @@
+"""How a value becomes chunks, so that writing a changed value costs what changed.
+
+A list is a tree over the references of its elements, a dict one over its items in order. Where a node ends
+is decided by the content of its last entry (a rolling boundary, as in a prolly tree), so the same run of
+elements makes the same nodes wherever it stands: appending, trimming the front and editing the middle leave
+the other nodes as they are. The reference keeps the unfinished last node inline and names one small chunk
+with the unfinished ends of the levels above, so an append writes the element and, once in a few appends,
+a node. Small values are inline, large ones are cut into pieces.
+
+Building knows nothing of storage: it takes what is already stored as a predicate and returns what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from perdure.errors import Corrupt
+from perdure.model import refs
+from perdure.model.chunks import CHUNK_MAX, DIGEST_SIZE, Digester
+
+_LEAF_TARGET = 256
+_NODE_MIN = 2
+_NODE_MAX_BYTES = 4096
+_CHUNK_ENTRY = DIGEST_SIZE + 2
+_FANOUT_MASK = 7
+
+
+@dataclass(slots=True)
+class Builder:
+    """Collects the chunks of one write.
+
+    ``nodes`` maps the body of nodes met before to their digests (saves hashing them again); ``stored``
+    holds the digests that need not be written. New chunks gather in ``fresh``, every node of this build in
+    ``seen``.
+    """
+
+    digest: Digester
+    nodes: dict[bytes, bytes] = field(default_factory=dict)
+    stored: set[bytes] = field(default_factory=set)
+    fresh: dict[bytes, bytes] = field(default_factory=dict)
+    seen: dict[bytes, bytes] = field(default_factory=dict)
+
+    def chunk(self, body: bytes) -> bytes:
+        """The digest of a payload; the payload is queued unless it is stored."""
+        digest = self.digest(body)
+        if digest not in self.stored:
+            self.fresh[digest] = body
+        return digest
+
+    def node(self, body: bytes) -> bytes:
+        """As ``chunk``, for a node: its digest is remembered by its body."""
+        digest = self.nodes.get(body)
+        if digest is None:
+            digest = self.digest(body)
+        self.seen[body] = digest
+        if digest not in self.stored:
+            self.fresh[digest] = body
+        return digest
+
+    def payload(self, payload_type: int, body: bytes) -> bytes:
+        """The reference of one value that is not split: inline, a chunk, or several pieces."""
+        size = len(body)
+        if size <= refs.INLINE_MAX:
+            return refs.inline(payload_type, body)
+        if size <= CHUNK_MAX:
+            return refs.chunk(payload_type, self.chunk(body))
+        pieces = [self.chunk(body[at : at + CHUNK_MAX]) for at in range(0, size, CHUNK_MAX)]
+        return self._bounded(refs.big(payload_type, pieces))
+
+    def list_of(self, elements: list[bytes]) -> bytes:
+        """The reference of a list, given the references of its elements."""
+        ends: list[int] = []
+        start = 0
+        size = 0
+        for position, ref in enumerate(elements):
+            length = len(ref)
+            size += length
+            if ref[0] & 0xF0 == refs.CHUNK:
+                hit = ref[1] < 64
+            else:
+                hit = (crc32(ref) & 0xFF) * _LEAF_TARGET < length << 8
+            if (hit and position - start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
+                ends.append(position + 1)
+                start = position + 1
+                size = 0
+        entries = list(map(refs.entry, elements)) if len(elements) < 64 else _entries(elements)
+        return self._tree(refs.LIST, len(elements), entries, ends)
+
+    def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The reference of a dict, given its packed keys and the references of its values, in order."""
+        entries = [refs.dict_entry(key, ref) for key, ref in items]
+        ends: list[int] = []
+        start = 0
+        size = 0
+        for position, entry in enumerate(entries):
+            length = len(entry)
+            size += length
+            hit = (crc32(entry) & 0xFF) * _LEAF_TARGET < length << 8
+            if (hit and position - start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
+                ends.append(position + 1)
+                start = position + 1
+                size = 0
+        return self._tree(refs.DICT, len(entries), entries, ends)
+
+    def snapshot_of(self, inner: bytes) -> bytes:
+        return self._bounded(refs.snapshot(inner))
+
+    def _tree(self, tag: int, count: int, entries: list[bytes], ends: list[int]) -> bytes:
+        level: list[bytes] = []
+        start = 0
+        for end in ends:
+            level.append(self.node(b"".join(entries[start:end])))
+            start = end
+        tail = b"".join(entries[start:])
+        upper = self.node(self._upper(level)) if level else b""
+        return self._bounded(refs.tree(tag, count, upper, tail))
+
+    def _upper(self, level: list[bytes]) -> bytes:
+        """The unfinished ends of the levels above the leaves, topmost first."""
+        tails: list[bytes] = []
+        while level:
+            above: list[bytes] = []
+            start = 0
+            for position, digest in enumerate(level):
+                run = position - start + 1
+                if (digest[1] & _FANOUT_MASK == 0 and run >= _NODE_MIN) or run >= 64:
+                    above.append(self.node(b"".join(level[start : position + 1])))
+                    start = position + 1
+            tails.append(b"".join(level[start:]))
+            level = above
+        return b"".join(refs.entry(tail) for tail in reversed(tails))
+
+    def _bounded(self, ref: bytes) -> bytes:
+        return ref if len(ref) <= refs.REF_MAX else refs.wrapped(self.node(ref))
+
+
+def _entries(elements: list[bytes]) -> list[bytes]:
+    prefix = bytes((DIGEST_SIZE + 1,))
+    return [prefix + ref if len(ref) == DIGEST_SIZE + 1 else refs.entry(ref) for ref in elements]
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A payload that is not split."""
+
+    type: int
+    body: bytes
+
+
+@dataclass(slots=True)
+class Listed:
+    """A list: the references of its elements, and the elements."""
+
+    refs: list[bytes]
+    items: list[Tree]
+
+
+@dataclass(slots=True)
+class Mapped:
+    """A dict: packed keys and values, in order."""
+
+    items: list[tuple[bytes, Tree]]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A DeltaChannel snapshot around a value."""
+
+    inner: Tree
+
+
+Tree = Leaf | Listed | Mapped | Snapshot
+
+Bodies = dict[bytes, bytes]
+
+
+class Expansion:
+    """Turns references back into trees, in rounds: ``missing`` names chunks, ``feed`` supplies them.
+
+    ``nodes`` collects the bodies and digests of the nodes on the way, ``used`` every digest. With
+    ``payloads=False`` only nodes are asked for and leaves come back empty: enough to know what is reachable.
+    """
+
+    def __init__(self, digest: Digester, *, payloads: bool = True) -> None:
+        self._digest = digest
+        self._payloads = payloads
+        self._bodies: Bodies = {}
+        self._wanted: set[bytes] = set()
+        self.nodes: dict[bytes, bytes] = {}
+        self.used: set[bytes] = set()
+
+    def feed(self, bodies: Bodies) -> None:
+        """Supply chunks; each must be what its name says."""
+        for digest, body in bodies.items():
+            if not self._digest.names(digest, body):
+                raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
+            self._bodies[digest] = body
+
+    def try_expand(self, ref: bytes) -> Tree | None:
+        """The tree of a reference, or ``None`` when chunks are missing (see ``missing``)."""
+        return self._expand(ref)
+
+    def missing(self) -> set[bytes]:
+        """The digests asked for since the last call."""
+        wanted, self._wanted = self._wanted, set()
+        return wanted
+
+    def _body(self, digest: bytes, *, node: bool = False) -> bytes | None:
+        self.used.add(digest)
+        if not node and not self._payloads:
+            return b""
+        body = self._bodies.get(digest)
+        if body is None:
+            self._wanted.add(digest)
+        elif node:
+            self.nodes[body] = digest
+        return body
+
+    def _expand(self, ref: bytes) -> Tree | None:
+        if not ref:
+            raise Corrupt("an empty reference")
+        tag = ref[0]
+        family = tag & 0xF0
+        if family == refs.INLINE:
+            return Leaf(tag & 0x0F, ref[1:])
+        if family == refs.CHUNK:
+            body = self._body(ref[1:])
+            return None if body is None else Leaf(tag & 0x0F, body)
+        if family == refs.BIG:
+            pieces = [self._body(d) for d in refs.digests(ref[1:])]
+            whole = [p for p in pieces if p is not None]
+            return Leaf(tag & 0x0F, b"".join(whole)) if len(whole) == len(pieces) else None
+        if tag == refs.WRAPPED:
+            body = self._body(ref[1:], node=True)
+            return None if body is None else self._expand(body)
+        if tag == refs.SNAPSHOT:
+            inner = self._expand(ref[1:])
+            return None if inner is None else Snapshot(inner)
+        if tag in (refs.LIST, refs.DICT):
+            return self._expand_tree(tag, ref)
+        raise Corrupt(f"a reference with the unknown tag {tag:#04x}")
+
+    def _expand_tree(self, tag: int, ref: bytes) -> Tree | None:
+        count, upper, tail = refs.read_tree(ref)
+        leaves = self._leaves(upper) if upper else []
+        if leaves is None:
+            return None
+        data = b"".join([*leaves, tail])
+        complete = True
+        if tag == refs.LIST:
+            elements = refs.read_entries(data)
+            items: list[Tree] = []
+            for element in elements:
+                item = self._expand(element)
+                if item is None:
+                    complete = False
+                else:
+                    items.append(item)
+            if not complete:
+                return None
+            if len(items) != count:
+                raise Corrupt(f"a list names {count} elements and holds {len(items)}")
+            return Listed(elements, items)
+        pairs: list[tuple[bytes, Tree]] = []
+        for key, element in refs.read_dict_entries(data):
+            item = self._expand(element)
+            if item is None:
+                complete = False
+            else:
+                pairs.append((key, item))
+        if not complete:
+            return None
+        if len(pairs) != count:
+            raise Corrupt(f"a dict names {count} items and holds {len(pairs)}")
+        return Mapped(pairs)
+
+    def _leaves(self, upper: bytes) -> list[bytes] | None:
+        """The bodies of the leaf nodes, in order, or ``None`` while some level is missing."""
+        body = self._body(upper, node=True)
+        if body is None:
+            return None
+        level: list[bytes] = []
+        for tail in refs.read_entries(body):
+            below: list[bytes] = []
+            for digest in level:
+                node = self._body(digest, node=True)
+                if node is not None:
+                    below.extend(refs.digests(node))
+            if any(d not in self._bodies for d in level):
+                return None
+            level = [*below, *refs.digests(tail)]
+        leaves = [self._body(digest, node=True) for digest in level]
+        found = [leaf for leaf in leaves if leaf is not None]
+        return found if len(found) == len(leaves) else None
+

@@ -1,0 +1,1 @@
+"""The storage port and its drivers. A driver executes; it decides nothing."""

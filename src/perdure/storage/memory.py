@@ -1,0 +1,137 @@
+"""Everything in this process's memory: the model that the other drivers are held to. Nothing is durable."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from threading import RLock
+from typing import Any, TypeVar, cast
+
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Expectation,
+    Fetch,
+    Find,
+    Found,
+    Get,
+    Op,
+    Put,
+    Range,
+    Refused,
+    Stage,
+)
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, Key, Kind, Partition, Record
+from perdure.storage.port import Limits
+
+R = TypeVar("R")
+Table = dict[Key, Record]
+
+
+class MemoryDriver:
+    """A dict a partition and kind, behind one lock."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits(ops=100_000, bytes=1 << 30)
+        self._partitions: dict[Partition, dict[str, Table]] = {}
+        self._lock = RLock()
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        with self._lock:
+            return cast(R, self._perform(effect))
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return self.perform(effect)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _perform(self, effect: Effect[Any]) -> Any:
+        if isinstance(effect, Fetch):
+            return tuple(tuple(self._read(effect.partition, item)) for item in effect.items)
+        if isinstance(effect, Commit):
+            return self._commit(effect.partition, effect.ops)
+        if isinstance(effect, Stage):
+            self._write(effect.partition, effect.puts)
+            return None
+        if isinstance(effect, Find):
+            return tuple(self._find(effect))
+        if isinstance(effect, Drop):
+            self._partitions.pop(effect.partition, None)
+            return None
+        raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+    def _table(self, partition: Partition, kind: Kind) -> Table:
+        return self._partitions.get(partition, {}).get(kind.name, {})
+
+    def _read(self, partition: Partition, item: Get | Range) -> Iterable[Record]:
+        table = self._table(partition, item.kind)
+        if isinstance(item, Get):
+            record = table.get(item.key)
+            return () if record is None else (record,)
+        size = len(item.prefix)
+        found = [r for r in table.values() if r.key[:size] == item.prefix]
+        order = (lambda r: (r.fields[item.by],)) if item.by else (lambda r: r.key)
+        found.sort(key=order, reverse=item.reverse)
+        if item.after is not None:
+            edge = (item.after,) if item.by else item.after
+            found = [r for r in found if (order(r) < edge if item.reverse else order(r) > edge)]
+        found = found[: item.limit]
+        if not item.bodies:
+            return [Record(r.kind, r.key, r.fields, r.version) for r in found]
+        return found
+
+    def _commit(self, partition: Partition, ops: tuple[Op, ...]) -> Committed | Refused:
+        for op in ops:
+            if not _holds(self._table(partition, op.kind).get(op.key), op):
+                return Refused(op.kind, op.key)
+        self._write(partition, ops)
+        return Committed()
+
+    def _write(self, partition: Partition, ops: Iterable[Op]) -> None:
+        tables = self._partitions.setdefault(partition, {})
+        for op in ops:
+            table = tables.setdefault(op.kind.name, {})
+            if isinstance(op, Delete):
+                table.pop(op.key, None)
+            elif isinstance(op, Put):
+                fields = dict(op.fields)
+                before = table.get(op.key)
+                if op.kind.grows is not None and before is not None:
+                    fields[op.kind.grows] = max(fields[op.kind.grows], before.fields[op.kind.grows])
+                table[op.key] = Record(op.kind, op.key, fields, op.version, op.body)
+
+    def _find(self, effect: Find) -> Iterable[Found]:
+        partitions = sorted(p for p in self._partitions if effect.tenant in (None, p.tenant))
+        if effect.index == "threads":
+            threads = [p for p in partitions if any(self._partitions[p].values())]
+            start = 0 if effect.after is None else bisect_right(threads, effect.after)
+            return [Found(p) for p in threads[start : start + effect.limit]]
+        out: list[Found] = []
+        for partition in partitions:
+            for record in self._table(partition, CHECKPOINT).values():
+                if record.fields["run_id"] == effect.value:
+                    out.append(Found(partition, Record(record.kind, record.key, record.fields)))
+        return out[: effect.limit]
+
+
+def _holds(record: Record | None, op: Op) -> bool:
+    if isinstance(op, Delete) and op.unchanged:
+        return record is not None and all(record.fields[k] == v for k, v in op.unchanged.items())
+    return _meets(record, op.expect)
+
+
+def _meets(record: Record | None, expect: Expectation) -> bool:
+    if expect is Expect.ANY:
+        return True
+    if expect is Expect.ABSENT:
+        return record is None
+    return record is not None and expect in (Expect.PRESENT, record.version)

@@ -1,0 +1,179 @@
+"""Encryption between the engine and a driver: bodies are sealed on their way down, opened on their way up.
+
+Bodies hold everything that a user could have typed; clear columns hold ids, versions, channel names, and a
+checkpoint's source, step and run id. A body is sealed with AES-256-GCM under a key derived for its thread,
+and bound to its tenant, thread, kind, id and clear columns: moved or changed anywhere, it does not open.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import ormsgpack
+
+from perdure.errors import MissingExtra, Sealed
+from perdure.model.ops import Commit, Fetch, Op, Put, Stage
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, Partition, Record
+from perdure.storage.port import Driver, Limits
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+R = TypeVar("R")
+
+KEY_SIZE = 32
+_MAGIC = b"\xf5\x50"
+_ID_SIZE = 4
+_NONCE_SIZE = 12
+_HEADER = len(_MAGIC) + _ID_SIZE + _NONCE_SIZE
+OVERHEAD = _HEADER + 16
+"""Bytes that sealing adds to a body."""
+
+
+class Keyring:
+    """Encryption keys: the first seals, all open. Rotate by putting a new key first."""
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+            from cryptography.hazmat.primitives.hashes import SHA256
+            from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+        except ImportError as error:
+            raise MissingExtra('encryption needs an extra: pip install "perdure[encryption]"') from error
+        if not keys or any(len(key) != KEY_SIZE for key in keys):
+            raise ValueError(
+                f"an encryption key is {KEY_SIZE} random bytes, e.g. secrets.token_bytes({KEY_SIZE})"
+            )
+        self._keys = {sha256(b"perdure.key" + key).digest()[:_ID_SIZE]: key for key in keys}
+        self._first = next(iter(self._keys))
+
+        def derive(key_id: bytes, info: bytes) -> bytes:
+            return HKDF(SHA256(), KEY_SIZE, salt=None, info=b"perdure." + info).derive(self._keys[key_id])
+
+        @lru_cache(maxsize=4096)
+        def cipher(key_id: bytes, partition: Partition) -> AESGCM:
+            return AESGCM(derive(key_id, b"thread" + ormsgpack.packb(_text(partition))))
+
+        self._cipher = cipher
+        self.digest_keys: tuple[bytes, ...] = tuple(derive(key_id, b"digest") for key_id in self._keys)
+
+    @classmethod
+    def of(cls, keys: bytes | Collection[bytes]) -> Keyring:
+        """A keyring of one key or several."""
+        return cls((keys,) if isinstance(keys, bytes) else tuple(keys))
+
+    def seal(self, partition: Partition, put: Put) -> Put:
+        nonce = secrets.token_bytes(_NONCE_SIZE)
+        bound = _bound(partition, put)
+        body = self._cipher(self._first, partition).encrypt(nonce, put.body, bound)
+        return replace(put, body=_MAGIC + self._first + nonce + body)
+
+    def open(self, partition: Partition, record: Record) -> Record:
+        from cryptography.exceptions import InvalidTag
+
+        body = record.body
+        where = f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
+        if not body.startswith(_MAGIC) or len(body) < OVERHEAD:
+            raise Sealed(f"{where} is stored in the clear although an encryption key is set; it was not used")
+        key_id = body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
+        if key_id not in self._keys:
+            raise Sealed(
+                f"{where} is sealed with key {key_id.hex()}, which is not among the keys given "
+                f"({', '.join(k.hex() for k in self._keys)}); add the old key after the new one"
+            )
+        nonce = body[_HEADER - _NONCE_SIZE : _HEADER]
+        try:
+            clear = self._cipher(key_id, partition).decrypt(nonce, body[_HEADER:], _bound(partition, record))
+        except InvalidTag as error:
+            raise Sealed(f"{where} was changed or moved since it was written; it was not used") from error
+        return replace(record, body=clear)
+
+
+class SealedDriver:
+    """A driver behind a keyring. Without a keyring bodies pass as they are, and a sealed one is refused."""
+
+    def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
+        self._inner = inner
+        self._keyring = keyring
+
+    @property
+    def limits(self) -> Limits:
+        return self._inner.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._up(effect, self._inner.perform(self._down(effect)))
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return self._up(effect, await self._inner.aperform(self._down(effect)))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _down(self, effect: Effect[R]) -> Effect[R]:
+        if self._keyring is None:
+            return effect
+        if isinstance(effect, Commit):
+            ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
+            return cast("Effect[R]", replace(effect, ops=ops))
+        if isinstance(effect, Stage):
+            puts = tuple(self._keyring.seal(effect.partition, put) for put in effect.puts)
+            return cast("Effect[R]", replace(effect, puts=puts))
+        return effect
+
+    def _seal(self, partition: Partition, op: Op) -> Op:
+        if self._keyring is not None and isinstance(op, Put) and op.kind.body:
+            return self._keyring.seal(partition, op)
+        return op
+
+    def _up(self, effect: Effect[R], answer: R) -> R:
+        if not isinstance(effect, Fetch):
+            return answer
+        records = cast("tuple[tuple[Record, ...], ...]", answer)
+        if self._keyring is None:
+            for found, item in zip(records, effect.items, strict=True):
+                if item.kind is CHECKPOINT:
+                    _refuse_sealed(effect.partition, found)
+            return answer
+        return cast(
+            R,
+            tuple(
+                tuple(self._open(effect.partition, record) for record in found)
+                if item.kind.body and getattr(item, "bodies", True)
+                else found
+                for found, item in zip(records, effect.items, strict=True)
+            ),
+        )
+
+    def _open(self, partition: Partition, record: Record) -> Record:
+        if self._keyring is None:
+            return record
+        return self._keyring.open(partition, record)
+
+
+def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
+    for record in records:
+        if record.body.startswith(_MAGIC):
+            raise Sealed(
+                f"thread {partition.thread!r}: {record.kind.name} {_name(record)} is encrypted; "
+                "pass the key: perdure.connect(url, encryption_key=…)"
+            )
+
+
+def _bound(partition: Partition, item: Put | Record) -> bytes:
+    fields: list[Any] = [item.fields[c.name] for c in item.kind.fields if c.name != item.kind.grows]
+    return ormsgpack.packb([_text(partition), item.kind.name, _text(item.key), _text(fields)])
+
+
+def _text(values: Collection[Any]) -> list[Any]:
+    """Values as they can be packed: text that is not well-formed Unicode as its bytes."""
+    return [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
+
+
+def _name(record: Record) -> str:
+    return "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)

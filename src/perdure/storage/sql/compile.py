@@ -1,0 +1,141 @@
+"""From operations to statements: the one place that writes SQL for records.
+
+Statements take positional parameters marked ``?``, the partition's integer first. Every read and write is
+by the key, by a prefix of it, or by a declared order: there is no statement that scans.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from perdure.model.ops import Delete, Put, Range
+from perdure.model.records import Kind, Record
+from perdure.storage.sql.schema import PREFIX, table
+
+Statement = tuple[str, tuple[Any, ...]]
+
+THREAD_PK = f"SELECT pk FROM {PREFIX}thread WHERE tenant = ? AND thread = ?"
+THREAD_NEW = f"INSERT INTO {PREFIX}thread (tenant, thread) VALUES (?, ?)"
+THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
+THREADS = (
+    f"SELECT tenant, thread FROM {PREFIX}thread WHERE tenant = ? AND thread > ? ORDER BY thread LIMIT ?"
+)
+ALL_THREADS = (
+    f"SELECT tenant, thread FROM {PREFIX}thread WHERE (tenant, thread) > (?, ?)"
+    " ORDER BY tenant, thread LIMIT ?"
+)
+
+
+@lru_cache(maxsize=64)
+def select_one(kind: Kind) -> str:
+    """Reads one record by its key; the key columns are among the results."""
+    return f"SELECT {', '.join(kind.columns())} FROM {table(kind)} WHERE {_by_key(kind)}"
+
+
+@lru_cache(maxsize=64)
+def select_version(kind: Kind) -> str:
+    """Reads a record's version, or 0 for kinds without versions."""
+    column = "version" if kind.versioned else "0"
+    return f"SELECT {column} FROM {table(kind)} WHERE {_by_key(kind)}"
+
+
+def select_range(item: Range, t: int) -> Statement:
+    """Reads a range in its order."""
+    sql = _range_sql(
+        item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies
+    )
+    parameters: tuple[Any, ...] = (t, *item.prefix)
+    if item.after is not None:
+        parameters += (item.after,) if item.by else tuple(item.after[len(item.prefix) :])
+    return sql, (*parameters, -1 if item.limit is None else item.limit)
+
+
+@lru_cache(maxsize=256)
+def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: bool, bodies: bool) -> str:
+    columns = [c for c in kind.columns() if bodies or c != "body"]
+    where = ["t = ?", *(f"{c.name} = ?" for c in kind.key[:depth])]
+    order = [by] if by else [c.name for c in kind.key[depth:]]
+    if after:
+        sign = "<" if reverse else ">"
+        where.append(f"({', '.join(order)}) {sign} ({', '.join('?' for _ in order)})")
+    direction = " DESC" if reverse else ""
+    ordering = ", ".join(f"{c}{direction}" for c in order)
+    tail = f" ORDER BY {ordering}" if order else ""
+    return f"SELECT {', '.join(columns)} FROM {table(kind)} WHERE {' AND '.join(where)}{tail} LIMIT ?"
+
+
+@lru_cache(maxsize=64)
+def upsert(kind: Kind) -> str:
+    """Writes one record over what is there; a kind that ``grows`` is rewritten only to raise that field."""
+    columns = ("t", *kind.columns())
+    key = {c.name for c in kind.key} | {"t"}
+    rest = [c for c in columns if c not in key]
+    if kind.grows is not None:
+        action = (
+            f"UPDATE SET {kind.grows} = excluded.{kind.grows} WHERE excluded.{kind.grows} > {kind.grows}"
+        )
+    elif rest:
+        action = "UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in rest)
+    else:
+        action = "NOTHING"
+    target = ", ".join(["t", *(c.name for c in kind.key)])
+    return (
+        f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
+        f" ON CONFLICT ({target}) DO {action}"
+    )
+
+
+def put(op: Put, t: int) -> Statement:
+    kind = op.kind
+    row: list[Any] = [t, *op.key]
+    row.extend(op.fields[c.name] for c in kind.fields)
+    if kind.versioned:
+        row.append(op.version)
+    if kind.body:
+        row.append(op.body)
+    return upsert(kind), tuple(row)
+
+
+@lru_cache(maxsize=64)
+def delete_one(kind: Kind) -> str:
+    return f"DELETE FROM {table(kind)} WHERE {_by_key(kind)}"
+
+
+def delete(op: Delete, t: int) -> Statement:
+    return delete_one(op.kind), (t, *op.key)
+
+
+@lru_cache(maxsize=64)
+def select_fields(kind: Kind, fields: tuple[str, ...]) -> str:
+    """Reads some clear fields of one record."""
+    return f"SELECT {', '.join(fields)} FROM {table(kind)} WHERE {_by_key(kind)}"
+
+
+def drop(kind: Kind) -> str:
+    """Removes a partition's records of one kind."""
+    return f"DELETE FROM {table(kind)} WHERE t = ?"
+
+
+@lru_cache(maxsize=8)
+def select_runs(kind: Kind) -> str:
+    """Finds records by the kind's indexed field, with the partition."""
+    columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
+    return (
+        f"SELECT p.tenant, p.thread, {columns} FROM {table(kind)} r JOIN {PREFIX}thread p ON p.pk = r.t"
+        f" WHERE r.{kind.index} = ? AND (? IS NULL OR p.tenant = ?) LIMIT ?"
+    )
+
+
+def record(kind: Kind, row: tuple[Any, ...], *, bodies: bool = True) -> Record:
+    """The record of a row of ``select_one`` or ``select_range``."""
+    keys, fields = len(kind.key), len(kind.fields)
+    rest = row[keys + fields :]
+    version = rest[0] if kind.versioned else 0
+    body = rest[-1] if kind.body and bodies else b""
+    names = [c.name for c in kind.fields]
+    return Record(kind, row[:keys], dict(zip(names, row[keys : keys + fields], strict=True)), version, body)
+
+
+def _by_key(kind: Kind) -> str:
+    return " AND ".join(["t = ?", *(f"{c.name} = ?" for c in kind.key)])

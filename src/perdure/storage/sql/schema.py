@@ -1,0 +1,62 @@
+"""The tables: one a kind of record, derived from the declarations, with the schema's version beside them."""
+
+from __future__ import annotations
+
+from perdure.model.records import KINDS, Column, Kind
+
+SCHEMA_VERSION = 1
+"""The version that this release reads and writes."""
+
+PREFIX = "perdure_"
+"""Every table's name starts with this, so that the database can be shared with an application."""
+
+_TYPES = {"text": "TEXT", "integer": "INTEGER", "bytes": "BLOB"}
+
+
+def table(kind: Kind) -> str:
+    return PREFIX + kind.name
+
+
+def sqlite_schema() -> tuple[str, ...]:
+    """The statements that make an empty SQLite database ready, in order."""
+    statements = [
+        f"CREATE TABLE {PREFIX}thread (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
+        " thread TEXT NOT NULL, UNIQUE (tenant, thread))",
+    ]
+    for kind in KINDS:
+        statements.extend(_sqlite_table(kind))
+    statements.append(
+        f"CREATE TABLE {PREFIX}schema (version INTEGER NOT NULL, one INTEGER PRIMARY KEY CHECK (one = 1))"
+    )
+    statements.append(f"INSERT INTO {PREFIX}schema (version, one) VALUES ({SCHEMA_VERSION}, 1)")
+    return tuple(statements)
+
+
+def _sqlite_table(kind: Kind) -> list[str]:
+    name = table(kind)
+    columns = ["t INTEGER NOT NULL", *(_column(c) for c in (*kind.key, *kind.fields))]
+    if kind.versioned:
+        columns.append("version INTEGER NOT NULL")
+    if kind.body:
+        columns.append("body BLOB NOT NULL")
+    key = ", ".join(["t", *(c.name for c in kind.key)])
+    if kind.compact:
+        columns.append(f"PRIMARY KEY ({key})")
+        out = [f"CREATE TABLE {name} ({', '.join(columns)}) WITHOUT ROWID"]
+    else:
+        # Rows of some size stand in insertion order, which packs pages; the key is an index of its own.
+        out = [
+            f"CREATE TABLE {name} ({', '.join(columns)})",
+            f"CREATE UNIQUE INDEX {name}_key ON {name} ({key})",
+        ]
+    for by in kind.by:
+        prefix = ", ".join(["t", *(c.name for c in kind.key[:-1])])
+        out.append(f"CREATE INDEX {name}_{by} ON {name} ({prefix}, {by})")
+    if kind.index is not None:
+        out.append(f"CREATE INDEX {name}_{kind.index} ON {name} ({kind.index}) WHERE {kind.index} IS NOT NULL")
+    return out
+
+
+def _column(column: Column) -> str:
+    null = "" if column.nullable else " NOT NULL"
+    return f"{column.name} {_TYPES[column.kind]}{null}"

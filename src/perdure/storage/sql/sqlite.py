@@ -1,0 +1,399 @@
+"""SQLite: one writer thread that gathers commits, readers that never wait for it.
+
+Commits that arrive while one is being written join the next: one transaction, one fsync, many callers, each
+answered when its own write is on disk (WAL, ``synchronous=FULL``). Several processes may share the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import apsw
+
+from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Found,
+    Get,
+    Op,
+    Put,
+    Refused,
+    Stage,
+)
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, KINDS, WRITE, Key, Partition, Record
+from perdure.storage.port import Limits
+from perdure.storage.sql import compile as sql
+from perdure.storage.sql import migrations
+
+R = TypeVar("R")
+
+_BUSY_MS = 30_000
+_GROUP_MAX = 512
+_INLINE_ITEMS = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A write on its way through the writer, and whom to answer."""
+
+    effect: Commit | Stage | Drop
+    future: Future[Any] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    awaited: asyncio.Future[Any] | None = None
+    answer: Any = None
+    error: Exception | None = None
+
+
+class SqliteDriver:
+    """One SQLite file. Opening it neither creates nor migrates the schema."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translated(path):
+            self._writer = connect(path)
+        self._limits = Limits(ops=1_000_000, bytes=256 << 20)
+        self._queue: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._readers: list[apsw.Connection] = []
+        self._reading = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
+        self._thread = threading.Thread(target=self._write_loop, name="perdure-write", daemon=True)
+        self._thread.start()
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        if isinstance(effect, Fetch | Find):
+            return cast(R, self._read(effect))
+        future: Future[Any] = Future()
+        self._submit(_Job(_write_effect(effect), future=future))
+        return cast(R, future.result())
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        loop = asyncio.get_running_loop()
+        if isinstance(effect, Fetch | Find):
+            # A handful of keys comes from cached pages in microseconds; a thread would cost more than it saves.
+            if isinstance(effect, Fetch) and _is_small(effect):
+                return cast(R, self._read(effect))
+            return cast(R, await loop.run_in_executor(self._pool, self._read, effect))
+        awaited = loop.create_future()
+        self._submit(_Job(_write_effect(effect), loop=loop, awaited=awaited))
+        return cast(R, await awaited)
+
+    def close(self) -> None:
+        with self._wake:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+        self._pool.shutdown(wait=True)
+        with self._reading:
+            for reader in self._readers:
+                reader.close()
+            self._readers.clear()
+        self._writer.close()
+
+    # Writing
+
+    def _submit(self, job: _Job) -> None:
+        with self._wake:
+            if self._closed:
+                raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
+            self._queue.append(job)
+            self._wake.notify()
+
+    def _write_loop(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._closed:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                group = [self._queue.popleft() for _ in range(min(len(self._queue), _GROUP_MAX))]
+            self._write_group(group)
+            _answer(group)
+
+    def _write_group(self, group: list[_Job]) -> None:
+        try:
+            self._transact(group)
+        except Exception as error:
+            if len(group) == 1:
+                group[0].error = _translate(error, self._path)
+                return
+            # One bad write must not fail its neighbours: each gets a transaction of its own.
+            for job in group:
+                self._write_group([job])
+
+    def _transact(self, group: list[_Job]) -> None:
+        writer = self._writer
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            for job in group:
+                job.error = None
+                job.answer = self._apply(job.effect)
+            writer.execute("COMMIT")
+        except BaseException:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            raise
+
+    def _apply(self, effect: Commit | Stage | Drop) -> Any:
+        writer = self._writer
+        if isinstance(effect, Drop):
+            t = _pk(writer, effect.partition)
+            if t is not None:
+                for kind in KINDS:
+                    writer.execute(sql.drop(kind), (t,))
+                writer.execute(sql.THREAD_DROP, (t,))
+            return None
+        t = _pk(writer, effect.partition)
+        ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
+        if isinstance(effect, Commit):
+            for op in ops:
+                if not _holds(writer, t, op):
+                    return Refused(op.kind, op.key)
+        if t is None:
+            writer.execute(sql.THREAD_NEW, effect.partition)
+            t = writer.last_insert_rowid()
+        for op in ops:
+            if isinstance(op, Put):
+                writer.execute(*sql.put(op, t))
+            elif isinstance(op, Delete):
+                writer.execute(*sql.delete(op, t))
+        return Committed() if isinstance(effect, Commit) else None
+
+    # Reading
+
+    @contextmanager
+    def _reader(self) -> Iterator[apsw.Connection]:
+        with self._reading:
+            if self._closed:
+                raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
+            reader = self._readers.pop() if self._readers else None
+        with translated(self._path):
+            reader = reader or connect(self._path, read_only=True)
+            try:
+                yield reader
+            finally:
+                with self._reading:
+                    if self._closed:
+                        reader.close()
+                    else:
+                        self._readers.append(reader)
+
+    def _read(self, effect: Fetch | Find) -> Any:
+        with self._reader() as reader:
+            reader.execute("BEGIN")
+            try:
+                if isinstance(effect, Fetch):
+                    return _fetch(reader, effect)
+                return tuple(_find(reader, effect))
+            finally:
+                reader.execute("COMMIT")
+
+
+def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
+    """Open the file with the settings that durability rests on. It must exist."""
+    connection = apsw.Connection(
+        os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
+    )
+    connection.set_busy_timeout(_BUSY_MS)
+    if not read_only:
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != ("wal",):
+            connection.close()
+            raise Unavailable(f"{path} cannot use write-ahead logging (journal mode {mode}); use a local disk")
+        connection.execute("PRAGMA synchronous = FULL")
+    else:
+        connection.execute("PRAGMA query_only = 1")
+    connection.execute("PRAGMA cache_size = -16384")
+    return connection
+
+
+def check(path: Path) -> None:
+    """Raise ``Unmigrated`` unless the file has this release's schema."""
+    with translated(path):
+        connection = connect(path)
+        try:
+            migrations.check(connection, path)
+        finally:
+            connection.close()
+
+
+def migrate(path: Path) -> int:
+    """Create or upgrade the schema, once, however many processes ask; the version before."""
+    with translated(path):
+        path.touch(exist_ok=True)
+        connection = connect(path)
+        try:
+            return migrations.apply(connection, path)
+        finally:
+            connection.close()
+
+
+def _write_effect(effect: Effect[Any]) -> Commit | Stage | Drop:
+    if isinstance(effect, Commit | Stage | Drop):
+        return effect
+    raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+
+def _is_small(effect: Fetch) -> bool:
+    return len(effect.items) <= _INLINE_ITEMS and all(
+        isinstance(i, Get) or i.kind is WRITE or (i.limit is not None and i.limit <= _INLINE_ITEMS)
+        for i in effect.items
+    )
+
+
+def _pk(connection: apsw.Connection, partition: Partition) -> int | None:
+    row = connection.execute(sql.THREAD_PK, partition).fetchone()
+    return None if row is None else cast(int, row[0])
+
+
+def _holds(connection: apsw.Connection, t: int | None, op: Op) -> bool:
+    if isinstance(op, Delete) and op.unchanged:
+        names = tuple(op.unchanged)
+        row = connection.execute(sql.select_fields(op.kind, names), (t, *op.key)).fetchone()
+        return row is not None and row == tuple(op.unchanged.values())
+    if op.expect is Expect.ANY:
+        return True
+    row = None if t is None else connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
+    if op.expect is Expect.ABSENT:
+        return row is None
+    return row is not None and op.expect in (Expect.PRESENT, row[0])
+
+
+def _fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
+    t = _pk(connection, effect.partition)
+    if t is None:
+        return tuple(() for _ in effect.items)
+    if len(effect.items) > _INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
+        gets = [i for i in effect.items if isinstance(i, Get)]
+        if len(gets) == len(effect.items):
+            return _fetch_many(connection, t, gets)
+    out: list[tuple[Record, ...]] = []
+    for item in effect.items:
+        if isinstance(item, Get):
+            rows = connection.execute(sql.select_one(item.kind), (t, *item.key))
+            out.append(tuple(sql.record(item.kind, row) for row in rows))
+        else:
+            rows = connection.execute(*sql.select_range(item, t))
+            out.append(tuple(sql.record(item.kind, row, bodies=item.bodies) for row in rows))
+    return tuple(out)
+
+
+def _fetch_many(connection: apsw.Connection, t: int, gets: list[Get]) -> tuple[tuple[Record, ...], ...]:
+    kind = gets[0].kind
+    rows = connection.executemany(sql.select_one(kind), [(t, *get.key) for get in gets])
+    found: dict[Key, Record] = {}
+    for row in rows:
+        record = sql.record(kind, row)
+        found[record.key] = record
+    return tuple((found[get.key],) if get.key in found else () for get in gets)
+
+
+def _find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
+    if effect.index == "threads":
+        after = effect.after or Partition("", "")
+        if effect.tenant is None:
+            rows = connection.execute(sql.ALL_THREADS, (*after, effect.limit))
+        else:
+            rows = connection.execute(sql.THREADS, (effect.tenant, after.thread, effect.limit))
+        return [Found(Partition(*row)) for row in rows]
+    rows = connection.execute(
+        sql.select_runs(CHECKPOINT), (effect.value, effect.tenant, effect.tenant, effect.limit)
+    )
+    keys, names = len(CHECKPOINT.key), [c.name for c in CHECKPOINT.fields]
+    return [
+        Found(
+            Partition(*row[:2]),
+            Record(CHECKPOINT, row[2 : 2 + keys], dict(zip(names, row[2 + keys :], strict=True))),
+        )
+        for row in rows
+    ]
+
+
+def _answer(group: list[_Job]) -> None:
+    """Wake every caller; those of one event loop together."""
+    loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+    for job in group:
+        if job.future is not None:
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.answer)
+        elif job.loop is not None:
+            loops.setdefault(job.loop, []).append(job)
+    for loop, jobs in loops.items():
+        # A loop that was closed meanwhile has nobody left to tell.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_answer_awaited, jobs)
+
+
+def _answer_awaited(jobs: list[_Job]) -> None:
+    for job in jobs:
+        if job.awaited is None or job.awaited.done():
+            continue
+        if job.error is not None:
+            job.awaited.set_exception(job.error)
+        else:
+            job.awaited.set_result(job.answer)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """The one place where SQLite's exceptions become Perdure's."""
+    try:
+        yield
+    except (apsw.Error, OSError, OverflowError) as error:
+        raise _translate(error, path) from error
+
+
+def _translate(error: Exception, path: Path) -> Exception:
+    if isinstance(error, PerdureError):
+        return error
+    if isinstance(error, apsw.FullError):
+        new: PerdureError = Unavailable(
+            f"{path}: the disk is full; nothing of this write was stored. Free space and try again"
+        )
+    elif isinstance(error, apsw.ReadOnlyError):
+        new = Unavailable(f"{path} is read-only; make it writable for this process and try again")
+    elif isinstance(error, apsw.BusyError):
+        new = Unavailable(
+            f"{path} was locked by another process for {_BUSY_MS // 1000} s; end the long transaction there"
+        )
+    elif isinstance(error, apsw.NotADBError):
+        new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
+    elif isinstance(error, apsw.CorruptError):
+        new = Corrupt(f"{path} is damaged ({error}); restore it from a backup")
+    elif isinstance(error, apsw.CantOpenError | OSError):
+        new = Unavailable(f"{path} cannot be opened: {error}; check that it exists and may be read and written")
+    elif isinstance(error, apsw.TooBigError | OverflowError):
+        new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
+    elif isinstance(error, apsw.Error):
+        new = Unavailable(f"{path}: SQLite failed: {error}")
+    else:
+        return error
+    new.__cause__ = error
+    return new
+
+

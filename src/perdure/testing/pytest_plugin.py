@@ -1,0 +1,1 @@
+"""Pytest fixtures for projects that use Perdure."""

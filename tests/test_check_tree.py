@@ -1,0 +1,53 @@
+"""The tree check finds what it is for, names file and line, and passes a clean tree."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).resolve().parent.parent / "tools" / "check_tree.py"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "check_tree.py").write_bytes(CHECK.read_bytes())
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def check(tree: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "tools/check_tree.py"], cwd=tree, capture_output=True, text=True, check=False
+    )
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_clean_tree_passes(tree: Path) -> None:
+    (tree / "a.py").write_text("x = 1\n" * 600)
+    (tree / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    assert check(tree) == (0, "3 files, 0 findings\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("long.py", "x = 1\n" * 601, "long.py:601: 601 lines"),
+        ("notes.md", "fine\nsee /home" + "/ada/notes\n", "notes.md:2: a path of one machine"),
+        ("pins.txt", "--index https://pypi" + ".org/simple\n", "pins.txt:1: the host of a package registry"),
+        ("uv.lock", "version = 1\n", "uv.lock:1: a lock file in git"),
+    ],
+)
+def test_a_trace_is_named_by_file_and_line(tree: Path, name: str, text: str, where: str) -> None:
+    (tree / name).write_text(text)
+    status, output = check(tree)
+    assert status == 1
+    assert where in output
+
+
+def test_what_git_ignores_is_left_alone(tree: Path) -> None:
+    (tree / ".gitignore").write_text("uv.lock\n")
+    (tree / "uv.lock").write_text("version = 1\n")
+    assert check(tree)[0] == 0

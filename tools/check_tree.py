@@ -1,0 +1,69 @@
+"""Checks of the tree that no linter knows: file length, and traces of the machine a file was written on.
+
+Looks at the files git tracks or would add. Prints one line a finding, `path:line: what; mend`, and exits 1.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_LINES = 600
+SOURCE = {".css", ".html", ".js", ".mjs", ".py", ".sh", ".sql", ".ts"}
+
+# Written so that no pattern finds itself.
+TRACES = [
+    (
+        re.compile(r"/(?:wor[k]|roo[t]|hom[e]/\w+|User[s]/\w+)/[\w.]"),
+        "a path of one machine",
+        "use a path relative to the repository, or a temporary directory",
+    ),
+    (
+        re.compile(
+            r"\bpypi[.](?:org|python)|pythonhosted[.]org|registry[.]npmjs|registry[.]yarnpkg|deb[.]debian[.]org"
+        ),
+        "the host of a package registry",
+        "drop it: the reader's own package client knows where to look",
+    ),
+]
+# They record the hosts that packages came from.
+LOCK_FILES = {"poetry.lock", "pylock.toml", "uv.lock"}
+
+
+def listed(root: Path) -> list[Path]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    return sorted(root / name for name in names.split("\0") if name and (root / name).is_file())
+
+
+def findings(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, what is wrong, how to mend it. A file that is not UTF-8 text is data and has no lines."""
+    if path.name in LOCK_FILES:
+        yield 1, "a lock file in git", "remove it; the pins stand in pyproject.toml"
+        return
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        return
+    if path.suffix in SOURCE and len(lines) > MAX_LINES:
+        yield MAX_LINES + 1, f"{len(lines)} lines, more than {MAX_LINES}", "split it by what its parts decide"
+    for number, line in enumerate(lines, start=1):
+        for pattern, what, mend in TRACES:
+            if found := pattern.search(line):
+                yield number, f"{what} ({found.group()})", mend
+
+
+def main(root: Path) -> int:
+    paths = listed(root)
+    count = 0
+    for path in paths:
+        for line, what, mend in findings(path):
+            print(f"{path.relative_to(root)}:{line}: {what}; {mend}")
+            count += 1
+    print(f"{len(paths)} files, {count} findings")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent.parent))

@@ -74,7 +74,7 @@ class Row:
     """A thread as the catalogue gives it."""
 
     thread_id: str
-    updated_at: float | None
+    updated_at: str | None
 
 
 class Shelf:
@@ -86,7 +86,7 @@ class Shelf:
     async def threads(self) -> AsyncIterator[Row]:
         for position, thread_id in enumerate(list(self._saver.storage)):
             if any(self._saver.storage[thread_id].values()):
-                yield Row(thread_id, float(position))
+                yield Row(thread_id, f"2030-01-01T00:00:{position:02}+00:00")
 
 
 @dataclass

@@ -7,6 +7,7 @@ context for each call. Which model answers, where threads are stored and who is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
@@ -40,7 +41,7 @@ Agent = CompiledStateGraph[Conversation, None, Conversation, Conversation]
 
 
 def build_agent(
-    model: BaseChatModel, *, context_tokens: int, checkpointer: BaseCheckpointSaver[str]
+    model: BaseChatModel, *, context_tokens: int, checkpointer: BaseCheckpointSaver[Any]
 ) -> Agent:
     """The compiled graph. ``context_tokens`` bounds what the model is shown, instructions included."""
 

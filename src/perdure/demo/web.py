@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -43,7 +44,7 @@ PAGE = Path(str(files("perdure.demo"))) / "page"
 
 
 class ThreadRow(Protocol):
-    """What the catalogue says of a thread; ``updated_at`` is in seconds since 1970."""
+    """What the catalogue says of a thread."""
 
     @property
     def thread_id(self) -> str:
@@ -51,8 +52,8 @@ class ThreadRow(Protocol):
         ...
 
     @property
-    def updated_at(self) -> float | None:
-        """When the thread last changed, if that is known."""
+    def updated_at(self) -> str | None:
+        """When the thread last changed, in the form of ISO 8601, if that is known."""
         ...
 
 
@@ -122,11 +123,11 @@ def create_app(
     @app.get("/api/threads")
     async def list_threads() -> dict[str, object]:
         rows = [row async for row in catalogue.threads() if re.match(THREAD_ID, row.thread_id)]
-        rows.sort(key=lambda row: row.updated_at or 0.0, reverse=True)
+        rows.sort(key=lambda row: _seconds(row.updated_at) or 0.0, reverse=True)
         threads = [
             {
                 "id": row.thread_id,
-                "updated_at": row.updated_at,
+                "updated_at": _seconds(row.updated_at),
                 "title": (heading := await headings.of(row)).title,
                 "status": _status(answers, row.thread_id, heading.unfinished),
             }
@@ -185,7 +186,7 @@ class Headings:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._read: dict[str, tuple[float, Heading]] = {}
+        self._read: dict[str, tuple[str, Heading]] = {}
 
     async def of(self, row: ThreadRow) -> Heading:
         """The line for a thread as the catalogue gave it."""
@@ -212,6 +213,10 @@ def title_of(state: StateSnapshot) -> str:
                 return line
             return f"{line[:TITLE_CHARACTERS].rsplit(' ', 1)[0]}…"
     return "Untitled conversation"
+
+
+def _seconds(moment: str | None) -> float | None:
+    return None if moment is None else datetime.fromisoformat(moment).timestamp()
 
 
 def _role(message: object) -> str | None:

@@ -189,7 +189,7 @@ def read_values(
         slot = (record.namespace, channel)
         held = cache.held.get(slot)
         if held is not None and held.ref == ref:
-            recalled = recall(serde, held)
+            recalled = recall(serde, held, generation)
             if recalled is not None:
                 channels[channel], cache.held[slot] = recalled
                 continue
@@ -201,7 +201,7 @@ def read_values(
         trees, expansion = yield from engine_values.resolve(partition, wanted, digest)
         cache.enter(generation)
         new = {channel: trees[channel] for channel in own}
-        channels.update(take(serde, cache, record.namespace, new, expansion, record.refs))
+        channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
         out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
     return Values({c: channels[c] for c in record.refs}, out)
 

@@ -9,20 +9,22 @@ value is recognised by its reference, an element by its identity and its witness
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from threading import Lock
 from typing import Any
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from perdure.langgraph import identity
+from perdure.langgraph.identity import Watch
 from perdure.langgraph.serde import Serde
 from perdure.model import refs
 from perdure.model.chunks import Digester
 from perdure.model.packing import array_header, joined, packed
 from perdure.model.records import Partition
-from perdure.model.tree import Builder, Expansion, Listed, Tree
+from perdure.model.tree import Builder, Expansion, Listed, Shape, Tree
 
 _SPLIT_ELEMENT = 4096
 _DEPTH = 4
@@ -30,34 +32,34 @@ _DIGESTS_MAX = 200_000
 
 
 @dataclass(slots=True, eq=False)
-class Element:
-    """One element of a list channel: its reference, the object that stands for it, and what proves that
-    the object is unchanged. ``body`` is kept where the object is not the decoded form of the stored bytes."""
+class Elements:
+    """A list's elements as they are stored: their references, a watch over the objects that stand for them,
+    and how the list was cut. ``bodies`` has the packed form of those elements whose object is not the
+    decoded form of what is stored, or is opaque, by position."""
 
-    ref: bytes
-    value: Any
-    seen: identity.Witness | None
-    body: bytes | None
+    refs: list[bytes]
+    watch: Watch
+    bodies: dict[int, bytes]
+    shape: Shape | None
+    _places: dict[int, int] | None = None
 
-    def unchanged(self) -> bool:
-        return self.seen is not None and identity.is_unchanged(self.value, self.seen)
+    def place(self, value: Any) -> int | None:
+        """Where an object stands in the list, if it is one of the elements."""
+        if self._places is None:
+            self._places = {id(v): i for i, v in enumerate(self.watch.values)}
+        at = self._places.get(id(value))
+        return None if at is None or self.watch.recipes[at] is None else at
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A channel's value as it is stored under ``ref``: the elements of a list, or the payload of another."""
+    """A channel's value as it is stored under ``ref``, its chunks known in one collection generation: the
+    elements of a list, or the payload of another value."""
 
     ref: bytes
-    elements: list[Element] | None = None
+    generation: int
+    elements: Elements | None = None
     payload: tuple[int, bytes] | None = None
-    by_id: dict[int, Element] | None = None
-
-    def find(self, value: Any) -> Element | None:
-        """The element that an object stands for, while it is unchanged."""
-        if self.by_id is None:
-            self.by_id = {id(e.value): e for e in self.elements or ()}
-        element = self.by_id.get(id(value))
-        return element if element is not None and element.unchanged() else None
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,8 @@ class ThreadCache:
         """Roughly how many elements are held; a payload counts one for each half kilobyte."""
         weight = 8
         for held in self.held.values():
-            weight += len(held.elements or ()) + (len(held.payload[1]) // 512 if held.payload else 0)
+            weight += len(held.elements.refs) if held.elements else 0
+            weight += len(held.payload[1]) // 512 if held.payload else 0
         return weight
 
 
@@ -146,16 +149,55 @@ class Encoding:
         """The reference of a channel's value."""
         slot = (namespace, channel)
         if type(value) is list:
-            known = [h for h in (self._cache.held.get(slot), self._cache.recent.get(slot)) if h is not None]
-            elements = [self._element(item, known) for item in value]
-            ref = self._builder.list_of([e.ref for e in elements])
-            self._held[slot] = Held(ref, elements)
-            return ref
-        payload = self._serde.payload(value)
-        split = type(value) is dict or isinstance(value, _DeltaSnapshot)
-        ref = self._split(value, 0) if split else self._builder.payload(*payload)
-        self._held[slot] = Held(ref, payload=payload)
-        return ref
+            held = self._list(slot, value)
+        else:
+            payload = self._serde.payload(value)
+            split = type(value) is dict or isinstance(value, _DeltaSnapshot)
+            ref = self._split(value, 0) if split else self._builder.payload(*payload)
+            held = Held(ref, self._generation, payload=payload)
+        self._held[slot] = held
+        return held.ref
+
+    def _list(self, slot: tuple[str, str], value: list[Any]) -> Held:
+        """A list: what is provably stored already keeps its reference, the rest is packed."""
+        values = value.copy()
+        before = self._usable(self._cache.held.get(slot))
+        recent = self._usable(self._cache.recent.get(slot))
+        shape: Shape | None = None
+        same = 0
+        if before is not None and all(r is not None for r in before.watch.recipes):
+            known = before.watch.values
+            if len(values) >= len(known) and all(map(is_, values, known)):
+                same = len(known)
+        if before is not None and same:
+            found, bodies, shape = before.refs.copy(), before.bodies.copy(), before.shape
+            watch = before.watch.extended(values) if len(values) > same else before.watch
+        else:
+            found, bodies = [], {}
+            watch = Watch(values)
+        for position in range(same, len(values)):
+            item = values[position]
+            at = None
+            for source in (before, recent):
+                if source is not None and (at := source.place(item)) is not None:
+                    found.append(source.refs[at])
+                    if at in source.bodies:
+                        bodies[position] = source.bodies[at]
+                    break
+            if at is None:
+                ref, bodies[position] = self._element(item)
+                found.append(ref)
+        if before is not None and not same:
+            shape = before.shape
+            same = _alike(found, before.refs)
+        ref, shape = self._builder.list_like(found, shape, same)
+        return Held(ref, self._generation, Elements(found, watch, bodies, shape))
+
+    def _usable(self, held: Held | None) -> Elements | None:
+        """A held list whose chunks are stored in this generation and whose objects are unchanged."""
+        if held is None or held.elements is None or held.generation != self._generation:
+            return None
+        return held.elements if held.elements.watch.is_unchanged() else None
 
     def acknowledge_checkpoint(self) -> None:
         """The chunks are durable, and the encoded values are the channels' latest."""
@@ -167,35 +209,19 @@ class Encoding:
     def acknowledge_writes(self) -> None:
         """The chunks are durable; elements may turn up in the next value of their channel."""
         self._acknowledge_chunks()
-        for slot, held in self._held.items():
-            if held.elements:
-                before = self._cache.recent.get(slot)
-                merged = [*(before.elements or ()), *held.elements][-256:] if before else held.elements
-                self._cache.recent[slot] = Held(held.ref, merged)
+        self._cache.recent.update({slot: h for slot, h in self._held.items() if h.elements is not None})
 
     def _acknowledge_chunks(self) -> None:
         if self._cache.generation == self._generation:
             self._cache.stored.update(self._builder.fresh)
             self._cache.nodes.update(self._builder.seen)
 
-    def _element(self, value: Any, known: Sequence[Held]) -> Element:
-        for held in known:
-            element = held.find(value)
-            if element is not None and self._is_stored(element.ref):
-                return element
-        body: bytes | None = None
-        if type(value) in (list, dict):
-            ref = self._split(value, 1)
-        else:
-            body = self._serde.pack(value)
-            ref = self._builder.payload(refs.MSGPACK, body)
-        return Element(ref, value, identity.witness(value), body)
-
-    def _is_stored(self, ref: bytes) -> bool:
-        tag = ref[0] & 0xF0
-        if tag == refs.INLINE:
-            return True
-        return tag == refs.CHUNK and ref[1:] in self._cache.stored
+    def _element(self, value: Any) -> tuple[bytes, bytes]:
+        """An element's reference and packed form."""
+        body = self._serde.pack(value)
+        if len(body) > _SPLIT_ELEMENT and type(value) in (list, dict):
+            return self._split(value, 1), body
+        return self._builder.payload(refs.MSGPACK, body), body
 
     def _split(self, value: Any, depth: int) -> bytes:
         kind = type(value)
@@ -234,6 +260,7 @@ def take(
     trees: Mapping[str, Tree],
     expansion: Expansion,
     references: Mapping[str, bytes],
+    generation: int,
 ) -> dict[str, Any]:
     """The values of trees that were read, remembered for the next load and put."""
     out: dict[str, Any] = {}
@@ -244,38 +271,48 @@ def take(
         if isinstance(tree, Listed):
             bodies = [packed(item) for item in tree.items]
             values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies))
-            cache.held[slot] = Held(references[channel], _elements(tree.refs, values, bodies))
-            out[channel] = values
+            watch = Watch(values)
+            opaque = {i: bodies[i] for i, recipe in enumerate(watch.recipes) if recipe is None}
+            elements = Elements(tree.refs, watch, opaque, None)
+            cache.held[slot] = Held(references[channel], generation, elements)
+            out[channel] = values.copy()
         else:
             payload = joined(tree)
-            cache.held[slot] = Held(references[channel], payload=payload)
+            cache.held[slot] = Held(references[channel], generation, payload=payload)
             out[channel] = serde.value(*payload)
     return out
 
 
-def recall(serde: Serde, held: Held) -> tuple[Any, Held] | None:
+def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None:
     """A fresh copy of a held value and what stands for it now; ``None`` when it must be read again."""
     if held.payload is not None:
         return serde.value(*held.payload), held
-    if held.elements is None:
+    elements = held.elements
+    if elements is None or not elements.watch.is_unchanged():
         return None
-    values: list[Any] = []
-    elements: list[Element] = []
-    copy, witness = identity.copy, identity.witness
-    for element in held.elements:
-        if element.body is not None:
-            value = serde.unpack(element.body)
-            seen = witness(value)
-            body = None if seen is not None else element.body
-        elif element.unchanged():
-            value = copy(element.value)
-            seen = witness(value)
-            body = None
-        else:
-            return None
-        values.append(value)
-        elements.append(Element(element.ref, value, seen, body))
-    return values, Held(held.ref, elements)
+    bodies, recipes = elements.bodies, elements.watch.recipes
+    count = len(recipes)
+    # Elements that were put, not read, are decoded once, so that a value is the same however it is read.
+    start = min((i for i in bodies if recipes[i] is not None), default=count)
+    watch = elements.watch.copies(start, lambda place: serde.unpack(bodies[place]))
+    if start < count:
+        rest = [
+            serde.unpack(bodies[i]) if i in bodies else identity.copy(elements.watch.values[i])
+            for i in range(start, count)
+        ]
+        watch = watch.extended(watch.values + rest)
+    opaque = {i: bodies[i] for i in bodies if watch.recipes[i] is None}
+    new = Elements(elements.refs, watch, opaque, elements.shape)
+    # Loading it proves that its chunks are stored in the generation of the load.
+    return watch.values.copy(), Held(held.ref, generation, new)
+
+
+def _alike(left: list[bytes], right: list[bytes]) -> int:
+    """How many references two lists have in common at their start."""
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return position
+    return min(len(left), len(right))
 
 
 class Pool:
@@ -294,7 +331,7 @@ class Pool:
         if new:
             values = self._serde.unpack(array_header(len(new)) + b"".join(body for _, body in new))
             for (ref, body), value in zip(new, values, strict=True):
-                known[ref] = value if identity.witness(value) is not None else _Opaque(body)
+                known[ref] = value if identity.copy(value) is not None else _Opaque(body)
         out: list[Any] = []
         for ref in tree.refs:
             value = known[ref]
@@ -307,11 +344,3 @@ class _Opaque:
     """An element that cannot be copied, only decoded again."""
 
     body: bytes
-
-
-def _elements(found: Iterable[bytes], values: Iterable[Any], bodies: Iterable[bytes]) -> list[Element]:
-    out: list[Element] = []
-    for ref, value, body in zip(found, values, bodies, strict=True):
-        seen = identity.witness(value)
-        out.append(Element(ref, value, seen, None if seen is not None else body))
-    return out

@@ -12,19 +12,27 @@ Building knows nothing of storage: it takes what is already stored as a predicat
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
 from perdure.errors import Corrupt
 from perdure.model import refs
-from perdure.model.chunks import CHUNK_MAX, DIGEST_SIZE, Digester
+from perdure.model.chunks import CHUNK_MAX, Digester
 
 _LEAF_TARGET = 256
 _NODE_MIN = 2
 _NODE_MAX_BYTES = 4096
-_CHUNK_ENTRY = DIGEST_SIZE + 2
 _FANOUT_MASK = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a list was cut: where its leaf nodes end, and their digests. A list that starts alike is cut alike."""
+
+    ends: list[int]
+    leaves: list[bytes]
 
 
 @dataclass(slots=True)
@@ -71,10 +79,21 @@ class Builder:
 
     def list_of(self, elements: list[bytes]) -> bytes:
         """The reference of a list, given the references of its elements."""
+        return self.list_like(elements, None, 0)[0]
+
+    def list_like(self, elements: list[bytes], before: Shape | None, same: int) -> tuple[bytes, Shape]:
+        """As ``list_of``, for a list whose first ``same`` elements are those of one cut as ``before``, whose
+        nodes are stored; with the shape of this one."""
         ends: list[int] = []
-        start = 0
+        leaves: list[bytes] = []
+        if before is not None:
+            whole = bisect_right(before.ends, same)
+            ends, leaves = before.ends[:whole], before.leaves[:whole]
+        first = start = ends[-1] if ends else 0
+        new_ends: list[int] = []
         size = 0
-        for position, ref in enumerate(elements):
+        rest = elements[first:] if first else elements
+        for position, ref in enumerate(rest, first):
             length = len(ref)
             size += length
             if ref[0] & 0xF0 == refs.CHUNK:
@@ -82,11 +101,17 @@ class Builder:
             else:
                 hit = (crc32(ref) & 0xFF) * _LEAF_TARGET < length << 8
             if (hit and position - start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
-                ends.append(position + 1)
+                new_ends.append(position + 1)
                 start = position + 1
                 size = 0
-        entries = list(map(refs.entry, elements)) if len(elements) < 64 else _entries(elements)
-        return self._tree(refs.LIST, len(elements), entries, ends)
+        entries = [refs.entry(ref) for ref in rest]
+        at = 0
+        for end in new_ends:
+            leaves.append(self.node(b"".join(entries[at : end - first])))
+            at = end - first
+        ends += new_ends
+        ref = self._tree(refs.LIST, len(elements), leaves, b"".join(entries[at:]))
+        return ref, Shape(ends, leaves)
 
     def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The reference of a dict, given its packed keys and the references of its values, in order."""
@@ -102,19 +127,18 @@ class Builder:
                 ends.append(position + 1)
                 start = position + 1
                 size = 0
-        return self._tree(refs.DICT, len(entries), entries, ends)
+        leaves: list[bytes] = []
+        at = 0
+        for end in ends:
+            leaves.append(self.node(b"".join(entries[at:end])))
+            at = end
+        return self._tree(refs.DICT, len(entries), leaves, b"".join(entries[at:]))
 
     def snapshot_of(self, inner: bytes) -> bytes:
         return self._bounded(refs.snapshot(inner))
 
-    def _tree(self, tag: int, count: int, entries: list[bytes], ends: list[int]) -> bytes:
-        level: list[bytes] = []
-        start = 0
-        for end in ends:
-            level.append(self.node(b"".join(entries[start:end])))
-            start = end
-        tail = b"".join(entries[start:])
-        upper = self.node(self._upper(level)) if level else b""
+    def _tree(self, tag: int, count: int, leaves: list[bytes], tail: bytes) -> bytes:
+        upper = self.node(self._upper(leaves)) if leaves else b""
         return self._bounded(refs.tree(tag, count, upper, tail))
 
     def _upper(self, level: list[bytes]) -> bytes:
@@ -134,11 +158,6 @@ class Builder:
 
     def _bounded(self, ref: bytes) -> bytes:
         return ref if len(ref) <= refs.REF_MAX else refs.wrapped(self.node(ref))
-
-
-def _entries(elements: list[bytes]) -> list[bytes]:
-    prefix = bytes((DIGEST_SIZE + 1,))
-    return [prefix + ref if len(ref) == DIGEST_SIZE + 1 else refs.entry(ref) for ref in elements]
 
 
 @dataclass(slots=True)

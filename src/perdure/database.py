@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from perdure.engine import checkpoints, retention, tags
+from perdure.langgraph import inspect
+from perdure.langgraph.inspect import CheckpointView
 from perdure.langgraph.saver import OnConflict, PerdureSaver
 from perdure.langgraph.serde import TypeName
 from perdure.model.chunks import Digester
@@ -93,6 +96,18 @@ class Database:
         """The tags of a thread: name to checkpoint id."""
         found = run(tags.list_tags(Partition(self._tenant, thread_id)), self._driver)
         return {record.key[0]: record.fields["checkpoint_id"] for record in found}
+
+    def show(self, thread_id: str) -> CheckpointView:
+        """The latest checkpoint of a thread in plain data; no type is built. ``NotFound`` without one."""
+        return run(inspect.latest(Partition(self._tenant, thread_id), self._digest), self._driver)
+
+    def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
+        """The newest checkpoints of a thread's namespace, newest first, without values."""
+        return run(inspect.timeline(Partition(self._tenant, thread_id), namespace, limit), self._driver)
+
+    def export(self, thread_id: str) -> dict[str, Any]:
+        """A thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
+        return run(inspect.export(Partition(self._tenant, thread_id), self._digest), self._driver)
 
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""

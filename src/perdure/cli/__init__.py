@@ -1,1 +1,31 @@
-"""The command line."""
+"""The command line: one module a family of commands, and one place that turns errors into sentences."""
+
+from __future__ import annotations
+
+import sys
+
+from perdure.cli.app import app
+from perdure.cli.database import migrate
+from perdure.cli.demo import demo
+from perdure.cli.threads import threads
+from perdure.errors import PerdureError
+
+app.command()(migrate)
+app.command()(demo)
+app.add_typer(threads, name="threads")
+
+
+def main() -> None:
+    """Run ``perdure``. What Perdure refuses is printed as one sentence, with exit code 1."""
+    try:
+        app()
+    except PerdureError as error:
+        sys.stderr.write(f"perdure: {error}\n")
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader has seen enough (`perdure threads ls | head`).
+        sys.stderr.close()
+        sys.exit(0)
+
+
+__all__ = ["main"]

@@ -82,7 +82,7 @@ def put_checkpoint(
     first_version: int,
     budget: Budget,
     view: View | None,
-) -> Program[tuple[View, CheckpointRecord, Draft]]:
+) -> Program[tuple[View, CheckpointRecord]]:
     """Store a checkpoint and move the head of its namespace to it, or raise ``HeadConflict``.
 
     ``plan`` encodes the checkpoint under a collection generation; it is called again when a collection came
@@ -90,7 +90,7 @@ def put_checkpoint(
     and made again does not meet the versions of its past.
     """
 
-    def attempt(view: View) -> Program[tuple[View, CheckpointRecord, Draft] | None]:
+    def attempt(view: View) -> Program[tuple[View, CheckpointRecord] | None]:
         checks = guards(partition, view, epoch)
         head = view.head
         verdict = judge(
@@ -145,7 +145,7 @@ def put_checkpoint(
             view.open_run,
             record.id if namespace == ROOT else view.root_head,
         )
-        return after, record, draft
+        return after, record
 
     return (yield from retrying(partition, view, lambda: load_view(partition, namespace), attempt))
 
@@ -158,7 +158,7 @@ def put_writes(
     epoch: int | None,
     budget: Budget,
     view: View | None,
-) -> Program[tuple[View, Draft]]:
+) -> Program[None]:
     """Store a task's writes; the checkpoint that they belong to need not be stored yet.
 
     A slot is written once; the reserved negative slots are overwritten. ``seen`` holds the versions of the
@@ -167,14 +167,14 @@ def put_writes(
     no load preceded, or forks allowed) filled slots are kept, negative ones overwritten.
     """
 
-    def attempt(view: View) -> Program[tuple[View, Draft] | None]:
+    def attempt(view: View) -> Program[bool | None]:
         checks = guards(partition, view, epoch)
         draft = plan(view.generation)
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, view.generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
         if isinstance(outcome, Committed):
-            return view, draft
+            return True
         if outcome.kind is not WRITE:
             return None
         answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))
@@ -193,9 +193,9 @@ def put_writes(
             if write.idx < 0:
                 puts.append(_over(write, stored))
         outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, budget)
-        return (view, draft) if isinstance(outcome, Committed) else None
+        return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, view, lambda: load_view(partition, ""), attempt))
+    yield from retrying(partition, view, lambda: load_view(partition, ""), attempt)
 
 
 def _is_foreign(

@@ -89,7 +89,7 @@ def before_root(
 def delta_history(
     partition: Partition, target: CheckpointRecord, channels: Iterable[str]
 ) -> Program[dict[str, Carried]]:
-    """What rebuilds DeltaChannels at a checkpoint: the nearest stored value, and the writes since, oldest first.
+    """What rebuilds DeltaChannels at a checkpoint: the nearest stored value and the writes since, in order.
 
     Only the parent chain counts, and of each ancestor's writes only those that the loop which made its
     child had loaded or written itself: a run that lost the race for the child may have left others there.
@@ -98,14 +98,13 @@ def delta_history(
     done: dict[str, Carried] = {}
     child = target
     buffer: list[CheckpointRecord] = []
+    found: dict[str, tuple[PendingWrite, ...]] = {}
     below: int | None = target.seq
     while len(done) < len(collected):
         open_channels = [c for c in collected if c not in done]
         for channel in open_channels:
             if (carried := child.carried.get(channel)) is not None:
-                done[channel] = Carried(
-                    carried.seed, (*carried.writes, *reversed(collected[channel]))
-                )
+                done[channel] = Carried(carried.seed, (*carried.writes, *reversed(collected[channel])))
         if child.parent_id is None:
             break
         if not buffer:

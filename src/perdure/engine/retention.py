@@ -17,7 +17,20 @@ from perdure.engine.values import MissingChunk, fetch_chunks, reachable
 from perdure.errors import Conflict, Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Find, Op, Put, Range, Stage
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Op,
+    Put,
+    Range,
+    Stage,
+)
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
 from perdure.model.retention import Name, Plan, keep_newest, nearest_survivor, plan_removal, plan_retention
@@ -35,7 +48,9 @@ class Keep:
     def parse(cls, strategy: str, keep_last: int | None) -> Keep:
         if keep_last is not None:
             if keep_last < 1:
-                raise ValueError(f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'")
+                raise ValueError(
+                    f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'"
+                )
             return cls(keep_last)
         if strategy == "keep_latest":
             return cls(1)
@@ -63,9 +78,7 @@ def all_threads(tenant: str | None) -> Program[list[Partition]]:
     """Every thread of a tenant, or of all, in order."""
     out: list[Partition] = []
     while True:
-        found = yield from ask(
-            Find("threads", tenant, after=out[-1] if out else None, limit=_PAGE)
-        )
+        found = yield from ask(Find("threads", tenant, after=out[-1] if out else None, limit=_PAGE))
         out.extend(f.partition for f in found)
         if len(found) < _PAGE:
             return out
@@ -89,9 +102,7 @@ def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) ->
     yield from _remove(partition, plan, digest, budget)
 
 
-def delete_for_runs(
-    tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget
-) -> Program[None]:
+def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
     """Remove the checkpoints of runs, in whatever threads they are. Heads move to the nearest checkpoint
     that stays; tagged checkpoints stay."""
     runs = set(run_ids)
@@ -114,9 +125,7 @@ def delete_for_runs(
         yield from _remove(partition, plan, digest, budget)
 
 
-def copy_thread(
-    source: Partition, target: Partition, digest: Digester, budget: Budget
-) -> Program[None]:
+def copy_thread(source: Partition, target: Partition, digest: Digester, budget: Budget) -> Program[None]:
     """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist."""
     for _ in range(ATTEMPTS):
         contents = yield from _read(source)
@@ -135,9 +144,7 @@ def copy_thread(
     raise Contention(f"thread {source.thread!r} is being pruned again and again; copy it later")
 
 
-def _write_copy(
-    target: Partition, contents: Contents, chunks: list[Put], budget: Budget
-) -> Program[None]:
+def _write_copy(target: Partition, contents: Contents, chunks: list[Put], budget: Budget) -> Program[None]:
     heads: list[Op] = [
         Put(
             HEAD,
@@ -176,9 +183,7 @@ def _remove(
         if not plan.removed:
             return
         if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
-            outcome = yield from ask(
-                Commit(partition, (*_head_checks(contents), *_head_removal(contents)))
-            )
+            outcome = yield from ask(Commit(partition, (*_head_checks(contents), *_head_removal(contents))))
             if isinstance(outcome, Committed):
                 yield from ask(Drop(partition))
                 return
@@ -198,9 +203,7 @@ def _head_removal(contents: Contents) -> list[Op]:
     return [Delete(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
 
 
-def _take_away(
-    partition: Partition, contents: Contents, plan: Plan, budget: Budget
-) -> Program[int | None]:
+def _take_away(partition: Partition, contents: Contents, plan: Plan, budget: Budget) -> Program[int | None]:
     """Commit a plan; the collection generation afterwards, or ``None`` when the thread changed meanwhile."""
     relinked: list[Op] = []
     originals = {(c.namespace, c.id): c for c in contents.checkpoints}
@@ -300,9 +303,7 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     doomed: list[Op] = []
     after: Key | None = None
     while True:
-        (records,) = yield from ask(
-            Fetch(partition, (Range(CHUNK, after=after, limit=_PAGE, bodies=False),))
-        )
+        (records,) = yield from ask(Fetch(partition, (Range(CHUNK, after=after, limit=_PAGE, bodies=False),)))
         for record in records:
             age = record.fields["generation"]
             if age < generation and record.key[0] not in needed:

@@ -68,7 +68,7 @@ def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, 
     if epoch is None and view.open_run is not None:
         raise Fenced(
             f"thread {partition.thread!r} has the open run {view.open_run!r}; a write without its lease "
-            "would be applied beside it. Wait for the run to finish, or send the change through the run's inbox"
+            "would be applied beside it. Wait for the run to finish and try again"
         )
     return (
         Check(EPOCH, (), view.epoch or Expect.ABSENT),

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.messages import (
     AIMessage,
@@ -50,7 +50,7 @@ class Recipe:
 
     __slots__ = ("cls", "empty", "full")
 
-    _known: dict[tuple[type, tuple[Empty, ...], tuple[str, ...]], Recipe] = {}
+    _known: ClassVar[dict[tuple[type, tuple[Empty, ...], tuple[str, ...]], Recipe]] = {}
 
     def __init__(self, cls: type, empty: tuple[Empty, ...], full: tuple[str, ...]) -> None:
         self.cls = cls
@@ -72,7 +72,17 @@ class Watch:
     """A snapshot of the mutable inside of a list's elements, by element: its value, the dict that holds its
     fields, and its recipe (``None`` for an opaque one)."""
 
-    __slots__ = ("_at", "_containers", "_empty", "_fields", "_leaves", "_models", "recipes", "roots", "values")
+    __slots__ = (
+        "_at",
+        "_containers",
+        "_empty",
+        "_fields",
+        "_leaves",
+        "_models",
+        "recipes",
+        "roots",
+        "values",
+    )
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
@@ -225,7 +235,7 @@ def _copy_root(recipe: Recipe, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(cls: type, root: dict[str, Any], like: Any) -> Any:
-    new = cls.__new__(cls)
+    new: Any = object.__new__(cls)
     _set(new, "__dict__", root)
     _set(new, "__pydantic_fields_set__", like.__pydantic_fields_set__.copy())
     _set(new, "__pydantic_extra__", None if like.__pydantic_extra__ is None else {})

@@ -98,7 +98,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self,
         config: RunnableConfig | None,
         *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        filter: dict[str, Any] | None = None,
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
@@ -115,7 +115,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self,
         config: RunnableConfig | None,
         *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        filter: dict[str, Any] | None = None,
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
@@ -188,9 +188,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         run(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        await arun(
-            retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver
-        )
+        await arun(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         run(self._copy(source_thread_id, target_thread_id), self._driver)
@@ -260,10 +258,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self._caches.weigh(at.partition)
         return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, token)
 
-    def _list(self, pages: translate.Listing) -> Program[list[CheckpointTuple]]:
+    def _list(self, pages: translate.Listing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._packer, self._digest))
 
-    def _partitions(self, config: RunnableConfig | None) -> Program[list[Partition]]:
+    def _partitions(self, config: RunnableConfig | None) -> Program[Sequence[Partition]]:
         if config is not None:
             return [self._address(config).partition]
         if not self._may_list_all:
@@ -284,9 +282,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         if found.checkpoint is None:
             return {channel: {"writes": []} for channel in channels}
         carried = yield from history.delta_history(at.partition, found.checkpoint, channels)
-        return (
-            yield from translate.read_history(self._packer, self._digest, at.partition, carried)
-        )
+        return (yield from translate.read_history(self._packer, self._digest, at.partition, carried))
 
     def _put(
         self,
@@ -322,7 +318,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             return checkpoints.Draft(encoding.chunks, checkpoint=record)
 
         try:
-            view, record, draft = yield from checkpoints.put_checkpoint(
+            view, record = yield from checkpoints.put_checkpoint(
                 partition,
                 namespace=namespace,
                 plan=plan,
@@ -388,7 +384,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
 
         strict = loop is not None and not self._fork
         try:
-            view, _ = yield from checkpoints.put_writes(
+            yield from checkpoints.put_writes(
                 partition,
                 plan=plan,
                 seen=loop.seen if loop is not None and strict else None,
@@ -432,5 +428,3 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             del self._views[key]
         self._caches.forget(partition)
         self._loops.forget(partition)
-
-

@@ -25,8 +25,8 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import ormsgpack
+from langgraph.checkpoint.serde import types as langgraph_types
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store.base import Item
 from langgraph.types import Send
 
@@ -47,6 +47,9 @@ _PACK = (
 _UNPACK = ormsgpack.OPT_NON_STR_KEYS
 
 TypeName = tuple[str, ...]
+
+DeltaSnapshot = langgraph_types._DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
+"""What LangGraph stores for a DeltaChannel now and then: its whole value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,8 +131,8 @@ class Serde:
         self._check(cls.__module__, cls.__name__)
         return ormsgpack.Ext(code, self.pack((cls.__module__, cls.__name__, argument, *more)))
 
-    def _pack_ext(self, obj: Any) -> Any:  # noqa: PLR0911 - one return a kind of type
-        if isinstance(obj, _DeltaSnapshot):
+    def _pack_ext(self, obj: Any) -> Any:
+        if isinstance(obj, DeltaSnapshot):
             return ormsgpack.Ext(_SNAPSHOT, self.pack(obj.value))
         if isinstance(obj, _Surrogates):
             return ormsgpack.Ext(_SURROGATES, obj.text.encode("utf-8", "surrogatepass"))
@@ -156,9 +159,7 @@ class Serde:
             extra = (obj.timeout,) if getattr(obj, "timeout", None) is not None else ()
             return self._ext(_POSITIONAL, obj, (obj.node, obj.arg, *extra))
         if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-            return self._ext(
-                _KEYWORD, obj, {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)}
-            )
+            return self._ext(_KEYWORD, obj, {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)})
         if isinstance(obj, Item):
             return self._ext(_KEYWORD, obj, {k: getattr(obj, k) for k in obj.__slots__})
         if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and hasattr(obj, "tobytes"):
@@ -192,7 +193,7 @@ class Serde:
                 return data.decode("utf-8", "surrogatepass")
             inner = ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
             if code == _SNAPSHOT:
-                return _DeltaSnapshot(inner)
+                return DeltaSnapshot(inner)
             if code == _NUMPY:
                 return _unpack_array(*inner)
             module, name, argument, *more = inner

@@ -17,7 +17,8 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import history, values as engine_values
+from perdure.engine import history
+from perdure.engine import values as engine_values
 from perdure.errors import PerdureError
 from perdure.langgraph.loads import EPOCH, TOKEN
 from perdure.langgraph.serde import Serde
@@ -69,9 +70,7 @@ def stored_config(at: Address, namespace: str, checkpoint_id: str) -> RunnableCo
     return config_of(at.partition, namespace, checkpoint_id)
 
 
-def config_of(
-    partition: Partition, namespace: str, checkpoint_id: str, token: str = ""
-) -> RunnableConfig:
+def config_of(partition: Partition, namespace: str, checkpoint_id: str, token: str = "") -> RunnableConfig:
     configurable: dict[str, Any] = {
         "thread_id": partition.thread,
         "checkpoint_ns": namespace,
@@ -82,9 +81,7 @@ def config_of(
     return {"configurable": configurable}
 
 
-def metadata(
-    config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]
-) -> dict[str, Any]:
+def metadata(config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]) -> dict[str, Any]:
     """What is persisted beside a checkpoint: the given metadata, the scalars of the config's metadata, and
     those configurable values that are on the allowlist ``keys``: a secret in a config stays there."""
     out: dict[str, Any] = dict(given)
@@ -133,11 +130,10 @@ def to_record(
         else:
             references[channel] = encoding.channel(namespace, channel, values[channel])
     source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
-    clear = {
-        "source": source if isinstance(source, str) else None,
-        "step": step if type(step) is int and abs(step) < 1 << 62 else None,
-        "run_id": run_id if isinstance(run_id, str) else None,
-    }
+    clear_source = source if isinstance(source, str) else None
+    clear_step = step if type(step) is int and abs(step) < 1 << 62 else None
+    clear_run = run_id if isinstance(run_id, str) else None
+    clear = {"source": clear_source, "step": clear_step, "run_id": clear_run}
     rest = {k: v for k, v in full.items() if clear.get(k) is None}
     extra = {k: v for k, v in checkpoint.items() if k not in _CHECKPOINT_KEYS and v}
     updated = checkpoint.get("updated_channels")
@@ -148,9 +144,9 @@ def to_record(
         id=checkpoint["id"],
         seq=0,
         parent_id=parent,
-        run_id=clear["run_id"],
-        source=clear["source"],
-        step=clear["step"],
+        run_id=clear_run,
+        source=clear_source,
+        step=clear_step,
         v=checkpoint["v"],
         ts=checkpoint["ts"],
         versions=versions,
@@ -235,9 +231,7 @@ def read_page(
     return out
 
 
-def _named(
-    record: CheckpointRecord, writes: Iterable[PendingWrite]
-) -> Iterator[tuple[str, PendingWrite]]:
+def _named(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> Iterator[tuple[str, PendingWrite]]:
     return ((f"{record.id}\0\0{position}", write) for position, write in enumerate(writes))
 
 
@@ -251,9 +245,7 @@ def noted(partition: Partition, record: CheckpointRecord) -> Iterator[None]:
     try:
         yield
     except PerdureError as error:
-        raise type(error)(
-            f"thread {partition.thread!r}, checkpoint {record.id}: {error}"
-        ) from error
+        raise type(error)(f"thread {partition.thread!r}, checkpoint {record.id}: {error}") from error
 
 
 def to_tuple(
@@ -283,10 +275,8 @@ def to_tuple(
 
 
 def read_metadata(serde: Serde, record: CheckpointRecord) -> CheckpointMetadata:
-    out: dict[str, Any] = {}
-    for name, value in (("source", record.source), ("step", record.step), ("run_id", record.run_id)):
-        if value is not None:
-            out[name] = value
+    clear = {"source": record.source, "step": record.step, "run_id": record.run_id}
+    out: dict[str, Any] = {name: value for name, value in clear.items() if value is not None}
     out.update(serde.unpack(record.metadata))
     return out  # type: ignore[return-value]
 
@@ -398,9 +388,7 @@ class Listing:
             return [record.moved(seq=-1)]
         few = self.remaining is not None and not self.filter and self._ancestors is None
         limit = min(self.remaining, history.PAGE) if few and self.remaining else history.PAGE
-        return (
-            yield from history.page(self.at.partition, namespace, below=self._below, limit=limit)
-        )
+        return (yield from history.page(self.at.partition, namespace, below=self._below, limit=limit))
 
     def _tuples(
         self, serde: Serde, digest: Digester, namespace: str, records: list[CheckpointRecord]
@@ -411,8 +399,7 @@ class Listing:
         pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
         pages = yield from read_page(serde, digest, partition, records, pending)
         return [
-            to_tuple(serde, partition, record, values)
-            for record, values in zip(records, pages, strict=True)
+            to_tuple(serde, partition, record, values) for record, values in zip(records, pages, strict=True)
         ]
 
 

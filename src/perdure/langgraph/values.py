@@ -15,11 +15,9 @@ from operator import is_
 from threading import Lock
 from typing import Any
 
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
-
 from perdure.langgraph import identity
 from perdure.langgraph.identity import Watch
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.serde import DeltaSnapshot, Serde
 from perdure.model import refs
 from perdure.model.chunks import Digester
 from perdure.model.packing import array_header, joined, packed
@@ -152,7 +150,7 @@ class Encoding:
             held = self._list(slot, value)
         else:
             payload = self._serde.payload(value)
-            split = type(value) is dict or isinstance(value, _DeltaSnapshot)
+            split = type(value) is dict or isinstance(value, DeltaSnapshot)
             ref = self._split(value, 0) if split else self._builder.payload(*payload)
             held = Held(ref, self._generation, payload=payload)
         self._held[slot] = held
@@ -231,7 +229,7 @@ class Encoding:
             return self._builder.list_of([self._split(item, depth + 1) for item in value])
         if kind is dict and depth < _DEPTH and all(type(k) is str for k in value):
             return self._split_dict(value, depth)
-        if isinstance(value, _DeltaSnapshot):
+        if isinstance(value, DeltaSnapshot):
             return self._builder.snapshot_of(self._split(value.value, depth))
         return self._builder.payload(refs.MSGPACK, self._serde.pack(value))
 
@@ -327,7 +325,9 @@ class Pool:
         if not isinstance(tree, Listed):
             return self._serde.value(*joined(tree))
         known = self._elements
-        new = [(ref, packed(item)) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known]
+        new = [
+            (ref, packed(item)) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known
+        ]
         if new:
             values = self._serde.unpack(array_header(len(new)) + b"".join(body for _, body in new))
             for (ref, body), value in zip(new, values, strict=True):

@@ -40,9 +40,9 @@ class CheckpointRecord:
     checkpoint in the root namespace's tree: the root checkpoint that its metadata names, and the root's
     head when it was stored (the named one need not be stored). ``nonce`` names the loop that wrote it,
     ``seen`` the loops whose writes on the parent that loop had loaded; a write by any other loop is none of
-    this checkpoint's history. ``cut`` marks a parent link that a removal moved. ``deltas`` names the channels whose
-    value is not stored here but replayed from ancestors' writes; ``carried`` holds those writes once the
-    ancestors are gone.
+    this checkpoint's history. ``cut`` marks a parent link that a removal moved. ``deltas`` names the
+    channels whose value is not stored here but replayed from ancestors' writes; ``carried`` holds those
+    writes once the ancestors are gone.
     """
 
     namespace: str
@@ -152,7 +152,8 @@ class CheckpointRecord:
             cut=cut,
             deltas=tuple(deltas),
             carried={
-                ch: Carried(seed, tuple(CarriedWrite(t, r) for t, r in writes)) for ch, seed, writes in carried
+                ch: Carried(seed, tuple(CarriedWrite(t, r) for t, r in writes))
+                for ch, seed, writes in carried
             },
         )
 

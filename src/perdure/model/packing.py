@@ -11,7 +11,7 @@ from struct import pack
 
 from perdure.errors import Corrupt
 from perdure.model import refs
-from perdure.model.tree import Leaf, Listed, Mapped, Snapshot, Tree
+from perdure.model.tree import Leaf, Listed, Mapped, Tree
 
 SNAPSHOT_EXT = 7
 """The extension code of LangGraph's ``_DeltaSnapshot``."""
@@ -44,10 +44,8 @@ def packed(tree: Tree) -> bytes:
             parts.append(key)
             parts.append(packed(value))
         return b"".join(parts)
-    if isinstance(tree, Snapshot):
-        inner = packed(tree.inner)
-        return ext_header(SNAPSHOT_EXT, len(inner)) + inner
-    raise Corrupt(f"a tree of the unknown kind {type(tree).__name__}")
+    inner = packed(tree.inner)
+    return ext_header(SNAPSHOT_EXT, len(inner)) + inner
 
 
 def array_header(count: int) -> bytes:

@@ -54,9 +54,9 @@ def plan_retention(
     kept[""] |= {i for namespace, i in anchors if namespace == "" and i in roots}
     # A tag in a subgraph's namespace keeps the root checkpoint that the subgraph ran under.
     for namespace, checkpoint_id in tags:
-        checkpoint = by_namespace.get(namespace, {}).get(checkpoint_id)
-        if checkpoint is not None and checkpoint.root in roots:
-            kept[""].add(checkpoint.root)
+        tagged_one = by_namespace.get(namespace, {}).get(checkpoint_id)
+        if tagged_one is not None and tagged_one.root is not None and tagged_one.root in roots:
+            kept[""].add(tagged_one.root)
     ancestry = _Ancestry(roots)
     for namespace, group in by_namespace.items():
         if namespace != "":
@@ -85,9 +85,7 @@ def plan_removal(
     return Plan(tuple(gone), _relinked(by_namespace, kept, ancestry))
 
 
-def nearest_survivor(
-    start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]
-) -> str | None:
+def nearest_survivor(start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]) -> str | None:
     """The nearest kept checkpoint on the parent chain that starts at ``start``."""
     at = start
     while at is not None and at not in kept:
@@ -109,7 +107,7 @@ def _kept_in_subgraph(
     each kept root the newest that a replay of that root would load."""
     kept = {c.id for c in group.values() if c.root in roots}
     head = heads.get(namespace)
-    if all(c.root is None for c in group.values()) and head in group:
+    if head is not None and head in group and all(c.root is None for c in group.values()):
         kept.add(head)
     # A run may be going on whose root checkpoint is not stored yet.
     current = heads.get("")
@@ -120,7 +118,7 @@ def _kept_in_subgraph(
     }
     if ":" in namespace.rsplit("|", 1)[-1]:
         return kept
-    if head in group:
+    if head is not None and head in group:
         kept.add(head)
     newest_first = sorted(group.values(), key=lambda c: c.seq, reverse=True)
     for root in roots:

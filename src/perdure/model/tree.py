@@ -29,7 +29,7 @@ _FANOUT_MASK = 7
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a list was cut: where its leaf nodes end, and their digests. A list that starts alike is cut alike."""
+    """How a list was cut: where its leaf nodes end, and their digests. What starts alike is cut alike."""
 
     ends: list[int]
     leaves: list[bytes]
@@ -313,4 +313,3 @@ class Expansion:
         leaves = [self._body(digest, node=True) for digest in level]
         found = [leaf for leaf in leaves if leaf is not None]
         return found if len(found) == len(leaves) else None
-

@@ -117,9 +117,11 @@ class MemoryDriver:
             return [Found(p) for p in threads[start : start + effect.limit]]
         out: list[Found] = []
         for partition in partitions:
-            for record in self._table(partition, CHECKPOINT).values():
-                if record.fields["run_id"] == effect.value:
-                    out.append(Found(partition, Record(record.kind, record.key, record.fields)))
+            out.extend(
+                Found(partition, Record(record.kind, record.key, record.fields))
+                for record in self._table(partition, CHECKPOINT).values()
+                if record.fields["run_id"] == effect.value
+            )
         return out[: effect.limit]
 
 

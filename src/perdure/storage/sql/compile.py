@@ -18,9 +18,7 @@ Statement = tuple[str, tuple[Any, ...]]
 THREAD_PK = f"SELECT pk FROM {PREFIX}thread WHERE tenant = ? AND thread = ?"
 THREAD_NEW = f"INSERT INTO {PREFIX}thread (tenant, thread) VALUES (?, ?)"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
-THREADS = (
-    f"SELECT tenant, thread FROM {PREFIX}thread WHERE tenant = ? AND thread > ? ORDER BY thread LIMIT ?"
-)
+THREADS = f"SELECT tenant, thread FROM {PREFIX}thread WHERE tenant = ? AND thread > ? ORDER BY thread LIMIT ?"
 ALL_THREADS = (
     f"SELECT tenant, thread FROM {PREFIX}thread WHERE (tenant, thread) > (?, ?)"
     " ORDER BY tenant, thread LIMIT ?"
@@ -42,9 +40,7 @@ def select_version(kind: Kind) -> str:
 
 def select_range(item: Range, t: int) -> Statement:
     """Reads a range in its order."""
-    sql = _range_sql(
-        item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies
-    )
+    sql = _range_sql(item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies)
     parameters: tuple[Any, ...] = (t, *item.prefix)
     if item.after is not None:
         parameters += (item.after,) if item.by else tuple(item.after[len(item.prefix) :])
@@ -72,9 +68,7 @@ def upsert(kind: Kind) -> str:
     key = {c.name for c in kind.key} | {"t"}
     rest = [c for c in columns if c not in key]
     if kind.grows is not None:
-        action = (
-            f"UPDATE SET {kind.grows} = excluded.{kind.grows} WHERE excluded.{kind.grows} > {kind.grows}"
-        )
+        action = f"UPDATE SET {kind.grows} = excluded.{kind.grows} WHERE excluded.{kind.grows} > {kind.grows}"
     elif rest:
         action = "UPDATE SET " + ", ".join(f"{c} = excluded.{c}" for c in rest)
     else:

@@ -20,7 +20,7 @@ def version(connection: apsw.Connection) -> int:
     ).fetchone()
     if known is None:
         return 0
-    row = connection.execute(f"SELECT version FROM {PREFIX}schema").fetchone()  # noqa: S608
+    row = connection.execute(f"SELECT version FROM {PREFIX}schema").fetchone()
     return 0 if row is None else int(row[0])
 
 
@@ -34,9 +34,7 @@ def check(connection: apsw.Connection, path: Path) -> None:
             f"{path} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
         )
     what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
-    raise Unmigrated(
-        f"{path} {what}; run `perdure migrate sqlite:///{path}`, or connect with migrate=True"
-    )
+    raise Unmigrated(f"{path} {what}; run `perdure migrate sqlite:///{path}`, or connect with migrate=True")
 
 
 def apply(connection: apsw.Connection, path: Path) -> int:
@@ -50,7 +48,7 @@ def apply(connection: apsw.Connection, path: Path) -> int:
             for statement in STEPS[step]:
                 connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
-            connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))  # noqa: S608
+            connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

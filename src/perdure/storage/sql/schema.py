@@ -53,7 +53,9 @@ def _sqlite_table(kind: Kind) -> list[str]:
         prefix = ", ".join(["t", *(c.name for c in kind.key[:-1])])
         out.append(f"CREATE INDEX {name}_{by} ON {name} ({prefix}, {by})")
     if kind.index is not None:
-        out.append(f"CREATE INDEX {name}_{kind.index} ON {name} ({kind.index}) WHERE {kind.index} IS NOT NULL")
+        out.append(
+            f"CREATE INDEX {name}_{kind.index} ON {name} ({kind.index}) WHERE {kind.index} IS NOT NULL"
+        )
     return out
 
 

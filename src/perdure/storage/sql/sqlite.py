@@ -91,7 +91,7 @@ class SqliteDriver:
     async def aperform(self, effect: Effect[R]) -> R:
         loop = asyncio.get_running_loop()
         if isinstance(effect, Fetch | Find):
-            # A handful of keys comes from cached pages in microseconds; a thread would cost more than it saves.
+            # A handful of keys is read in microseconds; a thread would cost more than it saves.
             if isinstance(effect, Fetch) and _is_small(effect):
                 return cast(R, self._read(effect))
             return cast(R, await loop.run_in_executor(self._pool, self._read, effect))
@@ -117,8 +117,7 @@ class SqliteDriver:
 
     def _submit(self, job: _Job) -> None:
         with self._wake:
-            if self._closed:
-                raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
+            self._refuse_when_closed()
             self._queue.append(job)
             self._wake.notify()
 
@@ -187,19 +186,25 @@ class SqliteDriver:
     @contextmanager
     def _reader(self) -> Iterator[apsw.Connection]:
         with self._reading:
-            if self._closed:
-                raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
+            self._refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
         with translated(self._path):
             reader = reader or connect(self._path, read_only=True)
             try:
                 yield reader
             finally:
-                with self._reading:
-                    if self._closed:
-                        reader.close()
-                    else:
-                        self._readers.append(reader)
+                self._put_back(reader)
+
+    def _put_back(self, reader: apsw.Connection) -> None:
+        with self._reading:
+            if self._closed:
+                reader.close()
+            else:
+                self._readers.append(reader)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
 
     def _read(self, effect: Fetch | Find) -> Any:
         with self._reader() as reader:
@@ -214,15 +219,15 @@ class SqliteDriver:
 
 def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     """Open the file with the settings that durability rests on. It must exist."""
-    connection = apsw.Connection(
-        os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
-    )
+    connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX)
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != ("wal",):
             connection.close()
-            raise Unavailable(f"{path} cannot use write-ahead logging (journal mode {mode}); use a local disk")
+            raise Unavailable(
+                f"{path} cannot use write-ahead logging (journal mode {mode}); use a local disk"
+            )
         connection.execute("PRAGMA synchronous = FULL")
     else:
         connection.execute("PRAGMA query_only = 1")
@@ -386,7 +391,9 @@ def _translate(error: Exception, path: Path) -> Exception:
     elif isinstance(error, apsw.CorruptError):
         new = Corrupt(f"{path} is damaged ({error}); restore it from a backup")
     elif isinstance(error, apsw.CantOpenError | OSError):
-        new = Unavailable(f"{path} cannot be opened: {error}; check that it exists and may be read and written")
+        new = Unavailable(
+            f"{path} cannot be opened: {error}; check that it exists and may be read and written"
+        )
     elif isinstance(error, apsw.TooBigError | OverflowError):
         new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
     elif isinstance(error, apsw.Error):
@@ -395,5 +402,3 @@ def _translate(error: Exception, path: Path) -> Exception:
         return error
     new.__cause__ = error
     return new
-
-

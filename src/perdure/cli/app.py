@@ -1,0 +1,78 @@
+"""The root command and what every family shares: the database option and the consoles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from perdure.database import Database, connect_sync
+from perdure.errors import BadUrl
+
+app = typer.Typer(
+    name="perdure",
+    help="Durable threads for LangGraph agents.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Whoever pipes a listing wants whole ids, not a table cut to 80 columns.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+err = Console(stderr=True, highlight=False)
+
+Db = Annotated[
+    str | None,
+    typer.Option(
+        "--db", envvar=["PERDURE_URL", "DATABASE_URL"], help="The database, e.g. sqlite:///threads.db"
+    ),
+]
+Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="Whose threads; empty unless you set one")]
+KeyFile = Annotated[
+    typer.FileBinaryRead | None,
+    typer.Option(
+        "--key-file",
+        envvar="PERDURE_KEY_FILE",
+        help="The file with the encryption key, 32 bytes or 64 hex digits",
+    ),
+]
+
+
+@contextmanager
+def opened(
+    url: str | None, tenant: str = "", key_file: typer.FileBinaryRead | None = None
+) -> Iterator[Database]:
+    """The database of a command."""
+    if url is None:
+        raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_URL")
+    with connect_sync(url, tenant=tenant, encryption_key=_key(key_file)) as database:
+        yield database
+
+
+def _key(key_file: typer.FileBinaryRead | None) -> bytes | None:
+    if key_file is None:
+        return None
+    data = key_file.read()
+    try:
+        return bytes.fromhex(data.decode("ascii").strip())
+    except (UnicodeDecodeError, ValueError):
+        return data
+
+
+def _version(value: bool) -> None:
+    if value:
+        out.print(version("perdure"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Durable threads for LangGraph agents."""

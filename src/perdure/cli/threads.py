@@ -1,0 +1,174 @@
+"""Commands on threads: looking, tagging, pruning, exporting. All of them work while the application runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
+from perdure.langgraph.inspect import ChannelView
+
+threads = typer.Typer(help="Look at threads, tag, prune and export them.", no_args_is_help=True)
+
+ThreadId = Annotated[str, typer.Argument(help="The thread's id, as in configurable.thread_id")]
+
+
+@threads.command("ls")
+def list_threads(
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line")] = False,
+) -> None:
+    """List the threads of a tenant, by id, with the time of their latest checkpoint."""
+    with opened(db, tenant, key_file) as database:
+        table = Table("thread", "latest checkpoint", box=None, pad_edge=False)
+        count = 0
+        for thread in database.threads_sync():
+            count += 1
+            if as_json:
+                out.print_json(
+                    json.dumps({"thread_id": thread.thread_id, "updated_at": thread.updated_at}), indent=None
+                )
+            else:
+                table.add_row(escape(thread.thread_id), thread.updated_at or "")
+        if as_json:
+            return
+        if count:
+            out.print(table)
+        else:
+            out.print("No threads yet.")
+
+
+@threads.command()
+def show(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
+    """Show the latest state of a thread: its channels with sizes, and its messages."""
+    with opened(db, tenant, key_file) as database:
+        view = database.show(thread_id)
+    out.print(f"[bold]{escape(thread_id)}[/]  checkpoint {view.checkpoint_id}")
+    tags = f"  tags {', '.join(view.tags)}" if view.tags else ""
+    out.print(f"{view.created_at}  source {view.source}  step {view.step}{escape(tags)}")
+    table = Table("channel", "bytes", "items", box=None, pad_edge=False)
+    for channel in view.channels:
+        length = "" if channel.length is None else str(channel.length)
+        table.add_row(escape(channel.name), f"{channel.size:,}", length)
+    out.print(table)
+    for task, name, _ in view.pending:
+        out.print(f"pending write of task {task} to {escape(name)}")
+    for channel in view.channels:
+        _print_messages(channel)
+
+
+@threads.command()
+def history(
+    thread_id: ThreadId,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first")] = 30,
+    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+) -> None:
+    """List the checkpoints of a thread, newest first."""
+    with opened(db, tenant, key_file) as database:
+        views = database.timeline(thread_id, namespace, limit)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("checkpoint", no_wrap=True)
+    for heading in ("parent", "step", "source", "created", "updated", "tags"):
+        table.add_column(heading)
+    for view in views:
+        table.add_row(
+            view.checkpoint_id,
+            (view.parent_id or "")[-12:],
+            "" if view.step is None else str(view.step),
+            view.source or "",
+            view.created_at[:19],
+            escape(", ".join(view.updated or ())),
+            escape(", ".join(view.tags)),
+        )
+    out.print(table)
+
+
+@threads.command()
+def export(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
+    """Write a thread to standard output as JSON: every checkpoint with values, pending writes and tags."""
+    with opened(db, tenant, key_file) as database:
+        data = database.export(thread_id)
+    typer.echo(json.dumps(data, ensure_ascii=True, indent=1, default=_jsonable))
+
+
+@threads.command()
+def tag(
+    thread_id: ThreadId,
+    name: Annotated[str, typer.Argument(help="The tag's name")],
+    checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away")] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Anchor a checkpoint: no pruning removes it, and a fork can start from it later."""
+    with opened(db, tenant, key_file) as database:
+        if remove:
+            database.untag(thread_id, name)
+            out.print(f"{escape(thread_id)}: the tag {escape(name)} is gone")
+        else:
+            target = database.tag(thread_id, name, checkpoint)
+            out.print(f"{escape(thread_id)}: {escape(name)} is checkpoint {target}")
+
+
+@threads.command()
+def prune(
+    thread_ids: Annotated[list[str], typer.Argument(help="The threads' ids")],
+    keep_last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints stay")],
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Remove old checkpoints. The newest, tagged ones, and what they need stay. Safe beside live runs."""
+    with opened(db, tenant, key_file) as database:
+        saver = database.checkpointer()
+        for thread_id in thread_ids:
+            before = len(database.timeline(thread_id, limit=1_000_000))
+            saver.prune([thread_id], keep_last=keep_last)
+            after = len(database.timeline(thread_id, limit=1_000_000))
+            out.print(f"{escape(thread_id)}: {before - after} checkpoints removed, {after} stay")
+
+
+@threads.command()
+def delete(
+    thread_id: ThreadId,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Remove a thread with everything in it."""
+    with opened(db, tenant, key_file) as database:
+        database.show(thread_id)
+        if not yes and not typer.confirm(f"Remove the thread {thread_id} with everything in it?"):
+            err.print("Nothing was removed.")
+            raise typer.Exit(1)
+        database.checkpointer().delete_thread(thread_id)
+    out.print(f"{escape(thread_id)} is gone")
+
+
+def _print_messages(channel: ChannelView) -> None:
+    """Print the messages of a channel, if it holds any."""
+    items = channel.value if isinstance(channel.value, list) else []
+    for item in items:
+        inner = item.get("value") if isinstance(item, dict) else None
+        if not isinstance(inner, dict) or "content" not in inner or "type" not in inner:
+            continue
+        content = inner["content"]
+        text = content if isinstance(content, str) else json.dumps(content, default=_jsonable)
+        out.print(f"\n[bold]{escape(str(inner['type']))}[/]\n{escape(text)}")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"type": "bytes", "value": value.hex()}
+    return str(value)

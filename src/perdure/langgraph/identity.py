@@ -35,6 +35,7 @@ _IMMUTABLE = frozenset(
 )  # fmt: skip
 _MODELS = frozenset({AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage})
 _DEPTH = 16
+_NONE: frozenset[str] = frozenset()
 
 _set = object.__setattr__
 _inside = attrgetter("__dict__")
@@ -45,21 +46,27 @@ Container = tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]
 
 
 class Recipe:
-    """How to copy elements of one shape: their class, the fields that hold an empty container, and those
-    that hold one with something in it. Recipes are interned: equal shapes share one."""
+    """How to copy elements of one shape: their class, the fields that hold an empty container, those that
+    hold one with something in it, and those that a model was given. Recipes are interned: equal shapes share
+    one."""
 
-    __slots__ = ("cls", "empty", "full")
+    __slots__ = ("cls", "empty", "full", "given")
 
-    _known: ClassVar[dict[tuple[type, tuple[Empty, ...], tuple[str, ...]], Recipe]] = {}
+    _known: ClassVar[dict[tuple[type, tuple[Empty, ...], tuple[str, ...], frozenset[str]], Recipe]] = {}
 
-    def __init__(self, cls: type, empty: tuple[Empty, ...], full: tuple[str, ...]) -> None:
+    def __init__(
+        self, cls: type, empty: tuple[Empty, ...], full: tuple[str, ...], given: frozenset[str]
+    ) -> None:
         self.cls = cls
         self.empty = empty
         self.full = full
+        self.given = given
 
     @classmethod
-    def of(cls, kind: type, empty: tuple[Empty, ...], full: tuple[str, ...]) -> Recipe:
-        key = (kind, empty, full)
+    def of(
+        cls, kind: type, empty: tuple[Empty, ...], full: tuple[str, ...], given: frozenset[str]
+    ) -> Recipe:
+        key = (kind, empty, full, given)
         recipe = cls._known.get(key)
         if recipe is None:
             recipe = cls(*key)
@@ -77,8 +84,10 @@ class Watch:
         "_containers",
         "_empty",
         "_fields",
+        "_kinds",
         "_leaves",
         "_models",
+        "_sizes",
         "recipes",
         "roots",
         "values",
@@ -116,7 +125,10 @@ class Watch:
         """Whether every element is what it was when it was watched."""
         roots = self.roots
         return (
-            all(map(is_, map(_inside, self._models), self._model_roots()))
+            list(map(type, self._models)) == self._kinds
+            and all(map(is_, map(_inside, self._models), self._model_roots()))
+            # The columns alone do not say where one element ends and the next begins.
+            and list(map(len, roots)) == self._sizes
             and list(chain.from_iterable(roots)) == self._fields
             and all(map(is_, chain.from_iterable(map(dict.values, roots)), self._leaves))
             and not any(self._empty)
@@ -141,7 +153,7 @@ class Watch:
             for name in recipe.full:
                 _list_inside(root[name], containers, 0)
             roots.append(root)
-            values.append(root if recipe.cls is dict else _model(recipe.cls, root, self.values[place]))
+            values.append(root if recipe.cls is dict else _model(recipe, root, self.values[place]))
         new.values = values
         new.roots = roots
         new.recipes = recipes
@@ -158,7 +170,7 @@ class Watch:
     def _add(self, values: Iterable[Any]) -> None:
         for value in values:
             root = _root(value)
-            recipe = None if root is None else _recipe(type(value), root, self._containers)
+            recipe = None if root is None else _recipe(value, root, self._containers)
             self.recipes.append(recipe)
             if root is not None and recipe is not None:
                 self.roots.append(root)
@@ -177,6 +189,8 @@ class Watch:
         self._models = [
             v for v, r in zip(self.values, self.recipes, strict=True) if r is not None and r.cls is not dict
         ]
+        self._kinds = list(map(type, self._models))
+        self._sizes = list(map(len, self.roots))
 
     def _model_roots(self) -> list[dict[str, Any]]:
         if len(self._models) == len(self.roots):
@@ -188,11 +202,11 @@ class Watch:
 def copy(value: Any) -> Any:
     """A copy that shares nothing mutable with its original; ``None`` for an opaque value."""
     root = _root(value)
-    recipe = None if root is None else _recipe(type(value), root, [])
+    recipe = None if root is None else _recipe(value, root, [])
     if root is None or recipe is None:
         return None
     root = _copy_root(recipe, root)
-    return root if recipe.cls is dict else _model(recipe.cls, root, value)
+    return root if recipe.cls is dict else _model(recipe, root, value)
 
 
 def _root(value: Any) -> dict[str, Any] | None:
@@ -205,24 +219,26 @@ def _root(value: Any) -> dict[str, Any] | None:
     return value.__dict__  # type: ignore[no-any-return]
 
 
-def _recipe(kind: type, root: dict[str, Any], containers: list[Container]) -> Recipe | None:
+def _recipe(value: Any, root: dict[str, Any], containers: list[Container]) -> Recipe | None:
     empty: list[Empty] = []
     full: list[str] = []
     found: list[Container] = []
     if not all(type(name) is str for name in root):
         return None
-    for name, value in root.items():
-        inner = type(value)
+    for name, held in root.items():
+        inner = type(held)
         if inner in _IMMUTABLE:
             continue
-        if inner in (dict, list) and not value:
+        if inner in (dict, list) and not held:
             empty.append((name, inner))
-        elif inner in (dict, list) and _list_inside(value, found, 0):
+        elif inner in (dict, list) and _list_inside(held, found, 0):
             full.append(name)
         else:
             return None
     containers.extend(found)
-    return Recipe.of(kind, tuple(empty), tuple(full))
+    kind = type(value)
+    given = _NONE if kind is dict else frozenset(value.__pydantic_fields_set__)
+    return Recipe.of(kind, tuple(empty), tuple(full), given)
 
 
 def _copy_root(recipe: Recipe, root: dict[str, Any]) -> dict[str, Any]:
@@ -234,10 +250,10 @@ def _copy_root(recipe: Recipe, root: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
-def _model(cls: type, root: dict[str, Any], like: Any) -> Any:
-    new: Any = object.__new__(cls)
+def _model(recipe: Recipe, root: dict[str, Any], like: Any) -> Any:
+    new: Any = object.__new__(recipe.cls)
     _set(new, "__dict__", root)
-    _set(new, "__pydantic_fields_set__", like.__pydantic_fields_set__.copy())
+    _set(new, "__pydantic_fields_set__", set(recipe.given))
     _set(new, "__pydantic_extra__", None if like.__pydantic_extra__ is None else {})
     _set(new, "__pydantic_private__", None)
     return new

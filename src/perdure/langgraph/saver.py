@@ -25,8 +25,10 @@ from langgraph.checkpoint.base import (
 from perdure.engine import checkpoints, history, retention
 from perdure.engine.threads import View
 from perdure.engine.transact import Budget
+from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
+from perdure.langgraph.listing import Listing
 from perdure.langgraph.loads import Loops
 from perdure.langgraph.serde import Serde, TypeName
 from perdure.langgraph.translate import Address
@@ -105,7 +107,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         """Checkpoints, newest first within each namespace. Without a config, those of every thread of this
         tenant: only for a saver made with ``may_list_all_threads=True``."""
         for partition in run(self._partitions(config), self._driver):
-            pages = translate.Listing(self._address(config, partition), filter, before, limit)
+            pages = Listing(self._address(config, partition), filter, before, limit)
             while not pages.done:
                 yield from run(self._list(pages), self._driver)
             if limit is not None:
@@ -121,7 +123,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     ) -> AsyncIterator[CheckpointTuple]:
         """See ``list``."""
         for partition in await arun(self._partitions(config), self._driver):
-            pages = translate.Listing(self._address(config, partition), filter, before, limit)
+            pages = Listing(self._address(config, partition), filter, before, limit)
             while not pages.done:
                 for item in await arun(self._list(pages), self._driver):
                     yield item
@@ -232,6 +234,17 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             at.checkpoint_id,
             guess=guess.head.checkpoint_id if guess and guess.head else None,
         )
+        while True:
+            try:
+                return (yield from self._read(at, namespace, found))
+            except MissingChunk:
+                again = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
+                if again.checkpoint is not None and again.view == found.view:
+                    raise
+                # Pruned while it was read; what is there now counts.
+                found = again
+
+    def _read(self, at: Address, namespace: str, found: checkpoints.Found) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
         token = self._loops.start(
             at.partition,
@@ -258,7 +271,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self._caches.weigh(at.partition)
         return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, token)
 
-    def _list(self, pages: translate.Listing) -> Program[Sequence[CheckpointTuple]]:
+    def _list(self, pages: Listing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._packer, self._digest))
 
     def _partitions(self, config: RunnableConfig | None) -> Program[Sequence[Partition]]:
@@ -412,10 +425,9 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     def _prune(self, thread_id: str, strategy: str, keep_last: int | None) -> Program[None]:
         partition = self._partition(thread_id)
         keep = retention.Keep.parse(strategy, keep_last)
+        yield from retention.prune(partition, keep, self._digest, self._budget)
         if keep.last == 0:
-            yield from self._delete_thread(thread_id)
-        else:
-            yield from retention.prune(partition, keep, self._digest, self._budget)
+            self._forget(partition)
 
     def _remember(self, partition: Partition, namespace: str, view: View) -> None:
         self._views[partition, namespace] = view

@@ -14,12 +14,14 @@ import importlib
 import ipaddress
 import pathlib
 import re
+import sys
 import types
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
+from threading import local
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -59,6 +61,20 @@ class _Surrogates:
     text: str
 
 
+class _Hook(local):
+    """What went wrong in a hook, by thread: MessagePack reports that one failed, and not how."""
+
+    error: Exception | None = None
+
+    def failed(self) -> Exception | None:
+        """The last failure; it is told once."""
+        error, self.error = self.error, None
+        return error
+
+
+_hook = _Hook()
+
+
 class Serde:
     """Packs and unpacks single values. Immutable; safe to share between threads."""
 
@@ -95,26 +111,28 @@ class Serde:
     def pack(self, value: Any) -> bytes:
         """One packed value; ``TypeNotAllowed`` or ``Unserialisable`` when it would not come back."""
         try:
-            return ormsgpack.packb(value, default=self._pack_ext, option=_PACK)
+            return ormsgpack.packb(value, default=self._default, option=_PACK)
         except (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError) as error:
-            cause = error.__cause__
+            cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
-            if "surrogates" in str(error) or "surrogates" in str(cause):
+            if cause is None and "surrogates" in str(error):
                 return self._pack_surrogates(value)
+            # What a value's own code says may quote the value: of that only the kind is repeated.
+            why = str(error) if cause is None else type(cause).__name__
             raise Unserialisable(
-                f"a value of type {type(value).__qualname__} cannot be stored: {cause or error}"
-            ) from error
+                f"a value of type {type(value).__qualname__} cannot be stored: {why}"
+            ) from (cause or error)
 
     def unpack(self, body: bytes) -> Any:
         """The value of a packed one; ``TypeNotAllowed`` when it names a type that is not allowed."""
         try:
             return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=_UNPACK)
         except (ormsgpack.MsgpackDecodeError, ValueError) as error:
-            cause = error.__cause__
+            cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Corrupt):
-                raise cause from None
-            raise Corrupt(f"a stored value cannot be unpacked: {error}") from error
+                raise cause from cause.__cause__
+            raise Corrupt(f"a stored value cannot be unpacked: {error}") from (cause or error)
 
     def is_allowed(self, name: TypeName) -> bool:
         return name in SAFE_MSGPACK_TYPES or name in self._allowed
@@ -130,6 +148,13 @@ class Serde:
         cls = type(obj)
         self._check(cls.__module__, cls.__name__)
         return ormsgpack.Ext(code, self.pack((cls.__module__, cls.__name__, argument, *more)))
+
+    def _default(self, obj: Any) -> Any:
+        try:
+            return self._pack_ext(obj)
+        except Exception as error:
+            _hook.error = error
+            raise
 
     def _pack_ext(self, obj: Any) -> Any:
         if isinstance(obj, DeltaSnapshot):
@@ -162,7 +187,7 @@ class Serde:
             return self._ext(_KEYWORD, obj, {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)})
         if isinstance(obj, Item):
             return self._ext(_KEYWORD, obj, {k: getattr(obj, k) for k in obj.__slots__})
-        if type(obj).__module__ == "numpy" and hasattr(obj, "dtype") and hasattr(obj, "tobytes"):
+        if _is_array(obj):
             return self._pack_array(obj)
         if isinstance(obj, BaseException):
             return repr(obj)
@@ -180,15 +205,26 @@ class Serde:
     def _pack_surrogates(self, value: Any) -> bytes:
         escaped = _Escaping(self._allowed)
         try:
-            return ormsgpack.packb(_escape(value), default=escaped._pack_ext, option=_PACK)
+            return escaped.pack(value)
         except (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError) as error:
-            cause = error.__cause__
+            cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
-            raise Unserialisable(f"a string with lone surrogates cannot be stored here: {error}") from error
+            raise Unserialisable(
+                f"a lone surrogate stands where it cannot be stored, in a value of type "
+                f"{type(value).__qualname__}; dict keys and names have to be well-formed text"
+            ) from (cause or error)
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
         def hook(code: int, data: bytes) -> Any:
+            try:
+                return build(code, data)
+            except Exception as error:
+                # Of nested failures the innermost says what happened.
+                _hook.error = _hook.error or error
+                raise
+
+        def build(code: int, data: bytes) -> Any:
             if code == _SURROGATES:
                 return data.decode("utf-8", "surrogatepass")
             inner = ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
@@ -211,7 +247,7 @@ class _Escaping(Serde):
     """A serializer whose nested values are escaped as well."""
 
     def pack(self, value: Any) -> bytes:
-        return ormsgpack.packb(_escape(value), default=self._pack_ext, option=_PACK)
+        return ormsgpack.packb(_escape(value), default=self._default, option=_PACK)
 
 
 def _escape(value: Any) -> Any:
@@ -227,6 +263,11 @@ def _escape(value: Any) -> Any:
 
 def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _is_array(obj: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
 def _build(code: int, cls: Any, argument: Any) -> Any:

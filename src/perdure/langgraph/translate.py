@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -17,7 +17,6 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import history
 from perdure.engine import values as engine_values
 from perdure.errors import PerdureError
 from perdure.langgraph.loads import EPOCH, TOKEN
@@ -304,104 +303,3 @@ def read_history(
             entry["seed"] = serde.value(*joined(trees[f"{channel}\0seed"]))
         out[channel] = entry
     return out
-
-
-@dataclass(slots=True)
-class Listing:
-    """A walk over a thread's checkpoints in pages, newest first within each namespace."""
-
-    at: Address
-    filter: Mapping[str, Any] | None
-    before: RunnableConfig | None
-    remaining: int | None
-    done: bool = False
-    _namespaces: list[str] | None = field(default=None)
-    _below: int | None = None
-    _ancestors: frozenset[str] | None = None
-    _started: bool = False
-
-    def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
-        """The next matching checkpoints; ``done`` is set after the last."""
-        partition = self.at.partition
-        if self.remaining is not None and self.remaining <= 0:
-            self.done = True
-            return []
-        if self._namespaces is None:
-            self._namespaces = (
-                [self.at.namespace]
-                if self.at.namespace is not None
-                else list((yield from history.namespaces(partition)))
-            )
-        if not self._namespaces:
-            self.done = True
-            return []
-        namespace = self._namespaces[0]
-        if not self._started:
-            self._started = True
-            if not (yield from self._start(namespace)):
-                self._leave()
-                return []
-        records = yield from self._records(namespace)
-        if not records:
-            self._leave()
-            return []
-        self._below = records[-1].seq
-        if self._ancestors is not None:
-            records = yield from history.before_root(partition, records, self._ancestors)
-        chosen: list[CheckpointRecord] = []
-        for record in records:
-            if self.filter and not _matches(read_metadata(serde, record), self.filter):
-                continue
-            chosen.append(record)
-            if self.remaining is not None and len(chosen) == self.remaining:
-                break
-        if self.remaining is not None:
-            self.remaining -= len(chosen)
-        return (yield from self._tuples(serde, digest, namespace, chosen))
-
-    def _leave(self) -> None:
-        assert self._namespaces is not None  # noqa: S101 - set by next_page
-        self._namespaces.pop(0)
-        self._started, self._below, self._ancestors = False, None, None
-        self.done = not self._namespaces
-
-    def _start(self, namespace: str) -> Program[bool]:
-        """Find where ``before`` cuts this namespace; false when nothing of it is before."""
-        conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
-        before = conf.get("checkpoint_id")
-        if not before:
-            return True
-        same = yield from history.find(self.at.partition, namespace, before)
-        if same is not None:
-            self._below = same.seq
-            return True
-        self._ancestors = yield from history.root_ancestors(self.at.partition, before)
-        return self._ancestors is not None and namespace != ""
-
-    def _records(self, namespace: str) -> Program[list[CheckpointRecord]]:
-        if self.at.checkpoint_id is not None:
-            if self._below is not None and self._below < 0:
-                return []
-            record = yield from history.find(self.at.partition, namespace, self.at.checkpoint_id)
-            if record is None or (self._below is not None and record.seq >= self._below):
-                return []
-            return [record.moved(seq=-1)]
-        few = self.remaining is not None and not self.filter and self._ancestors is None
-        limit = min(self.remaining, history.PAGE) if few and self.remaining else history.PAGE
-        return (yield from history.page(self.at.partition, namespace, below=self._below, limit=limit))
-
-    def _tuples(
-        self, serde: Serde, digest: Digester, namespace: str, records: list[CheckpointRecord]
-    ) -> Program[list[CheckpointTuple]]:
-        if not records:
-            return []
-        partition = self.at.partition
-        pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
-        pages = yield from read_page(serde, digest, partition, records, pending)
-        return [
-            to_tuple(serde, partition, record, values) for record, values in zip(records, pages, strict=True)
-        ]
-
-
-def _matches(found: CheckpointMetadata, wanted: Mapping[str, Any]) -> bool:
-    return all(found.get(key) == value for key, value in wanted.items())

@@ -65,6 +65,7 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._process = os.getpid()
         with translated(path):
             self._writer = connect(path)
         self._limits = Limits(ops=1_000_000, bytes=256 << 20)
@@ -203,6 +204,11 @@ class SqliteDriver:
                 self._readers.append(reader)
 
     def _refuse_when_closed(self) -> None:
+        if self._process != os.getpid():
+            raise Unavailable(
+                f"{self._path} was opened before this process was forked; a child opens it for itself, "
+                "with perdure.connect after the fork"
+            )
         if self._closed:
             raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
 

@@ -41,32 +41,29 @@ _set = object.__setattr__
 _inside = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
 
-Empty = tuple[str, type[dict[Any, Any]] | type[list[Any]]]
+Names = tuple[str, ...]
 Container = tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]
 
 
 class Recipe:
-    """How to copy elements of one shape: their class, the fields that hold an empty container, those that
-    hold one with something in it, and those that a model was given. Recipes are interned: equal shapes share
-    one."""
+    """How to copy elements of one shape: their class, the fields that hold an empty dict, those that hold an
+    empty list, those that hold a container with something in it, and those that a model was given. Recipes
+    are interned: equal shapes share one."""
 
-    __slots__ = ("cls", "empty", "full", "given")
+    __slots__ = ("cls", "dicts", "full", "given", "lists")
 
-    _known: ClassVar[dict[tuple[type, tuple[Empty, ...], tuple[str, ...], frozenset[str]], Recipe]] = {}
+    _known: ClassVar[dict[tuple[type, Names, Names, Names, frozenset[str]], Recipe]] = {}
 
-    def __init__(
-        self, cls: type, empty: tuple[Empty, ...], full: tuple[str, ...], given: frozenset[str]
-    ) -> None:
+    def __init__(self, cls: type, dicts: Names, lists: Names, full: Names, given: frozenset[str]) -> None:
         self.cls = cls
-        self.empty = empty
+        self.dicts = dicts
+        self.lists = lists
         self.full = full
         self.given = given
 
     @classmethod
-    def of(
-        cls, kind: type, empty: tuple[Empty, ...], full: tuple[str, ...], given: frozenset[str]
-    ) -> Recipe:
-        key = (kind, empty, full, given)
+    def of(cls, kind: type, dicts: Names, lists: Names, full: Names, given: frozenset[str]) -> Recipe:
+        key = (kind, dicts, lists, full, given)
         recipe = cls._known.get(key)
         if recipe is None:
             recipe = cls(*key)
@@ -220,7 +217,8 @@ def _root(value: Any) -> dict[str, Any] | None:
 
 
 def _recipe(value: Any, root: dict[str, Any], containers: list[Container]) -> Recipe | None:
-    empty: list[Empty] = []
+    dicts: list[str] = []
+    lists: list[str] = []
     full: list[str] = []
     found: list[Container] = []
     if not all(type(name) is str for name in root):
@@ -230,7 +228,7 @@ def _recipe(value: Any, root: dict[str, Any], containers: list[Container]) -> Re
         if inner in _IMMUTABLE:
             continue
         if inner in (dict, list) and not held:
-            empty.append((name, inner))
+            (dicts if inner is dict else lists).append(name)
         elif inner in (dict, list) and _list_inside(held, found, 0):
             full.append(name)
         else:
@@ -238,13 +236,15 @@ def _recipe(value: Any, root: dict[str, Any], containers: list[Container]) -> Re
     containers.extend(found)
     kind = type(value)
     given = _NONE if kind is dict else frozenset(value.__pydantic_fields_set__)
-    return Recipe.of(kind, tuple(empty), tuple(full), given)
+    return Recipe.of(kind, tuple(dicts), tuple(lists), tuple(full), given)
 
 
 def _copy_root(recipe: Recipe, root: dict[str, Any]) -> dict[str, Any]:
     new = root.copy()
-    for name, empty in recipe.empty:
-        new[name] = empty()
+    for name in recipe.dicts:
+        new[name] = {}
+    for name in recipe.lists:
+        new[name] = []
     for name in recipe.full:
         new[name] = _copy_inside(new[name])
     return new

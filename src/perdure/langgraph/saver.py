@@ -5,6 +5,7 @@ Every operation is written once, as a program; the sync method runs it, the asyn
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -71,6 +72,9 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self._may_list_all = may_list_all_threads
         self._metadata_keys = frozenset(metadata_keys)
         self._budget = Budget(driver.limits.ops, driver.limits.bytes)
+        # One draw of randomness for the saver's life: names of loops and first versions count up from it.
+        self._name = secrets.token_hex(4)
+        self._fresh = itertools.count(1 + secrets.randbelow(1 << 30))
         self._loops = Loops()
         self._caches = Caches()
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
@@ -249,7 +253,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         token = self._loops.start(
             at.partition,
             namespace,
-            secrets.token_hex(6),
+            f"{self._name}{next(self._fresh):x}",
             checkpoint=found.checkpoint,
             writes=found.writes,
             was_head=found.is_head,
@@ -340,7 +344,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
                 loaded=None if loop is None else loop.loaded,
                 epoch=at.epoch,
                 fork_on_conflict=self._fork,
-                first_version=1 + secrets.randbelow(1 << 30),
+                first_version=next(self._fresh),
                 budget=self._budget,
                 view=self._views.get((partition, namespace)),
             )
@@ -357,7 +361,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self, encoding: Encoding | None, loop: Any, view: View, record: CheckpointRecord
     ) -> None:
         if encoding is not None:
-            encoding.acknowledge_checkpoint()
+            encoding.acknowledge()
         if loop is not None and loop.loaded.addressed is not None:
             loop.base, loop.generation = record, view.generation
 
@@ -387,7 +391,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
                     channel,
                     task_path,
                     loop.nonce if loop is not None else "",
-                    encoding.channel(namespace, channel, value),
+                    encoding.write(value),
                 )
                 for position, (channel, value) in enumerate(writes)
             )
@@ -402,6 +406,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
                 plan=plan,
                 seen=loop.seen if loop is not None and strict else None,
                 epoch=at.epoch,
+                first_version=next(self._fresh),
                 budget=self._budget,
                 view=self._views.get((partition, namespace)) or self._views.get((partition, "")),
             )
@@ -409,7 +414,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             self._loops.lose(partition.thread, loop, error)
             raise
         if encoding is not None:
-            encoding.acknowledge_writes()
+            encoding.acknowledge()
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(str(thread_id))

@@ -75,6 +75,11 @@ class _Hook(local):
 _hook = _Hook()
 
 
+def is_snapshot(value: object) -> bool:
+    """Whether a value is a DeltaChannel's snapshot; its ``value`` is then the channel's."""
+    return type(value) is DeltaSnapshot
+
+
 class Serde:
     """Packs and unpacks single values. Immutable; safe to share between threads."""
 
@@ -157,7 +162,7 @@ class Serde:
             raise
 
     def _pack_ext(self, obj: Any) -> Any:
-        if isinstance(obj, DeltaSnapshot):
+        if is_snapshot(obj):
             return ormsgpack.Ext(_SNAPSHOT, self.pack(obj.value))
         if isinstance(obj, _Surrogates):
             return ormsgpack.Ext(_SURROGATES, obj.text.encode("utf-8", "surrogatepass"))

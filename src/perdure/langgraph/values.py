@@ -17,7 +17,7 @@ from typing import Any
 
 from perdure.langgraph import identity
 from perdure.langgraph.identity import Watch
-from perdure.langgraph.serde import DeltaSnapshot, Serde
+from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
 from perdure.model.chunks import Digester
 from perdure.model.packing import array_header, joined, packed
@@ -40,13 +40,31 @@ class Elements:
     bodies: dict[int, bytes]
     shape: Shape | None
     _places: dict[int, int] | None = None
+    _unchanged: bool | None = None
+
+    def recheck(self) -> None:
+        """Believe nothing found out before: the objects are in other hands."""
+        self._unchanged = None
+
+    def unchanged(self) -> bool:
+        """Whether every object is what it was; looked up once after each ``recheck``."""
+        if self._unchanged is None:
+            self._unchanged = self.watch.is_unchanged()
+        return self._unchanged
+
+    def start_of(self, values: list[Any]) -> int:
+        """How many elements a list starts with: all of them, unchanged and none opaque, or 0."""
+        known = self.watch.values
+        if len(values) < len(known) or not all(map(is_, values, known)):
+            return 0
+        return len(known) if None not in self.watch.recipes and self.unchanged() else 0
 
     def place(self, value: Any) -> int | None:
-        """Where an object stands in the list, if it is one of the elements."""
+        """Where an object stands in the list, if it is one of the elements and unchanged."""
         if self._places is None:
             self._places = {id(v): i for i, v in enumerate(self.watch.values)}
         at = self._places.get(id(value))
-        return None if at is None or self.watch.recipes[at] is None else at
+        return at if at is not None and self.watch.recipes[at] is not None and self.unchanged() else None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +86,6 @@ class ThreadCache:
     stored: set[bytes] = field(default_factory=set)
     nodes: dict[bytes, bytes] = field(default_factory=dict)
     held: dict[tuple[str, str], Held] = field(default_factory=dict)
-    recent: dict[tuple[str, str], Held] = field(default_factory=dict)
 
     def enter(self, generation: int) -> None:
         """Forget what another generation's chunks are; identities and values stay."""
@@ -150,7 +167,7 @@ class Encoding:
             held = self._list(slot, value)
         else:
             payload = self._serde.payload(value)
-            split = type(value) is dict or isinstance(value, DeltaSnapshot)
+            split = type(value) is dict or is_snapshot(value)
             ref = self._split(value, 0) if split else self._builder.payload(*payload)
             held = Held(ref, self._generation, payload=payload)
         self._held[slot] = held
@@ -159,60 +176,48 @@ class Encoding:
     def _list(self, slot: tuple[str, str], value: list[Any]) -> Held:
         """A list: what is provably stored already keeps its reference, the rest is packed."""
         values = value.copy()
-        before = self._usable(self._cache.held.get(slot))
-        recent = self._usable(self._cache.recent.get(slot))
-        shape: Shape | None = None
-        same = 0
-        if before is not None and all(r is not None for r in before.watch.recipes):
-            known = before.watch.values
-            if len(values) >= len(known) and all(map(is_, values, known)):
-                same = len(known)
+        before = self._current(self._cache.held.get(slot))
+        same = 0 if before is None else before.start_of(values)
         if before is not None and same:
-            found, bodies, shape = before.refs.copy(), before.bodies.copy(), before.shape
+            found, bodies = before.refs.copy(), before.bodies.copy()
             watch = before.watch.extended(values) if len(values) > same else before.watch
         else:
-            found, bodies = [], {}
-            watch = Watch(values)
+            found, bodies, watch = [], {}, Watch(values)
         for position in range(same, len(values)):
             item = values[position]
-            at = None
-            for source in (before, recent):
-                if source is not None and (at := source.place(item)) is not None:
-                    found.append(source.refs[at])
-                    if at in source.bodies:
-                        bodies[position] = source.bodies[at]
-                    break
-            if at is None:
+            at = None if before is None else before.place(item)
+            if before is None or at is None:
                 ref, bodies[position] = self._element(item)
-                found.append(ref)
-        if before is not None and not same:
-            shape = before.shape
-            same = _alike(found, before.refs)
+            else:
+                ref = before.refs[at]
+                if at in before.bodies:
+                    bodies[position] = before.bodies[at]
+            found.append(ref)
+        shape = None
+        if before is not None:
+            shape, same = before.shape, same or _alike(found, before.refs)
         ref, shape = self._builder.list_like(found, shape, same)
         return Held(ref, self._generation, Elements(found, watch, bodies, shape))
 
-    def _usable(self, held: Held | None) -> Elements | None:
-        """A held list whose chunks are stored in this generation and whose objects are unchanged."""
+    def _current(self, held: Held | None) -> Elements | None:
+        """A held list's elements, if its chunks are stored in this generation."""
         if held is None or held.elements is None or held.generation != self._generation:
             return None
-        return held.elements if held.elements.watch.is_unchanged() else None
+        held.elements.recheck()
+        return held.elements
 
-    def acknowledge_checkpoint(self) -> None:
-        """The chunks are durable, and the encoded values are the channels' latest."""
-        self._acknowledge_chunks()
-        self._cache.held.update(self._held)
-        for slot in self._held:
-            self._cache.recent.pop(slot, None)
+    def write(self, value: Any) -> bytes:
+        """The reference of a pending write; it shares chunks with the value that it becomes."""
+        if type(value) in (list, dict) or is_snapshot(value):
+            return self._split(value, 0)
+        return self._builder.payload(*self._serde.payload(value))
 
-    def acknowledge_writes(self) -> None:
-        """The chunks are durable; elements may turn up in the next value of their channel."""
-        self._acknowledge_chunks()
-        self._cache.recent.update({slot: h for slot, h in self._held.items() if h.elements is not None})
-
-    def _acknowledge_chunks(self) -> None:
+    def acknowledge(self) -> None:
+        """The chunks are durable, and the encoded channel values are the latest."""
         if self._cache.generation == self._generation:
             self._cache.stored.update(self._builder.fresh)
             self._cache.nodes.update(self._builder.seen)
+        self._cache.held.update(self._held)
 
     def _element(self, value: Any) -> tuple[bytes, bytes]:
         """An element's reference and packed form."""
@@ -229,7 +234,7 @@ class Encoding:
             return self._builder.list_of([self._split(item, depth + 1) for item in value])
         if kind is dict and depth < _DEPTH and all(type(k) is str for k in value):
             return self._split_dict(value, depth)
-        if isinstance(value, DeltaSnapshot):
+        if is_snapshot(value):
             return self._builder.snapshot_of(self._split(value.value, depth))
         return self._builder.payload(refs.MSGPACK, self._serde.pack(value))
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.engine.threads import HeadView, View, guards, load_view, read_view, view_items
-from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, retrying
+from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import ROOT, Loaded, Verdict, judge
 from perdure.model.ops import Check, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def put_checkpoint(
     partition: Partition,
     *,
     namespace: str,
-    plan: Callable[[int], Draft],
+    plan: Callable[[int, int, str | None], Draft],
     parent: str | None,
     source: str | None,
     loaded: Loaded | None,
@@ -85,13 +85,14 @@ def put_checkpoint(
 ) -> Program[tuple[View, CheckpointRecord]]:
     """Store a checkpoint and move the head of its namespace to it, or raise ``HeadConflict``.
 
-    ``plan`` encodes the checkpoint under a collection generation; it is called again when a collection came
-    between. ``first_version`` starts the head's versions on a new thread, so that a thread that was deleted
-    and made again does not meet the versions of its past.
+    ``plan`` encodes the checkpoint under a collection generation, for a place in the order and beside a root
+    head; it is called again when another write or a collection came between. ``first_version`` starts the
+    versions and the generations of a new thread, so that a thread that was deleted and made again meets
+    neither the versions nor the chunks of its past.
     """
 
-    def attempt(view: View) -> Program[tuple[View, CheckpointRecord] | None]:
-        checks = guards(partition, view, epoch)
+    def decide(view: View) -> tuple[tuple[Op, ...], int, Verdict]:
+        checks, generation = _guarded(partition, view, epoch, first_version)
         head = view.head
         verdict = judge(
             namespace=namespace,
@@ -106,16 +107,18 @@ def put_checkpoint(
                 f"{head.checkpoint_id if head else None} while this one built on {parent}; nothing of this "
                 "step was stored. Load the thread again and repeat the call"
             )
-        draft = plan(view.generation)
-        if draft.checkpoint is None:
+        return checks, generation, verdict
+
+    def attempt(view: View) -> Program[tuple[View, CheckpointRecord] | None]:
+        checks, generation, verdict = decide(view)
+        head = view.head
+        draft = plan(generation, head.seq + 1 if head else 1, None if namespace == ROOT else view.root_head)
+        record = draft.checkpoint
+        if record is None:
             raise ValueError("the plan of a put has a checkpoint")
         # A fork's parent is not the head, so a prune may take it away meanwhile: it must still be there.
         forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
         parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
-        record = draft.checkpoint.moved(
-            seq=head.seq + 1 if head else 1,
-            root_head=None if namespace == ROOT else view.root_head,
-        )
         version = head.version + 1 if head else first_version
         ops: list[Op] = [
             *checks,
@@ -129,7 +132,7 @@ def put_checkpoint(
             ),
             record.put(),
         ]
-        chunks = chunk_puts(draft.chunks, view.generation)
+        chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
         if not isinstance(outcome, Committed):
             if outcome.kind is CHECKPOINT:
@@ -140,14 +143,15 @@ def put_checkpoint(
             return None
         after = View(
             HeadView(version, record.id, record.seq),
-            view.generation,
+            generation,
             view.epoch,
             view.open_run,
             record.id if namespace == ROOT else view.root_head,
         )
         return after, record
 
-    return (yield from retrying(partition, view, lambda: load_view(partition, namespace), attempt))
+    known = confirmed(view, decide)
+    return (yield from retrying(partition, known, lambda: load_view(partition, namespace), attempt))
 
 
 def put_writes(
@@ -156,6 +160,7 @@ def put_writes(
     plan: Callable[[int], Draft],
     seen: Mapping[tuple[str, int], int] | None,
     epoch: int | None,
+    first_version: int,
     budget: Budget,
     view: View | None,
 ) -> Program[None]:
@@ -164,14 +169,18 @@ def put_writes(
     A slot is written once; the reserved negative slots are overwritten. ``seen`` holds the versions of the
     slots that the writer's loop loaded, by task and index: a filled slot that is neither its own nor among
     them belongs to a run that raced it, and raises ``HeadConflict``. With ``seen=None`` (a bare call that
-    no load preceded, or forks allowed) filled slots are kept, negative ones overwritten.
+    no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. For
+    ``first_version`` see ``put_checkpoint``.
     """
 
+    def decide(view: View) -> tuple[tuple[Op, ...], int]:
+        return _guarded(partition, view, epoch, first_version)
+
     def attempt(view: View) -> Program[bool | None]:
-        checks = guards(partition, view, epoch)
-        draft = plan(view.generation)
+        checks, generation = decide(view)
+        draft = plan(generation)
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
-        chunks = chunk_puts(draft.chunks, view.generation)
+        chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
         if isinstance(outcome, Committed):
             return True
@@ -195,7 +204,19 @@ def put_writes(
         outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, budget)
         return True if isinstance(outcome, Committed) else None
 
-    yield from retrying(partition, view, lambda: load_view(partition, ""), attempt)
+    known = confirmed(view, decide)
+    yield from retrying(partition, known, lambda: load_view(partition, ""), attempt)
+
+
+def _guarded(
+    partition: Partition, view: View, epoch: int | None, first_version: int
+) -> tuple[tuple[Op, ...], int]:
+    """The guards of a write and the generation to plan it under. A thread without one is given one: what a
+    process knows to be stored in a thread must not be believed of a later thread of the same name."""
+    fence, unchanged = guards(partition, view, epoch)
+    if view.generation:
+        return (fence, unchanged), view.generation
+    return (fence, Put(GC, (), expect=Expect.ABSENT, version=first_version)), first_version
 
 
 def _is_foreign(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from perdure.engine.threads import load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, TAG, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, TAG, Partition, Record
 
 
 def set_tag(
     partition: Partition, name: str, *, namespace: str = "", checkpoint_id: str | None = None
 ) -> Program[str]:
-    """Point a tag at a checkpoint, the latest when no id is given; the checkpoint's id."""
+    """Point a tag at a checkpoint, the latest when no id is given; the checkpoint's id.
+
+    It raises the collection generation, so that a removal that was planned without the tag is planned anew.
+    """
     for _ in range(ATTEMPTS):
-        tags, heads = yield from ask(Fetch(partition, (Get(TAG, (name,)), Get(HEAD, (namespace,)))))
-        target = checkpoint_id or (heads[0].fields["checkpoint_id"] if heads else None)
+        view = yield from load_view(partition, namespace)
+        (tags,) = yield from ask(Fetch(partition, (Get(TAG, (name,)),)))
+        target = checkpoint_id or (view.head.checkpoint_id if view.head else None)
         if target is None:
             raise NotFound(f"thread {partition.thread!r} has no checkpoint to tag")
         version = tags[0].version if tags else 0
@@ -24,6 +29,7 @@ def set_tag(
                 partition,
                 (
                     Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
+                    Put(GC, (), expect=view.generation or Expect.ABSENT, version=view.generation + 1),
                     Put(
                         TAG,
                         (name,),

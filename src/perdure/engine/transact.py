@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perdure.errors import Contention, TooLarge
+from perdure.errors import Conflict, Contention, TooLarge
 from perdure.model.ops import Commit, Committed, Op, Put, Refused, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import CHUNK, Partition
@@ -54,6 +54,18 @@ def commit_with_chunks(
     if batch:
         yield from ask(Stage(partition, tuple(batch)))
     return (yield from ask(Commit(partition, tuple(ops))))
+
+
+def confirmed(view: V | None, decide: Callable[[V], object]) -> V | None:
+    """A remembered view, unless it shows a conflict: what was remembered may be over, so only a view that is
+    read now may refuse a write."""
+    if view is None:
+        return None
+    try:
+        decide(view)
+    except Conflict:
+        return None
+    return view
 
 
 def retrying(

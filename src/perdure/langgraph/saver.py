@@ -30,7 +30,7 @@ from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.listing import Listing
-from perdure.langgraph.loads import Loops
+from perdure.langgraph.loads import Loop, Loops
 from perdure.langgraph.serde import Serde, TypeName
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values import Caches, Encoding, ThreadCache
@@ -319,19 +319,12 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         is_copy = source == "fork" and loop is not None and parent != loop.loaded.addressed
         encoding: Encoding | None = None
 
-        def plan(generation: int) -> checkpoints.Draft:
+        def plan(generation: int, seq: int, root_head: str | None) -> checkpoints.Draft:
             nonlocal encoding
             encoding = Encoding(self._packer, self._digest, cache, generation)
             base = None if loop is None or is_copy else loop.built_on(parent, generation)
-            record = translate.to_record(
-                self._packer, encoding, namespace, parent, checkpoint, full, new_versions, base
-            )
-            if loop is not None and is_copy and loop.base is not None:
-                record = record.moved(nonce=loop.base.nonce, seen=loop.base.seen)
-            elif loop is not None:
-                record = record.moved(
-                    nonce=loop.nonce, seen=loop.seen_nonces if parent == loop.loaded.addressed else ()
-                )
+            place = translate.Place(namespace, parent, seq, root_head, *_authors(loop, parent, is_copy))
+            record = translate.to_record(self._packer, encoding, place, checkpoint, full, new_versions, base)
             return checkpoints.Draft(encoding.chunks, checkpoint=record)
 
         try:
@@ -358,7 +351,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         return translate.stored_config(at, namespace, checkpoint["id"])
 
     def _acknowledge(
-        self, encoding: Encoding | None, loop: Any, view: View, record: CheckpointRecord
+        self, encoding: Encoding | None, loop: Loop | None, view: View, record: CheckpointRecord
     ) -> None:
         if encoding is not None:
             encoding.acknowledge()
@@ -445,3 +438,13 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             del self._views[key]
         self._caches.forget(partition)
         self._loops.forget(partition)
+
+
+def _authors(loop: Loop | None, parent: str | None, is_copy: bool) -> tuple[str, tuple[str, ...]]:
+    """The nonce of the loop that makes a checkpoint, and those whose writes on the parent it had loaded. A
+    copy stands where its original stands, so it takes the original's."""
+    if loop is None:
+        return "", ()
+    if is_copy and loop.base is not None:
+        return loop.base.nonce, loop.base.seen
+    return loop.nonce, loop.seen_nonces if parent == loop.loaded.addressed else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -34,8 +34,7 @@ _CHECKPOINT_KEYS = frozenset(
 _COUNTERS = "counters_since_delta_snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """What a config addresses. ``namespace`` is ``None`` where the config names none."""
 
     partition: Partition
@@ -103,11 +102,21 @@ def _persists(key: str, value: object, out: Mapping[str, Any]) -> bool:
     )
 
 
+class Place(NamedTuple):
+    """Where a new checkpoint stands: see ``CheckpointRecord``."""
+
+    namespace: str
+    parent_id: str | None
+    seq: int
+    root_head: str | None
+    nonce: str
+    seen: tuple[str, ...]
+
+
 def to_record(
     serde: Serde,
     encoding: Encoding,
-    namespace: str,
-    parent: str | None,
+    place: Place,
     checkpoint: Checkpoint,
     full: Mapping[str, Any],
     new_versions: ChannelVersions,
@@ -127,7 +136,7 @@ def to_record(
         ):
             references[channel] = ref
         else:
-            references[channel] = encoding.channel(namespace, channel, values[channel])
+            references[channel] = encoding.channel(place.namespace, channel, values[channel])
     source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
     clear_source = source if isinstance(source, str) else None
     clear_step = step if type(step) is int and abs(step) < 1 << 62 else None
@@ -139,10 +148,10 @@ def to_record(
     parents = full.get("parents")
     counters = full.get(_COUNTERS)
     return CheckpointRecord(
-        namespace=namespace,
+        namespace=place.namespace,
         id=checkpoint["id"],
-        seq=0,
-        parent_id=parent,
+        seq=place.seq,
+        parent_id=place.parent_id,
         run_id=clear_run,
         source=clear_source,
         step=clear_step,
@@ -154,7 +163,10 @@ def to_record(
         updated=None if updated is None else tuple(updated),
         metadata=serde.pack(rest),
         extra=serde.pack(extra) if extra else b"",
-        root=parents.get("") if isinstance(parents, dict) and namespace else None,
+        nonce=place.nonce,
+        seen=place.seen,
+        root=parents.get("") if isinstance(parents, dict) and place.namespace else None,
+        root_head=place.root_head,
         deltas=tuple(c for c in counters if c not in references) if isinstance(counters, dict) else (),
     )
 

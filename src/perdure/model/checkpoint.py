@@ -112,16 +112,26 @@ class CheckpointRecord:
     @classmethod
     def read(cls, record: Record) -> CheckpointRecord:
         """The checkpoint of a stored record."""
-        namespace, checkpoint_id = record.key
+        checkpoint_id = record.key[1]
         try:
-            (
-                layout, v, ts, names, versions, found, seen_nodes, updated, metadata, extra,
-                nonce, seen, root, root_head, cut, deltas, carried,
-            ) = ormsgpack.unpackb(record.body)  # fmt: skip
+            layout, *parts = ormsgpack.unpackb(record.body)
         except (ValueError, TypeError) as error:
             raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
         if layout != FORMAT:
             raise Corrupt(f"checkpoint {checkpoint_id} has format {layout}; this release reads {FORMAT}")
+
+        try:
+            return cls._of(record, parts)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
+
+    @classmethod
+    def _of(cls, record: Record, parts: list[Any]) -> CheckpointRecord:
+        namespace, checkpoint_id = record.key
+        (
+            v, ts, names, versions, found, seen_nodes, updated, metadata, extra,
+            nonce, seen, root, root_head, cut, deltas, carried,
+        ) = parts  # fmt: skip
 
         def name(place: int | str) -> str:
             return names[place] if isinstance(place, int) else place

@@ -27,9 +27,9 @@ class Column:
     nullable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A declared kind of record.
+    """A declared kind of record. Kinds are compared by identity: there is one object for each.
 
     ``key`` orders and names records within a partition; ``fields`` are clear columns; ``sealed`` says that
     the record also has a ``body`` of bytes, the only place for anything a user could have typed.

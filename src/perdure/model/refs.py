@@ -60,6 +60,8 @@ def read_tree(ref: bytes) -> tuple[int, bytes, bytes]:
     """Length, digest of the upper levels or nothing, and the tail's entries of a list or dict."""
     count, at = read_varint(ref, 2)
     if ref[1]:
+        if len(ref) < at + DIGEST_SIZE:
+            raise Corrupt("a reference ends in the middle of a digest")
         return count, ref[at : at + DIGEST_SIZE], ref[at + DIGEST_SIZE :]
     return count, b"", ref[at:]
 

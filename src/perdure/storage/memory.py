@@ -127,7 +127,8 @@ class MemoryDriver:
 
 def _holds(record: Record | None, op: Op) -> bool:
     if isinstance(op, Delete) and op.unchanged:
-        return record is not None and all(record.fields[k] == v for k, v in op.unchanged.items())
+        if record is None or any(record.fields[k] != v for k, v in op.unchanged.items()):
+            return False
     return _meets(record, op.expect)
 
 

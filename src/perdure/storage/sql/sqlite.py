@@ -95,6 +95,7 @@ class SqliteDriver:
             # A handful of keys is read in microseconds; a thread would cost more than it saves.
             if isinstance(effect, Fetch) and _is_small(effect):
                 return cast(R, self._read(effect))
+            self._refuse_when_closed()
             return cast(R, await loop.run_in_executor(self._pool, self._read, effect))
         awaited = loop.create_future()
         self._submit(_Job(_write_effect(effect), loop=loop, awaited=awaited))
@@ -284,7 +285,8 @@ def _holds(connection: apsw.Connection, t: int | None, op: Op) -> bool:
     if isinstance(op, Delete) and op.unchanged:
         names = tuple(op.unchanged)
         row = connection.execute(sql.select_fields(op.kind, names), (t, *op.key)).fetchone()
-        return row is not None and row == tuple(op.unchanged.values())
+        if row is None or row != tuple(op.unchanged.values()):
+            return False
     if op.expect is Expect.ANY:
         return True
     row = None if t is None else connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perdure.errors import Fenced
 from perdure.model.ops import Check, Expect, Fetch, Get
@@ -10,8 +10,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import EPOCH, GC, HEAD, Partition, Record
 
 
-@dataclass(frozen=True, slots=True)
-class HeadView:
+class HeadView(NamedTuple):
     """The head of a namespace as it was read."""
 
     version: int
@@ -19,8 +18,7 @@ class HeadView:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """A thread as it was read. ``generation`` and ``epoch`` are 0 while the record is absent."""
 
     head: HeadView | None

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import is_
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.langgraph import identity
 from perdure.langgraph.identity import Watch
 from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
 from perdure.model.chunks import Digester
-from perdure.model.packing import array_header, joined, packed
+from perdure.model.packing import SNAPSHOT_EXT, array_header, ext_header, joined, map_header, packed
 from perdure.model.records import Partition
 from perdure.model.tree import Builder, Expansion, Listed, Shape, Tree
 
@@ -142,6 +143,13 @@ class Caches:
                 self._total -= self._weights.pop(partition)
 
 
+class Part(NamedTuple):
+    """A value's reference and its packed form."""
+
+    ref: bytes
+    body: bytes
+
+
 class Encoding:
     """The encoding of one write: references by channel, and the chunks that are not stored yet.
 
@@ -166,9 +174,7 @@ class Encoding:
         if type(value) is list:
             held = self._list(slot, value)
         else:
-            payload = self._serde.payload(value)
-            split = type(value) is dict or is_snapshot(value)
-            ref = self._split(value, 0) if split else self._builder.payload(*payload)
+            ref, payload = self._other(value)
             held = Held(ref, self._generation, payload=payload)
         self._held[slot] = held
         return held.ref
@@ -208,9 +214,15 @@ class Encoding:
 
     def write(self, value: Any) -> bytes:
         """The reference of a pending write; it shares chunks with the value that it becomes."""
+        return self._other(value)[0]
+
+    def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
+        """The reference and payload of a value that is not watched by element."""
         if type(value) in (list, dict) or is_snapshot(value):
-            return self._split(value, 0)
-        return self._builder.payload(*self._serde.payload(value))
+            part = self._split(value, 0)
+            return part.ref, (refs.MSGPACK, part.body)
+        payload = self._serde.payload(value)
+        return self._builder.payload(*payload), payload
 
     def acknowledge(self) -> None:
         """The chunks are durable, and the encoded channel values are the latest."""
@@ -223,37 +235,39 @@ class Encoding:
         """An element's reference and packed form."""
         body = self._serde.pack(value)
         if len(body) > _SPLIT_ELEMENT and type(value) in (list, dict):
-            return self._split(value, 1), body
+            return self._split(value, 1).ref, body
         return self._builder.payload(refs.MSGPACK, body), body
 
-    def _split(self, value: Any, depth: int) -> bytes:
+    def _split(self, value: Any, depth: int, *, always: bool = False) -> Part:
+        """A value in pieces. A container inside another is split only when it is large, or ``always``."""
         kind = type(value)
-        if kind is list and depth < _DEPTH:
-            if depth and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
-                return self._builder.payload(refs.MSGPACK, body)
-            return self._builder.list_of([self._split(item, depth + 1) for item in value])
-        if kind is dict and depth < _DEPTH and all(type(k) is str for k in value):
-            return self._split_dict(value, depth)
+        if depth < _DEPTH and (kind is list or (kind is dict and all(type(k) is str for k in value))):
+            if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
+                return Part(self._builder.payload(refs.MSGPACK, body), body)
+            return self._split_list(value, depth) if kind is list else self._split_dict(value, depth)
         if is_snapshot(value):
-            return self._builder.snapshot_of(self._split(value.value, depth))
-        return self._builder.payload(refs.MSGPACK, self._serde.pack(value))
+            inner = self._split(value.value, depth)
+            header = ext_header(SNAPSHOT_EXT, len(inner.body))
+            return Part(self._builder.snapshot_of(inner.ref), header + inner.body)
+        body = self._serde.pack(value)
+        return Part(self._builder.payload(refs.MSGPACK, body), body)
 
-    def _split_dict(self, value: dict[str, Any], depth: int) -> bytes:
-        if depth and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
-            return self._builder.payload(refs.MSGPACK, body)
-        items: list[tuple[bytes, bytes]] = []
-        for key, item in value.items():
-            if type(item) in (list, dict) and depth == 0:
-                items.append((self._serde.pack(key), self._split_inside(item)))
-            else:
-                items.append((self._serde.pack(key), self._split(item, depth + 1)))
-        return self._builder.dict_of(items)
+    def _split_list(self, value: list[Any], depth: int) -> Part:
+        parts = [self._split(item, depth + 1) for item in value]
+        body = array_header(len(parts)) + b"".join([part.body for part in parts])
+        return Part(self._builder.list_of([part.ref for part in parts]), body)
 
-    def _split_inside(self, value: Any) -> bytes:
-        """A container that is a channel's direct value: split like the channel that it may become."""
-        if type(value) is list:
-            return self._builder.list_of([self._split(item, 2) for item in value])
-        return self._split(value, 1)
+    def _split_dict(self, value: dict[str, Any], depth: int) -> Part:
+        keys = [self._serde.pack(key) for key in value]
+        # A list that is a channel's direct value is split like the channel that it may become.
+        parts = [
+            self._split(item, depth + 1, always=depth == 0 and type(item) is list) for item in value.values()
+        ]
+        body = map_header(len(parts)) + b"".join(
+            chain.from_iterable((key, part.body) for key, part in zip(keys, parts, strict=True))
+        )
+        ref = self._builder.dict_of([(key, part.ref) for key, part in zip(keys, parts, strict=True)])
+        return Part(ref, body)
 
 
 def take(

@@ -181,8 +181,7 @@ class CheckpointRecord:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingWrite:
+class PendingWrite(NamedTuple):
     """A stored write of a task. Its slot is (namespace, checkpoint, task, index)."""
 
     namespace: str

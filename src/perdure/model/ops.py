@@ -7,12 +7,12 @@ are plain data. A driver executes them and holds no policy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from perdure.model.program import Effect
-from perdure.model.records import Key, Kind, Partition, Record
+from perdure.model.records import NO_FIELDS, Key, Kind, Partition, Record
 
 
 class Expect(Enum):
@@ -27,16 +27,14 @@ Expectation = Expect | int
 """``ANY``, ``ABSENT``, ``PRESENT``, or the exact version of a versioned record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
+class Get(NamedTuple):
     """Read one record by key."""
 
     kind: Kind
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """Read the records whose key starts with ``prefix``, ordered by the rest of the key or by ``by``.
 
     ``after`` continues past a value of the ordering (for ``by``: that field's value; otherwise the full
@@ -52,30 +50,27 @@ class Range:
     bodies: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(NamedTuple):
     """Write one record. ``version`` is the version that the record has afterwards."""
 
     kind: Kind
     key: Key
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = NO_FIELDS
     body: bytes = b""
     expect: Expectation = Expect.ANY
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(NamedTuple):
     """Remove one record; ``unchanged`` demands that these clear fields still have these values."""
 
     kind: Kind
     key: Key
     expect: Expectation = Expect.ANY
-    unchanged: Mapping[str, Any] = field(default_factory=dict)
+    unchanged: Mapping[str, Any] = NO_FIELDS
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """Demand a version, or absence, of a record that the commit does not write."""
 
     kind: Kind

@@ -7,7 +7,8 @@ once; a driver derives its tables, keys and statements from the declarations and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -133,12 +134,14 @@ KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG)
 Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Record(NamedTuple):
     """A stored record as a driver hands it back."""
 
     kind: Kind
     key: Key
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = NO_FIELDS
     version: int = 0
     body: bytes = b""

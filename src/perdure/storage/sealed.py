@@ -72,7 +72,7 @@ class Keyring:
         nonce = secrets.token_bytes(_NONCE_SIZE)
         bound = _bound(partition, put)
         body = self._cipher(self._first, partition).encrypt(nonce, put.body, bound)
-        return replace(put, body=_MAGIC + self._first + nonce + body)
+        return put._replace(body=_MAGIC + self._first + nonce + body)
 
     def open(self, partition: Partition, record: Record) -> Record:
         from cryptography.exceptions import InvalidTag
@@ -92,7 +92,7 @@ class Keyring:
             clear = self._cipher(key_id, partition).decrypt(nonce, body[_HEADER:], _bound(partition, record))
         except InvalidTag as error:
             raise Sealed(f"{where} was changed or moved since it was written; it was not used") from error
-        return replace(record, body=clear)
+        return record._replace(body=clear)
 
 
 class SealedDriver:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 from perdure.cli.app import app
-from perdure.cli.database import migrate
+from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
 from perdure.cli.threads import threads
 from perdure.errors import PerdureError
 
 app.command()(migrate)
+app.command()(fsck)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 

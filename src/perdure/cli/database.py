@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from perdure.cli.app import out
+from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
 from perdure.storage.url import migrate_url
 
 
@@ -23,3 +24,36 @@ def migrate(
         out.print(f"{url} is ready, at schema version {after}")
     else:
         out.print(f"{url} went from schema version {before} to {after}")
+
+
+def fsck(
+    thread_ids: Annotated[
+        list[str] | None, typer.Argument(help="The threads' ids; all of the tenant without")
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Mend holes and heads; lost bytes stay lost and are reported")
+    ] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Check threads: links, heads, tags, references, and every stored byte against its name.
+
+    Exit code 0 when all is sound (or was mended), 1 when damage is left.
+    """
+    with opened(db, tenant, key_file) as database:
+        names = thread_ids or [thread.thread_id for thread in database.threads_sync()]
+        damaged = 0
+        for name in names:
+            findings = database.fsck(name)
+            if findings and repair:
+                repaired = database.repair(name)
+                for finding in repaired.mended:
+                    out.print(f"mended: {escape(str(finding))}")
+                findings = list(repaired.left)
+            for finding in findings:
+                err.print(escape(str(finding)))
+            damaged += bool(findings)
+    if damaged:
+        raise typer.Exit(1)
+    out.print(f"{len(names)} threads are sound")

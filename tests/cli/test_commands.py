@@ -1,0 +1,184 @@
+"""The commands as a shell sees them: output, exit codes, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.cli import main
+
+Shell = Callable[..., "Done"]
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    """Run ``perdure`` in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words: str, **env: str) -> Done:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["perdure", *words])
+            patch.setattr(sys, "stdin", StringIO())
+            for name, value in env.items():
+                patch.setenv(name, value)
+            capfd.readouterr()
+            code = 0
+            try:
+                main()
+            except SystemExit as done:
+                code = int(done.code or 0)
+            return Done(code, *capfd.readouterr())
+
+    return run
+
+
+def converse(path: Path, thread: str, turns: int, *, key: bytes | None = None) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("answer", lambda state: {"messages": [AIMessage(f"answer {len(state['messages'])}")]})
+    builder.add_edge(START, "answer")
+    with perdure.connect_sync(f"sqlite:///{path}", migrate=True, encryption_key=key) as db:
+        graph = builder.compile(checkpointer=db.checkpointer())
+        for turn in range(turns):
+            config = {"configurable": {"thread_id": thread}}
+            graph.invoke({"messages": [("user", f"question {turn} [bold]")]}, config)
+
+
+def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Path) -> None:
+    first = shell("migrate", "sqlite:///t.db")
+    assert first.returncode == 0
+    assert "is ready" in first.stdout
+    again = shell("migrate", "sqlite:///t.db")
+    assert again.returncode == 0
+    assert "already" in again.stdout
+    assert (tmp_path / "t.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (("threads", "ls"), "PERDURE_URL"),
+        (("threads", "ls", "--db", "sqlite:///none.db"), "perdure migrate sqlite:///none.db"),
+        (("threads", "ls", "--db", "sqlite://none.db"), "sqlite:///none.db"),
+        (("threads", "ls", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
+        (("threads", "ls", "--db", "redis://x"), "not in this release"),
+        (("migrate", "sqlite:///no/such/folder/t.db"), "create it first"),
+        (("migrate", "memory://"), "has no schema"),
+    ],
+)
+def test_a_url_that_cannot_be_used_stops_with_the_mend(
+    shell: Shell, words: tuple[str, ...], mend: str
+) -> None:
+    done = shell(*words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("perdure: ")
+    assert mend in done.stderr
+
+
+def test_a_file_that_is_not_a_database_is_left_alone(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "t.db").write_bytes(b"these are not the bytes of a database" * 100)
+    before = (tmp_path / "t.db").read_bytes()
+    for words in (("migrate", "sqlite:///t.db"), ("threads", "ls", "--db", "sqlite:///t.db")):
+        done = shell(*words)
+        assert done.returncode == 1
+        assert "is not a SQLite database" in done.stderr
+    assert (tmp_path / "t.db").read_bytes() == before
+
+
+def test_threads_are_listed_shown_and_told_apart_by_tenant(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 2)
+    url = {"PERDURE_URL": "sqlite:///t.db"}
+    assert "ada" in shell("threads", "ls", **url).stdout
+    entry = json.loads(shell("threads", "ls", "--json", **url).stdout)
+    assert entry["thread_id"] == "ada"
+    assert "No threads yet" in shell("threads", "ls", "--tenant", "other", **url).stdout
+    shown = shell("threads", "show", "ada", **url)
+    assert "question 1 [bold]" in shown.stdout
+    assert "answer 3" in shown.stdout
+    gone = shell("threads", "show", "eve", **url)
+    assert gone.returncode == 1
+    assert "there is no thread 'eve'" in gone.stderr
+
+
+def test_a_tag_outlives_pruning_and_export_has_everything(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 3)
+    url = {"PERDURE_URL": "sqlite:///t.db"}
+    data = json.loads(shell("threads", "export", "ada", **url).stdout)
+    assert data["format"] == "perdure.thread/1"
+    assert len(data["checkpoints"]) == 9
+    last = data["checkpoints"][-1]["values"]["messages"]
+    assert [m["value"]["content"] for m in last][-2:] == ["question 2 [bold]", "answer 5"]
+    early = data["checkpoints"][2]["checkpoint_id"]
+    assert early in shell("threads", "tag", "ada", "approved", "--checkpoint", early, **url).stdout
+    pruned = shell("threads", "prune", "ada", "--keep-last", "1", **url)
+    assert "7 checkpoints removed, 2 stay" in pruned.stdout
+    history = shell("threads", "history", "ada", **url).stdout
+    assert early in history
+    assert "approved" in history
+    assert "sound" in shell("fsck", **url).stdout
+    assert shell("threads", "tag", "ada", "approved", "--remove", **url).returncode == 0
+    missing = shell("threads", "tag", "ada", "approved", "--remove", **url)
+    assert missing.returncode == 1
+    assert "no tag 'approved'" in missing.stderr
+
+
+def test_delete_asks_first(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    url = {"PERDURE_URL": "sqlite:///t.db"}
+    assert shell("threads", "delete", "ada", **url).returncode == 1
+    assert "ada" in shell("threads", "ls", **url).stdout
+    assert shell("threads", "delete", "ada", "--yes", **url).returncode == 0
+    assert "No threads yet" in shell("threads", "ls", **url).stdout
+
+
+def test_an_encrypted_database_needs_its_key_file(shell: Shell, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    key = bytes(range(32))
+    converse(tmp_path / "t.db", "ada", 1, key=key)
+    (tmp_path / "key").write_text(key.hex())
+    url = {"PERDURE_URL": "sqlite:///t.db"}
+    assert "question 0" in shell("threads", "show", "ada", "--key-file", "key", **url).stdout
+    closed = shell("threads", "show", "ada", **url)
+    assert closed.returncode == 1
+    assert "encrypted" in closed.stderr
+
+
+def test_help_teaches(shell: Shell) -> None:
+    for words in ((), ("threads",), ("threads", "prune"), ("fsck",), ("migrate",), ("demo",)):
+        done = shell(*words, "--help")
+        assert done.returncode == 0
+        assert "Usage" in done.stdout
+    assert shell("--version").stdout.strip()
+
+
+def test_the_installed_program_refuses_in_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("perdure"), "threads", "ls", "--db", "sqlite:///none.db"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr

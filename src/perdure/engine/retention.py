@@ -106,14 +106,6 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     """Remove the checkpoints of runs, in whatever threads they are. Heads move to the nearest checkpoint
     that stays; tagged checkpoints stay."""
     runs = set(run_ids)
-    partitions: dict[Partition, None] = {}
-    for run_id in run_ids:
-        while True:
-            found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
-            new = [f.partition for f in found if f.partition not in partitions]
-            partitions.update(dict.fromkeys(new))
-            if len(found) < _PAGE or not new:
-                break
 
     def plan(contents: Contents) -> Plan:
         tagged = contents.tagged
@@ -121,8 +113,17 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
             contents.checkpoints, lambda c: c.run_id in runs and (c.namespace, c.id) not in tagged
         )
 
-    for partition in partitions:
-        yield from _remove(partition, plan, digest, budget)
+    done: set[Partition] = set()
+    for run_id in run_ids:
+        while True:
+            # What was removed is not found again, so the next page is the first one of what is left.
+            found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
+            new = dict.fromkeys(f.partition for f in found if f.partition not in done)
+            for partition in new:
+                yield from _remove(partition, plan, digest, budget)
+            done.update(new)
+            if len(found) < _PAGE or not new:
+                break
 
 
 def copy_thread(source: Partition, target: Partition, digest: Digester, budget: Budget) -> Program[None]:

@@ -126,9 +126,9 @@ class MemoryDriver:
 
 
 def _holds(record: Record | None, op: Op) -> bool:
-    if isinstance(op, Delete) and op.unchanged:
-        if record is None or any(record.fields[k] != v for k, v in op.unchanged.items()):
-            return False
+    wanted = op.unchanged if isinstance(op, Delete) else {}
+    if wanted and (record is None or any(record.fields[k] != v for k, v in wanted.items())):
+        return False
     return _meets(record, op.expect)
 
 

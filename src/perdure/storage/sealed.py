@@ -104,7 +104,11 @@ class SealedDriver:
 
     @property
     def limits(self) -> Limits:
-        return self._inner.limits
+        inner = self._inner.limits
+        if self._keyring is None:
+            return inner
+        # What is planned is not sealed yet, and each body of a commit grows by the overhead.
+        return Limits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
     def perform(self, effect: Effect[R]) -> R:
         return self._up(effect, self._inner.perform(self._down(effect)))

@@ -1,0 +1,11 @@
+"""The promises of Perdure as tests: subclass a contract, give it its fixture, and pytest runs them.
+
+``DriverContract`` is for authors of a driver: what the five verbs of the storage port promise.
+``SaverContract`` is one layer up: what a checkpointer over that driver promises.
+"""
+
+from perdure.testing.conformance.backend import Backend, Narrow
+from perdure.testing.conformance.driver import Awaited, Blocking, DriverContract
+from perdure.testing.conformance.saver import SaverContract
+
+__all__ = ["Awaited", "Backend", "Blocking", "DriverContract", "Narrow", "SaverContract"]

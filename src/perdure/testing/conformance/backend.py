@@ -1,0 +1,184 @@
+"""What the saver contract works with: a backend that several processes share, and small steps on a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
+
+from perdure.database import Database
+from perdure.errors import PerdureError
+from perdure.langgraph.loads import EPOCH as EPOCH_KEY
+from perdure.langgraph.saver import PerdureSaver
+from perdure.model.chunks import Digester
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
+from perdure.model.program import Effect
+from perdure.model.records import CHUNK, EPOCH, Partition
+from perdure.storage.port import Driver, Limits
+from perdure.storage.sealed import Keyring, SealedDriver
+from perdure.testing.faults import FaultyDriver
+
+R = TypeVar("R")
+
+THREAD = "thread"
+AT = Partition("", THREAD)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An open, empty driver, and the keys for it. Each database made here is as one process: it has caches of
+    its own and shares nothing with the others but the driver."""
+
+    driver: Driver
+    keyring: Keyring | None = None
+
+    def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> Database:
+        driver = self.driver if wrap is None else wrap(self.driver)
+        keys = () if self.keyring is None else self.keyring.digest_keys
+        return Database(SealedDriver(driver, self.keyring), tenant=tenant, digest=Digester(*keys))
+
+    def saver(
+        self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None, **options: Any
+    ) -> PerdureSaver:
+        return self.database(tenant=tenant, wrap=wrap).checkpointer(**options)
+
+    def saver_with(self, hook: Callable[[int, Effect[Any]], None]) -> PerdureSaver:
+        """A saver that calls ``hook`` with each of its storage effects before it happens, numbered from 1."""
+        return self.saver(wrap=lambda driver: FaultyDriver(driver, on_effect=hook))
+
+    def open_run(self, run_id: str | None, thread: str = THREAD) -> int:
+        """Raise the thread's epoch, with a run or without one, as a worker does that claims or leaves it."""
+        at = Partition("", thread)
+        (answer,) = self.driver.perform(Fetch(at, (Get(EPOCH, ()),)))
+        before = answer[0].version if answer else 0
+        put = Put(EPOCH, (), {"open_run": run_id}, expect=before or Expect.ABSENT, version=before + 1)
+        assert isinstance(self.driver.perform(Commit(at, (put,))), Committed)
+        return before + 1
+
+    def chunks(self, thread: str = THREAD) -> int:
+        """How many chunks a thread holds."""
+        (answer,) = self.driver.perform(Fetch(Partition("", thread), (Range(CHUNK, bodies=False),)))
+        return len(answer)
+
+
+class Narrow:
+    """A driver that takes no more at once than a test says. A request that passes it is an engine's error."""
+
+    def __init__(self, inner: Driver, limits: Limits) -> None:
+        self._inner = inner
+        self._limits = Limits(min(limits.ops, inner.limits.ops), min(limits.bytes, inner.limits.bytes))
+        self.staged = 0
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        self._weigh(effect)
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        self._weigh(effect)
+        return await self._inner.aperform(effect)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _weigh(self, effect: Effect[Any]) -> None:
+        if not isinstance(effect, Commit | Stage):
+            return
+        ops = effect.ops if isinstance(effect, Commit) else effect.puts
+        size = sum(len(op.body) for op in ops if isinstance(op, Put))
+        assert len(ops) <= self._limits.ops, (
+            f"{len(ops)} operations at once; the driver takes {self._limits.ops}"
+        )
+        assert size <= self._limits.bytes, f"{size} bytes at once; the driver takes {self._limits.bytes}"
+        self.staged += isinstance(effect, Stage)
+
+
+def configurable(config: RunnableConfig) -> dict[str, Any]:
+    return config.get("configurable") or {}
+
+
+def at(
+    checkpoint_id: str | None = None, *, thread: str = THREAD, namespace: str = "", epoch: int | None = None
+) -> RunnableConfig:
+    """A config that names a place, with no load behind it."""
+    place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
+    if checkpoint_id is not None:
+        place["checkpoint_id"] = checkpoint_id
+    if epoch is not None:
+        place[EPOCH_KEY] = epoch
+    return {"configurable": place}
+
+
+def holding(config: RunnableConfig, epoch: int) -> RunnableConfig:
+    """The same config in the hands of a lease's holder."""
+    return {"configurable": {**configurable(config), EPOCH_KEY: epoch}}
+
+
+def on(loaded: RunnableConfig, checkpoint_id: str | None) -> RunnableConfig:
+    """The config of a loop that loaded ``loaded`` and now builds on another checkpoint."""
+    return {"configurable": {**configurable(loaded), "checkpoint_id": checkpoint_id}}
+
+
+def put(
+    saver: BaseCheckpointSaver[Any],
+    config: RunnableConfig,
+    checkpoint_id: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    version: int = 1,
+    new: Collection[str] | None = None,
+    source: str = "loop",
+    root: str | None = None,
+) -> RunnableConfig:
+    """Store a checkpoint on the one that the config names; every channel has ``version``, and those in
+    ``new`` (all, unless told) are announced as new. ``root`` is the root checkpoint of a subgraph's."""
+    values = {"x": checkpoint_id} if values is None else values
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = checkpoint_id
+    checkpoint["channel_values"] = dict(values)
+    checkpoint["channel_versions"] = dict.fromkeys(values, version)
+    announced: dict[str, str | int | float] = dict.fromkeys(values if new is None else new, version)
+    metadata: Any = {"source": source, "step": 1, "parents": {} if root is None else {"": root}}
+    saver.put(config, checkpoint, metadata, announced)
+    return on(config, checkpoint_id)
+
+
+def load(saver: BaseCheckpointSaver[Any], config: RunnableConfig | None = None) -> CheckpointTuple:
+    """A checkpoint that has to be there."""
+    found = saver.get_tuple(at() if config is None else config)
+    assert found is not None, "a stored checkpoint was not found"
+    return found
+
+
+def long(word: str) -> str:
+    """Text that does not fit into a reference, so that it is a chunk."""
+    return f"{word} " * 40
+
+
+def latest(saver: BaseCheckpointSaver[Any], namespace: str = "") -> str:
+    return load(saver, at(namespace=namespace)).checkpoint["id"]
+
+
+def listed(saver: BaseCheckpointSaver[Any], namespace: str = "", **options: Any) -> list[str]:
+    return [item.checkpoint["id"] for item in saver.list(at(namespace=namespace), **options)]
+
+
+def refused(error: type[PerdureError], call: Callable[[], object]) -> PerdureError:
+    """The error that a call must end in."""
+    try:
+        call()
+    except error as raised:
+        return raised
+    raise AssertionError(f"the call went through; it must raise {error.__name__}")
+
+
+def deletes_chunks(effect: Effect[Any]) -> bool:
+    return isinstance(effect, Commit) and any(
+        isinstance(op, Delete) and op.kind is CHUNK for op in effect.ops
+    )

@@ -1,0 +1,53 @@
+"""The contract of the storage port, in one class, and a driver seen through each of its two doors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from perdure.model.program import Effect
+from perdure.storage.port import Driver, Limits
+from perdure.testing.conformance.committing import Committing
+from perdure.testing.conformance.concurrency import Concurrency
+from perdure.testing.conformance.partitions import Partitions
+from perdure.testing.conformance.reading import Reading
+
+R = TypeVar("R")
+
+
+class DriverContract(Reading, Committing, Partitions, Concurrency):
+    """What every driver promises. Subclass it in a test and give it a fixture ``driver``: an open, empty one.
+
+    >>> class TestMine(DriverContract):
+    ...     @pytest.fixture(params=[Blocking, Awaited])
+    ...     def driver(self, request):
+    ...         with closing(MyDriver()) as driver:
+    ...             yield request.param(driver)
+    """
+
+
+class Blocking:
+    """A driver whose ``perform`` is its own: the blocking door."""
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+
+    @property
+    def limits(self) -> Limits:
+        return self._inner.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await self._inner.aperform(effect)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Awaited(Blocking):
+    """The same driver through its other door: ``perform`` awaits ``aperform`` in a loop of its own."""
+
+    def perform(self, effect: Effect[R]) -> R:
+        return asyncio.run(self._inner.aperform(effect))

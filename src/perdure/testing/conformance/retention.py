@@ -1,0 +1,317 @@
+"""What pruning and collection may take, whatever goes on meanwhile; and writes too large for a commit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, TypedDict
+
+from langchain_core._api import LangChainBetaWarning
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.serde.types import ERROR
+from langgraph.graph import START, StateGraph
+
+from perdure.errors import NotFound
+from perdure.langgraph.saver import PerdureSaver
+from perdure.model.ops import Commit, Delete, Fetch, Get, Put, Stage
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD
+from perdure.storage.port import Driver, Limits
+from perdure.testing.conformance.backend import (
+    AT,
+    THREAD,
+    Backend,
+    Narrow,
+    at,
+    deletes_chunks,
+    latest,
+    listed,
+    load,
+    long,
+    put,
+    refused,
+)
+from perdure.testing.faults import FaultyDriver
+
+
+def _joined(state: list[str], writes: Sequence[list[str]]) -> list[str]:
+    return [*state, *(item for write in writes for item in write)]
+
+
+class Replayed(TypedDict):
+    said: Annotated[list[str], DeltaChannel(_joined)]
+
+
+def _answer(state: Replayed) -> Any:
+    return {"said": [long(f"answer {len(state['said'])}")]}
+
+
+def replaying(saver: Any) -> Any:
+    """A graph whose state is replayed from the writes of ancestors."""
+    graph = StateGraph(Replayed)
+    graph.add_node("answer", _answer)
+    graph.add_edge(START, "answer")
+    return graph.compile(checkpointer=saver)
+
+
+def chain(saver: PerdureSaver, length: int, thread: str = THREAD) -> list[dict[str, Any]]:
+    """A thread of some checkpoints, each with a value of its own and one that all share; their values."""
+    step = at(thread=thread)
+    out: list[dict[str, Any]] = []
+    for n in range(length):
+        out.append({"own": long(f"own {n}"), "shared": [long(f"item {i}") for i in range(n + 1)]})
+        step = put(saver, step, f"c{n}", out[-1], version=n + 1)
+    return out
+
+
+def values(saver: PerdureSaver, checkpoint_id: str | None = None) -> dict[str, Any]:
+    return dict(load(saver, at(checkpoint_id)).checkpoint["channel_values"])
+
+
+class Retention:
+    """Pruning, collection and staging lose nothing that anybody needs."""
+
+    def test_prune_keeps_the_head_and_what_it_needs(self, backend: Backend) -> None:
+        saver = backend.saver()
+        held = chain(saver, 6)
+        before = backend.chunks()
+        backend.saver().prune([THREAD])
+        assert listed(backend.saver()) == ["c5"]
+        assert values(saver) == values(backend.saver()) == held[5]
+        assert backend.chunks() < before, "prune left the chunks of what it removed"
+        put(saver, load(saver).config, "c6", held[0], version=9)
+        assert values(backend.saver()) == held[0]
+
+    def test_prune_keeps_what_is_tagged_and_what_is_asked_for(self, backend: Backend) -> None:
+        held = chain(backend.saver(), 6)
+        backend.database().tag(THREAD, "mine", "c1")
+        backend.saver().prune([THREAD], keep_last=2)
+        assert listed(backend.saver()) == ["c5", "c4", "c1"]
+        for n in (1, 4, 5):
+            assert values(backend.saver(), f"c{n}") == held[n]
+
+    def test_prune_keeps_a_head_that_is_not_the_newest_by_id(self, backend: Backend) -> None:
+        saver = backend.saver()
+        step = put(saver, at(), "z", {"x": long("z")})
+        put(saver, step, "a", {"x": long("a")})
+        backend.saver().prune([THREAD])
+        assert listed(backend.saver()) == ["a"]
+        assert values(backend.saver()) == {"x": long("a")}
+
+    def test_prune_keeps_the_writes_of_the_head(self, backend: Backend) -> None:
+        saver = backend.saver()
+        chain(saver, 3)
+        saver.put_writes(at("c0"), [("x", long("old"))], "t")
+        saver.put_writes(at("c2"), [("x", long("pending"))], "t")
+        backend.saver().prune([THREAD])
+        assert load(backend.saver()).pending_writes == [("t", "x", long("pending"))]
+
+    def test_prune_keeps_what_a_delta_channel_replays(self, backend: Backend) -> None:
+        config = {"configurable": {"thread_id": THREAD}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LangChainBetaWarning)
+            for n in range(4):
+                replaying(backend.saver()).invoke({"said": [long(f"turn {n}")]}, config)
+            before = replaying(backend.saver()).get_state(config).values
+            assert len(before["said"]) == 8
+            backend.saver().prune([THREAD])
+            assert replaying(backend.saver()).get_state(config).values == before
+            replaying(backend.saver()).invoke({"said": [long("after")]}, config)
+            after = replaying(backend.saver()).get_state(config).values
+        assert after["said"][:8] == before["said"]
+        assert len(after["said"]) == 10
+        assert len(listed(backend.saver())) > 1
+
+    def test_a_put_planned_before_a_collection_is_planned_again(self, backend: Backend) -> None:
+        """Between plan and commit another process removes the chunks that the plan takes for stored."""
+
+        def hook(_: int, effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit) and any(op.key == ("", "new") for op in effect.ops):
+                for other in pruners:
+                    other.prune([THREAD])
+
+        pruners = iter([backend.saver()])
+        saver = backend.saver_with(hook)
+        held = chain(saver, 4)
+        put(saver, load(saver).config, "new", {"own": held[0]["own"]}, version=9)
+        assert values(backend.saver()) == {"own": held[0]["own"]}
+        assert listed(backend.saver()) == ["new", "c3"]
+        for write in (held[1]["own"], held[2]["own"]):
+            pruners = iter([backend.saver()])
+            saver.put_writes(at("new"), [("x", write)], write[:6])
+        assert [w[2] for w in load(backend.saver()).pending_writes or []] == [held[1]["own"], held[2]["own"]]
+
+    def test_a_prune_anywhere_in_a_put_loses_nothing(self, backend: Backend) -> None:
+        self._anywhere(backend, lambda s: s.prune([THREAD]), self._put_again)
+
+    def test_a_put_anywhere_in_a_prune_loses_nothing(self, backend: Backend) -> None:
+        self._anywhere(backend, self._put_again, lambda s: s.prune([THREAD]))
+
+    @staticmethod
+    def _put_again(saver: PerdureSaver) -> None:
+        """Say again what an old checkpoint said, in a write and in a checkpoint."""
+        old = {"own": long("own 0"), "shared": [long("item 0"), long("new")]}
+        loaded = load(saver)
+        saver.put_writes(loaded.config, [("shared", old["shared"])], "t")
+        put(saver, loaded.config, "again", old, version=9)
+
+    @staticmethod
+    def _anywhere(
+        backend: Backend, inner: Callable[[PerdureSaver], None], outer: Callable[[PerdureSaver], None]
+    ) -> None:
+        """Interleave ``inner``, by another process that knows the thread, before each effect of ``outer``."""
+        for place in range(1, 1000):
+            backend.saver().delete_thread(THREAD)
+            left = 0
+
+            def hook(_: int, effect: Effect[Any]) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    inner(rival)  # noqa: B023 - called within this round
+
+            saver, rival = backend.saver_with(hook), backend.saver()
+            held = chain(saver, 4)
+            assert values(rival) == held[3]
+            left = place
+            outer(saver)
+            if left > 0:
+                assert place > 3, "there were hardly any effects to interleave with"
+                return
+            fresh = backend.saver()
+            found = {item.checkpoint["id"]: item.checkpoint["channel_values"] for item in fresh.list(at())}
+            assert latest(fresh) == "again"
+            assert found["again"] == {"own": long("own 0"), "shared": [long("item 0"), long("new")]}
+            assert all(found[f"c{n}"] == held[n] for n in range(4) if f"c{n}" in found)
+            saver.prune([THREAD])
+            assert values(backend.saver()) == found["again"]
+
+    def test_collection_spares_a_chunk_that_was_stored_again(self, backend: Backend) -> None:
+        """Somebody may store, under the new generation, a chunk that the collection has found unreachable."""
+        chain(backend.saver(), 3)
+        again: list[bytes] = []
+
+        def hook(_: int, effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit) and deletes_chunks(effect) and not again:
+                (gc,), *chunks = backend.driver.perform(
+                    Fetch(AT, (Get(GC, ()), *(Get(CHUNK, op.key) for op in effect.ops if op.kind is CHUNK)))
+                )
+                record = chunks[0][0]
+                restamped = Put(CHUNK, record.key, {"generation": gc.version}, record.body)
+                backend.driver.perform(Stage(AT, (restamped,)))
+                again.append(record.key[0])
+
+        backend.saver_with(hook).prune([THREAD])
+        assert again, "the prune had nothing to collect"
+        (answer,) = backend.driver.perform(Fetch(AT, (Get(CHUNK, (again[0],)),)))
+        assert answer, "a chunk was deleted although it had been stored again"
+        assert backend.chunks() < 8
+
+    def test_a_tag_set_while_a_prune_is_planned_is_kept(self, backend: Backend) -> None:
+        held = chain(backend.saver(), 4)
+        tags = iter(["late"])
+
+        def hook(_: int, effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit) and any(
+                isinstance(o, Delete) and o.kind is CHECKPOINT for o in effect.ops
+            ):
+                for name in tags:
+                    backend.database().tag(THREAD, name, "c1")
+
+        backend.saver_with(hook).prune([THREAD])
+        assert listed(backend.saver()) == ["c3", "c1"]
+        assert values(backend.saver(), "c1") == held[1]
+
+    def test_a_fork_from_a_checkpoint_that_was_pruned_says_so(self, backend: Backend) -> None:
+        saver = backend.saver()
+        chain(saver, 3)
+        past = load(saver, at("c0")).config
+        backend.saver().prune([THREAD])
+        error = refused(NotFound, lambda: put(saver, past, "fork"))
+        assert "c0" in str(error)
+        assert listed(backend.saver()) == ["c2"]
+
+    def test_what_does_not_fit_a_commit_is_staged_first(self, backend: Backend) -> None:
+        narrow: list[Narrow] = []
+
+        def wrap(driver: Driver) -> Driver:
+            narrow.append(Narrow(driver, Limits(ops=8, bytes=20_000)))
+            return narrow[-1]
+
+        saver = backend.saver(wrap=wrap)
+        many = {
+            "x": [long(f"item {n}") for n in range(300)],
+            "y": {"deep": [long(f"item {n}") for n in range(9)]},
+        }
+        put(saver, at(), "c1", many)
+        assert narrow[0].staged > 0
+        assert values(saver) == values(backend.saver()) == many
+        staged = narrow[0].staged
+        saver.put_writes(at("c1"), [("x", [long(f"write {n}") for n in range(50)])], "t")
+        assert narrow[0].staged > staged
+        assert load(backend.saver()).pending_writes == [("t", "x", [long(f"write {n}") for n in range(50)])]
+        for n in range(2, 30):
+            put(saver, load(saver).config, f"c{n}", {"x": [long(f"turn {n}")]}, version=n)
+        saver.prune([THREAD])
+        assert listed(backend.saver()) == ["c29"]
+        assert values(backend.saver()) == {"x": [long("turn 29")]}
+        saver.copy_thread(THREAD, "copy")
+        assert load(backend.saver(), at(thread="copy")).checkpoint["channel_values"] == {
+            "x": [long("turn 29")]
+        }
+
+    def test_a_step_that_failed_after_staging_left_nothing_to_see(self, backend: Backend) -> None:
+        class Broken(Exception):
+            """A fault of this test."""
+
+        def hook(_: int, effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit) and any(op.kind is HEAD for op in effect.ops):
+                raise Broken
+
+        big = {"x": [long(f"item {n}") for n in range(100)]}
+        narrow = Limits(ops=8, bytes=20_000)
+        failing = backend.database(
+            wrap=lambda driver: Narrow(FaultyDriver(driver, on_effect=hook), narrow)
+        ).checkpointer()
+        try:
+            put(failing, at(), "c1", big)
+        except Broken:
+            assert backend.saver().get_tuple(at()) is None
+        else:
+            raise AssertionError("the fault did not strike")
+        assert backend.chunks() > 50
+        put(backend.saver(), at(), "c1", big)
+        assert values(backend.saver()) == big
+
+    def test_a_commit_near_the_limit_still_fits_when_it_is_sealed(self, backend: Backend) -> None:
+        for size in range(19_000, 20_400, 60):
+            saver = backend.saver(wrap=lambda driver: Narrow(driver, Limits(ops=64, bytes=20_000)))
+            held = {"x": [f"{n:04}" + "x" * 990 for n in range(size // 1000)] + ["y" * (size % 1000)]}
+            saver.delete_thread(THREAD)
+            put(saver, at(), "c1", held)
+            assert values(backend.saver()) == held
+
+    def test_a_write_that_was_overwritten_during_a_collection_is_not_taken_for_stored(
+        self, backend: Backend
+    ) -> None:
+        """The reserved slots are overwritten: what one held may be collected by whoever is at it already."""
+        saver, other = backend.saver(), backend.saver()
+        chain(other, 3)
+        other.put_writes(at("c2"), [(ERROR, long("trouble"))], "t")
+        steps: Iterator[Callable[[], object]] = iter(
+            [lambda: load(saver), lambda: other.put_writes(at("c2"), [(ERROR, "fine")], "t")]
+        )
+        removed = False
+
+        def hook(_: int, effect: Effect[Any]) -> None:
+            nonlocal removed
+            if removed:
+                for step in steps:
+                    step()
+            removed |= isinstance(effect, Commit) and any(op.kind is CHECKPOINT for op in effect.ops)
+
+        backend.saver_with(hook).prune([THREAD])
+        put(saver, load(saver).config, "c3", {"own": long("trouble")}, version=9)
+        assert values(backend.saver()) == {"own": long("trouble")}
+        put(saver, at("c2"), "c4", {"own": long("trouble")}, version=9, source="fork")
+        assert values(backend.saver()) == {"own": long("trouble")}

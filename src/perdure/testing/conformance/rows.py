@@ -1,0 +1,126 @@
+"""Records and operations in short: what the contract writes and reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.model.ops import Commit, Committed, Expect, Expectation, Fetch, Get, Op, Put, Range
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
+from perdure.storage.port import Driver
+
+HERE = Partition("acme", "thread")
+
+NAMES = (
+    "",
+    "\0",
+    " ",
+    "0",
+    "A",
+    "Z",
+    "a",
+    "a\0",
+    "a\0b",
+    "a\0c",
+    "a\x01",
+    "a b",
+    "a%",
+    "a_b",
+    "aa",
+    "b",
+    "z",
+    "~",
+    "É",
+    "é",
+    "ß",
+    "中文",
+    "\ufffd",
+    "\U0001f600",
+    "\U0010ffff",
+)
+"""Text in every shape that a name may take. Surrogates are not text and are not among them."""
+
+
+def head(
+    namespace: str = "",
+    checkpoint_id: str = "c",
+    seq: int = 1,
+    expect: Expectation = Expect.ANY,
+    version: int = 1,
+) -> Put:
+    return Put(
+        HEAD, (namespace,), {"checkpoint_id": checkpoint_id, "seq": seq}, expect=expect, version=version
+    )
+
+
+def gc(version: int, expect: Expectation = Expect.ANY) -> Put:
+    return Put(GC, (), expect=expect, version=version)
+
+
+def checkpoint(
+    checkpoint_id: str,
+    seq: int = 1,
+    *,
+    namespace: str = "",
+    body: bytes = b"body",
+    run_id: str | None = None,
+    expect: Expectation = Expect.ANY,
+) -> Put:
+    fields = {"seq": seq, "parent_id": None, "run_id": run_id, "source": "loop", "step": None}
+    return Put(CHECKPOINT, (namespace, checkpoint_id), fields, body, expect)
+
+
+def chunk(
+    digest: bytes, generation: int = 0, body: bytes = b"bytes", expect: Expectation = Expect.ANY
+) -> Put:
+    return Put(CHUNK, (digest,), {"generation": generation}, body, expect)
+
+
+def write(
+    task: str, idx: int, *, at: str = "c", namespace: str = "", body: bytes = b"w", version: int = 1
+) -> Put:
+    fields = {"channel": "x", "task_path": "", "nonce": "n"}
+    return Put(WRITE, (namespace, at, task, idx), fields, body, version=version)
+
+
+def tag(name: str, expect: Expectation = Expect.ANY, version: int = 1) -> Put:
+    return Put(TAG, (name,), {"namespace": "", "checkpoint_id": "c"}, expect=expect, version=version)
+
+
+def commit(driver: Driver, *ops: Op, at: Partition = HERE) -> bool:
+    """Whether the commit held."""
+    return isinstance(driver.perform(Commit(at, ops)), Committed)
+
+
+def stored(driver: Driver, *ops: Op, at: Partition = HERE) -> None:
+    """Commit what has to hold for the test to go on."""
+    assert commit(driver, *ops, at=at), "a commit without a failing expectation was refused"
+
+
+def get(driver: Driver, kind: Kind, *key: Any, at: Partition = HERE) -> Record | None:
+    (answer,) = driver.perform(Fetch(at, (Get(kind, key),)))
+    assert len(answer) <= 1, "one key has several records"
+    return answer[0] if answer else None
+
+
+def keys(driver: Driver, item: Range, at: Partition = HERE) -> list[Key]:
+    (answer,) = driver.perform(Fetch(at, (item,)))
+    return [record.key for record in answer]
+
+
+def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
+    """One record of each kind that this suite knows, all of which carry the mark or the version."""
+    return (
+        head(mark, version=version),
+        gc(version),
+        checkpoint(mark, run_id="run", body=mark.encode()),
+        chunk(mark.encode().ljust(16), body=mark.encode()),
+        write(mark, 0, body=mark.encode(), version=version),
+        tag(mark, version=version),
+    )
+
+
+def everything(driver: Driver, at: Partition = HERE) -> list[Record]:
+    """Every record of a partition, of the kinds that ``every_kind`` writes."""
+    kinds = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG)
+    answers = driver.perform(Fetch(at, tuple(Range(kind) for kind in kinds)))
+    return [record for answer in answers for record in answer]

@@ -1,0 +1,147 @@
+"""SQLite answers every hot statement from one index: no table is scanned, nothing is sorted.
+
+The statements are taken from the driver while the saver works, so that a new one is looked at as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from perdure.database import Database
+from perdure.model.chunks import Digester
+from perdure.model.ops import Find, Range
+from perdure.model.records import CHECKPOINT, CHUNK, EPOCH, GC, HEAD, KINDS, TAG, WRITE
+from perdure.storage.sql import compile as sql
+from perdure.storage.sql import schema, sqlite
+from perdure.testing.conformance.backend import at, load, long, put
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "threads.db"
+    sqlite.migrate(path)
+    return path
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[apsw.Connection]:
+    connection = sqlite.connect(path)
+    yield connection
+    connection.close()
+
+
+def plan(connection: apsw.Connection, statement: str) -> list[str]:
+    """The lines of a statement's plan."""
+    bound = (None,) * statement.count("?")
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", bound)]
+
+
+def refuse_scans(connection: apsw.Connection, statement: str) -> None:
+    lines = plan(connection, statement)
+    assert lines, f"no plan for {statement}"
+    for line in lines:
+        assert line.startswith("SEARCH"), f"{line!r} in the plan of {statement}"
+
+
+def ranges() -> list[Range]:
+    """Every range that latest, list, history, pending writes, heads, tags and collection ask for."""
+    return [
+        Range(CHECKPOINT, ("",), "seq", reverse=True, limit=64),
+        Range(CHECKPOINT, ("",), "seq", reverse=True, after=9, limit=64),
+        Range(CHECKPOINT, limit=1000),
+        Range(CHECKPOINT, after=("", "c"), limit=1000),
+        Range(WRITE, ("", "c")),
+        Range(WRITE, limit=1000),
+        Range(WRITE, after=("", "c", "t", 0), limit=1000),
+        Range(CHUNK, limit=1000, bodies=False),
+        Range(CHUNK, after=(b"",), limit=1000, bodies=False),
+        Range(HEAD),
+        Range(TAG),
+        Range(GC),
+        Range(EPOCH),
+    ]
+
+
+@pytest.mark.parametrize("item", ranges(), ids=str)
+def test_a_range_is_one_search_in_the_order_of_its_index(connection: apsw.Connection, item: Range) -> None:
+    statement, parameters = sql.select_range(item, 1)
+    assert statement.count("?") == len(parameters)
+    assert len(plan(connection, statement)) == 1
+    refuse_scans(connection, statement)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_one_record_is_one_search(connection: apsw.Connection, kind: Any) -> None:
+    names = tuple(c.name for c in kind.fields)
+    statements = [sql.select_one(kind), sql.select_version(kind), sql.delete_one(kind), sql.drop(kind)]
+    if names:
+        statements.append(sql.select_fields(kind, names))
+    for statement in statements:
+        assert len(plan(connection, statement)) == 1
+        refuse_scans(connection, statement)
+
+
+def test_threads_and_runs_are_found_by_index(connection: apsw.Connection) -> None:
+    for statement in (
+        sql.THREAD_PK,
+        sql.THREADS,
+        sql.ALL_THREADS,
+        sql.THREAD_DROP,
+        sql.select_runs(CHECKPOINT),
+    ):
+        refuse_scans(connection, statement)
+    runs = plan(connection, sql.select_runs(CHECKPOINT))
+    assert f"{schema.table(CHECKPOINT)}_run_id" in runs[0]
+
+
+def test_no_statement_of_a_thread_s_life_scans(path: Path, connection: apsw.Connection) -> None:
+    """Whatever the driver sends while threads are written, read, listed, tagged, found and pruned."""
+    driver = sqlite.SqliteDriver(path)
+    seen: set[str] = set()
+
+    def trace(_: apsw.Cursor, statement: str, __: object) -> bool:
+        seen.add(statement)
+        return True
+
+    driver._writer.exec_trace = trace
+    for reader in [sqlite.connect(path, read_only=True) for _ in range(4)]:
+        reader.exec_trace = trace
+        driver._readers.append(reader)
+    database = Database(driver, tenant="", digest=Digester())
+    saver = database.checkpointer()
+    step = at()
+    for n in range(6):
+        step = put(saver, step, f"c{n}", {"x": [long(f"item {i}") for i in range(30 + n)]}, version=n)
+    saver.put_writes(step, [("x", long("write"))], "t")
+    put(saver, at(namespace="inner"), "s1", root="c2")
+    load(saver)
+    list(saver.list(at(), before=at("c4"), limit=2))
+    list(saver.list(at(namespace="inner"), before=at("c3")))
+    database.tag("thread", "mine", "c1")
+    database.tags("thread")
+    assert len(list(database.threads_sync())) == 1
+    driver.perform(Find("threads", None))
+    saver.prune(["thread"])
+    saver.delete_for_runs(["run"])
+    saver.copy_thread("thread", "copy")
+    saver.delete_thread("thread")
+    database.close()
+    reads = {s for s in seen if s.startswith(("SELECT", "DELETE", "UPDATE"))}
+    assert len(reads) > 20
+    for statement in reads:
+        refuse_scans(connection, statement)
+
+
+def test_the_check_sees_a_scan_and_a_sort(connection: apsw.Connection) -> None:
+    table = schema.table(CHECKPOINT)
+    for statement in (
+        f"SELECT body FROM {table} WHERE source = ?",
+        f"SELECT body FROM {table} WHERE t = ? ORDER BY step",
+    ):
+        with pytest.raises(AssertionError):
+            refuse_scans(connection, statement)

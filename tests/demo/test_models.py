@@ -7,7 +7,8 @@ import importlib.util
 import pytest
 
 from perdure.demo import local_model
-from perdure.demo.models import LOCAL, OPENAI_DEFAULT, BadModel, choose_model, open_model, require
+from perdure.demo.errors import BadModel
+from perdure.demo.models import LOCAL, OPENAI_DEFAULT, choose_model, open_model, require
 from perdure.errors import MissingExtra
 
 

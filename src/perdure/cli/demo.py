@@ -13,7 +13,9 @@ def demo(
     ] = "sqlite:///perdure-demo.db",
     model: Annotated[
         str | None,
-        typer.Option(help="provider:name of a chat model; without it a small one runs on this machine"),
+        typer.Option(
+            help="provider:name of a chat model, or local; without it OpenAI's with OPENAI_API_KEY set, else local"
+        ),
     ] = None,
     once: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Answer this one message on the terminal and exit")

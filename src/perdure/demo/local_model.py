@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from perdure.demo.models import INSTALL, BadModel
+from perdure.demo.errors import INSTALL, BadModel
 from perdure.errors import MissingExtra
 
 LABEL = "SmolLM2 135M"
@@ -33,7 +33,7 @@ def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]
     """A chat model that answers until the block ends, one answer at a time, at most ``answer_tokens`` long.
 
     Raises :class:`~perdure.errors.MissingExtra` when the weights are not installed and
-    :class:`~perdure.demo.models.BadModel` when they do not load.
+    :class:`~perdure.demo.errors.BadModel` when they do not load.
     """
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from langchain_core.language_models import BaseChatModel
 
-from perdure.errors import MissingExtra, PerdureError
+from perdure.demo.errors import INSTALL, BadModel
+from perdure.errors import MissingExtra
 
-INSTALL = 'pip install "perdure[demo]"'
 LOCAL = "local"
 OPENAI_DEFAULT = "gpt-4.1-mini"
 
@@ -25,10 +25,6 @@ LOCAL_CONTEXT_TOKENS = 4096
 ANSWER_TOKENS = 400
 LOCAL_PROMPT_TOKENS = LOCAL_CONTEXT_TOKENS - ANSWER_TOKENS - 128
 REMOTE_PROMPT_TOKENS = 16_000
-
-
-class BadModel(PerdureError):
-    """The model that was asked for cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test chaos lint bench docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,9 @@ demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs o
 
 test: $(OWN_UV) ## Run every test, in random order
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
+
+chaos: $(OWN_UV) ## Kill real processes at every storage effect; about ten minutes
+	PERDURE_CHAOS=full $(RUN) --group test --all-extras pytest tests/chaos --timeout 3000 $(ARGS)
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from perdure.engine import checkpoints, retention, tags
+from perdure.engine.fsck import Finding, Repaired
+from perdure.engine.fsck import check as check_thread
+from perdure.engine.fsck import repair as repair_thread
 from perdure.langgraph import inspect
 from perdure.langgraph.inspect import CheckpointView
 from perdure.langgraph.saver import OnConflict, PerdureSaver
@@ -109,6 +112,25 @@ class Database:
         """A thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
         return run(inspect.export(Partition(self._tenant, thread_id), self._digest), self._driver)
 
+    def fsck(self, thread_id: str | None = None) -> list[Finding]:
+        """What is wrong with a thread, or with any thread of the tenant; nothing is changed.
+
+        It reads everything: links, heads, tags, every reference, and every chunk against its name.
+        """
+        if thread_id is not None:
+            return run(check_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
+        found: list[Finding] = []
+        for partition in run(retention.all_threads(self._tenant), self._driver):
+            found += run(check_thread(partition, self._digest), self._driver)
+        return found
+
+    def repair(self, thread_id: str) -> Repaired:
+        """Mend the holes and heads of a thread that ``fsck`` finds; what was mended, and what is left.
+
+        Nothing is invented: lost bytes stay lost and are reported. ``Fenced`` while a run is open.
+        """
+        return run(repair_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
+
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""
         self._driver.close()
@@ -120,12 +142,16 @@ def open_database(
     migrate: bool = False,
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
+    wrap: Callable[[Driver], Driver] = lambda driver: driver,
 ) -> Database:
-    """Open a database; the caller closes it. Prefer ``connect`` and ``connect_sync``."""
+    """Open a database; the caller closes it. Prefer ``connect`` and ``connect_sync``.
+
+    ``wrap`` may put a driver of the caller's around the one of the URL, e.g. one that fails on purpose.
+    """
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_driver(url, migrate=migrate)
     return Database(
-        SealedDriver(driver, keyring),
+        wrap(SealedDriver(driver, keyring)),
         tenant=tenant,
         digest=Digester(*(keyring.digest_keys if keyring is not None else ())),
     )

@@ -13,9 +13,7 @@ def demo(
     ] = "sqlite:///perdure-demo.db",
     model: Annotated[
         str | None,
-        typer.Option(
-            help="provider:name of a chat model, or local; without it OpenAI's with OPENAI_API_KEY set, else local"
-        ),
+        typer.Option(help="provider:name, or local; otherwise OpenAI's with OPENAI_API_KEY set, else local"),
     ] = None,
     once: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Answer this one message on the terminal and exit")

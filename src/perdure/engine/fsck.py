@@ -1,0 +1,396 @@
+"""Checking a thread: what its records say of each other, and what its chunks hold.
+
+A check reads everything and writes nothing. A thread that is written to meanwhile is read again, so that
+nobody's write in progress is taken for damage. Orphan chunks, and writes whose checkpoint is not stored, are
+no damage: a crash may leave them, and the next prune takes them away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from perdure.engine.threads import guards, load_view
+from perdure.engine.transact import ATTEMPTS
+from perdure.engine.values import FETCH_KEYS
+from perdure.errors import Contention, Corrupt
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
+from perdure.model.retention import Name
+from perdure.model.tree import Expansion
+
+_PAGE = 64
+
+
+class Damage(Enum):
+    """The kinds of damage."""
+
+    HOLE = "hole"
+    HEAD = "head"
+    ORDER = "order"
+    TAG = "tag"
+    DANGLING = "dangling"
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One piece of damage: where it is, what is wrong, and what to do.
+
+    ``checkpoint_id`` is ``None`` where no one checkpoint is concerned. ``repairable`` says that ``repair``
+    mends it.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    kind: Damage
+    detail: str
+    mend: str
+    repairable: bool = False
+
+    def __str__(self) -> str:
+        place = f" {self.namespace}" if self.namespace else ""
+        where = f"thread {self.thread_id!r}{place}"
+        if self.checkpoint_id is not None:
+            where += f", checkpoint {self.checkpoint_id}"
+        return f"{where}: {self.kind.value}: {self.detail}; {self.mend}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair mended, and what is left for a person."""
+
+    mended: tuple[Finding, ...]
+    left: tuple[Finding, ...]
+
+
+_RESTORE = "restore the thread from a backup, or delete it"
+_REPAIR = "run `perdure fsck --repair`"
+
+
+@dataclass(slots=True)
+class _Contents:
+    """A thread as it was read. ``places`` has every stored checkpoint, readable or not, with its sequence."""
+
+    heads: dict[str, Record]
+    tags: tuple[Record, ...]
+    places: dict[Name, int] = field(default_factory=dict)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    writes: list[PendingWrite] = field(default_factory=list)
+    unreadable: list[tuple[Key, str]] = field(default_factory=list)
+
+    def newest(self, namespace: str) -> tuple[str, int] | None:
+        """The stored checkpoint of a namespace with the highest sequence."""
+        found = [(i, seq) for (ns, i), seq in self.places.items() if ns == namespace]
+        return max(found, key=lambda place: place[1], default=None)
+
+
+def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
+    """Everything that is wrong with a thread; an empty list for a sound one, or one that does not exist.
+
+    Raises ``Contention`` when damage shows but the thread never stands still long enough to be sure.
+    """
+    _, findings = yield from _settled(partition, digest)
+    return findings
+
+
+def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
+    """Mend what can be mended without inventing anything, in one commit.
+
+    A hole is closed with the nearest stored ancestor when the sequence proves which one that is; otherwise
+    the history ends there, marked as a cut. A head that names nothing, or is missing, goes to the newest
+    checkpoint of its namespace by sequence. Raises ``Fenced`` while a run is open on the thread.
+    """
+    for _ in range(ATTEMPTS):
+        view = yield from load_view(partition, "")
+        contents, findings = yield from _settled(partition, digest)
+        ops = [*_mended_links(contents, findings), *_mended_heads(contents, findings)]
+        if not ops:
+            return Repaired((), tuple(findings))
+        fence, _ = guards(partition, view, None)
+        # A new generation makes every writer, and every prune, plan anew on the mended thread.
+        generation = Put(GC, (), expect=view.generation or Expect.ABSENT, version=view.generation + 1)
+        outcome = yield from ask(Commit(partition, (fence, generation, *ops)))
+        if isinstance(outcome, Committed):
+            left = yield from check(partition, digest)
+            mended = tuple(f for f in findings if f.repairable)
+            return Repaired(mended, tuple(left))
+    raise Contention(f"thread {partition.thread!r} is written to all the time; repair it later")
+
+
+def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
+    for _ in range(ATTEMPTS):
+        before = yield from _pulse(partition)
+        contents = yield from _read(partition)
+        findings = [
+            *_unreadable(partition, contents),
+            *_holes(partition, contents),
+            *_heads(partition, contents),
+            *_tags(partition, contents),
+        ]
+        findings += yield from _chunks(partition, contents, digest)
+        if not findings or before == (yield from _pulse(partition)):
+            return contents, findings
+    raise Contention(f"thread {partition.thread!r} is written to all the time; check it later")
+
+
+def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
+    """What changes with every put and every removal."""
+    gc, heads = yield from ask(Fetch(partition, (Get(GC, ()), Range(HEAD))))
+    return tuple((record.key, record.version) for record in (*gc, *heads))
+
+
+# Reading
+
+
+def _read(partition: Partition) -> Program[_Contents]:
+    heads, tags = yield from ask(Fetch(partition, (Range(HEAD), Range(TAG))))
+    contents = _Contents({r.key[0]: r for r in heads}, tags)
+    page = _Page(CHECKPOINT)
+    while not page.last:
+        yield from page.turn(partition)
+        contents.places.update({(r.key[0], r.key[1]): r.fields["seq"] for r in page.stubs})
+        for record in page.records:
+            try:
+                contents.checkpoints.append(CheckpointRecord.read(record))
+            except Corrupt as error:
+                contents.unreadable.append((record.key, str(error)))
+        contents.unreadable += page.unreadable
+    page = _Page(WRITE)
+    while not page.last:
+        yield from page.turn(partition)
+        contents.writes += [PendingWrite.read(record) for record in page.records]
+        contents.unreadable += page.unreadable
+    return contents
+
+
+@dataclass(slots=True)
+class _Page:
+    """A walk over the records of a kind: those that open, and those that do not, with the reason."""
+
+    kind: Kind
+    stubs: tuple[Record, ...] = ()
+    records: list[Record] = field(default_factory=list)
+    unreadable: list[tuple[Key, str]] = field(default_factory=list)
+    last: bool = False
+
+    def turn(self, partition: Partition) -> Program[None]:
+        """Read the next page."""
+        after = self.stubs[-1].key if self.stubs else None
+        items = (Range(self.kind, after=after, limit=_PAGE, bodies=False),)
+        (self.stubs,) = yield from ask(Fetch(partition, items))
+        self.last = len(self.stubs) < _PAGE
+        self.records, self.unreadable = [], []
+        keys = [stub.key for stub in self.stubs]
+        if not keys:
+            return
+        try:
+            self.records = yield from self._get(partition, keys)
+        except Corrupt:
+            # One of them does not open and spoils the answer: ask for each by itself.
+            self.records = []
+            for key in keys:
+                try:
+                    self.records += yield from self._get(partition, [key])
+                except Corrupt as error:
+                    self.unreadable.append((key, str(error)))
+
+    def _get(self, partition: Partition, keys: list[Key]) -> Program[list[Record]]:
+        answers = yield from ask(Fetch(partition, tuple(Get(self.kind, key) for key in keys)))
+        return [record for answer in answers for record in answer]
+
+
+# Links, heads, tags
+
+
+def _unreadable(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+    for key, error in contents.unreadable:
+        yield Finding(partition.thread, key[0], key[1], Damage.UNREADABLE, error, _RESTORE)
+
+
+def _holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+    taken: dict[tuple[str, int], str] = {}
+    for (namespace, checkpoint_id), seq in contents.places.items():
+        twin = taken.setdefault((namespace, seq), checkpoint_id)
+        if twin != checkpoint_id:
+            detail = f"has the sequence {seq} of checkpoint {twin}, so history may skip one of them"
+            yield Finding(partition.thread, namespace, checkpoint_id, Damage.ORDER, detail, _RESTORE)
+    for record in contents.checkpoints:
+        parent = record.parent_id
+        if parent is None:
+            continue
+        place = contents.places.get((record.namespace, parent))
+        if place is None:
+            if record.cut:
+                continue
+            detail = f"its parent {parent} is not stored, and no removal has marked the cut"
+            if record.deltas:
+                names = ", ".join(record.deltas)
+                mend = f"the values of {names} are replayed from what is gone: {_RESTORE}"
+                yield Finding(partition.thread, record.namespace, record.id, Damage.HOLE, detail, mend)
+            else:
+                yield Finding(
+                    partition.thread, record.namespace, record.id, Damage.HOLE, detail, _REPAIR, True
+                )
+        elif place >= record.seq:
+            detail = f"has the sequence {record.seq}, its parent {parent} the later {place}"
+            yield Finding(partition.thread, record.namespace, record.id, Damage.ORDER, detail, _RESTORE)
+
+
+def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+    for namespace in sorted({*contents.heads, *(ns for ns, _ in contents.places)}):
+        head = contents.heads.get(namespace)
+        newest = contents.newest(namespace)
+        if head is None:
+            detail = "there are checkpoints but no head, so the thread looks empty"
+            mend = f"{_REPAIR}; if this is a copy that was cut short, delete it and copy again"
+            yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, mend, True)
+            continue
+        target = head.fields["checkpoint_id"]
+        if (namespace, target) not in contents.places:
+            detail = "the head names this checkpoint, which is not stored"
+            yield Finding(partition.thread, namespace, target, Damage.HEAD, detail, _REPAIR, True)
+        elif newest is not None and head.fields["seq"] < newest[1]:
+            detail = f"the head is at sequence {head.fields['seq']}, {newest[0]} already has {newest[1]}"
+            yield Finding(partition.thread, namespace, target, Damage.ORDER, detail, _REPAIR, True)
+
+
+def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+    for tag in contents.tags:
+        namespace, target = tag.fields["namespace"], tag.fields["checkpoint_id"]
+        if (namespace, target) not in contents.places:
+            detail = f"the tag {tag.key[0]!r} points at this checkpoint, which is not stored"
+            mend = "set the tag on another checkpoint, or remove it"
+            yield Finding(partition.thread, namespace, target, Damage.TAG, detail, mend)
+
+
+# Chunks
+
+
+def _chunks(partition: Partition, contents: _Contents, digest: Digester) -> Program[list[Finding]]:
+    """References that lead to chunks that are absent or are not what their name says."""
+    sound, damaged = yield from _survey(partition, digest)
+    owners = list(_references(contents))
+    error, needs = yield from _expand(partition, dict.fromkeys(ref for _, _, ref in owners), sound, digest)
+    if not error and needs <= sound:
+        return []
+    findings: list[Finding] = []
+    for name, what, ref in owners:
+        error, needs = yield from _expand(partition, (ref,), sound, digest)
+        if error:
+            detail = f"{what} cannot be read: {error}"
+            findings.append(Finding(partition.thread, *name, Damage.UNREADABLE, detail, _RESTORE))
+        absent = sorted(needs - sound - damaged)
+        if absent:
+            detail = f"{what} needs {len(absent)} chunks that are not stored, the first {absent[0].hex()}"
+            findings.append(Finding(partition.thread, *name, Damage.DANGLING, detail, _RESTORE))
+        changed = sorted(needs & damaged)
+        if changed:
+            detail = f"{what} needs {len(changed)} chunks whose bytes are not what their names say"
+            detail += f", the first {changed[0].hex()}"
+            findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, _RESTORE))
+    return findings
+
+
+def _references(contents: _Contents) -> Iterator[tuple[Name, str, bytes]]:
+    """Who holds which reference."""
+    for record in contents.checkpoints:
+        for channel, ref in record.refs.items():
+            yield (record.namespace, record.id), f"channel {channel!r}", ref
+        for ref in record.references()[len(record.refs) :]:
+            yield (record.namespace, record.id), "a write carried over from an ancestor", ref
+    for write in contents.writes:
+        what = f"the write of task {write.task_id} to {write.channel!r}"
+        yield (write.namespace, write.checkpoint_id), what, write.ref
+
+
+def _survey(partition: Partition, digest: Digester) -> Program[tuple[set[bytes], set[bytes]]]:
+    """The chunks that are stored and sound, and those that are damaged."""
+    sound: set[bytes] = set()
+    damaged: set[bytes] = set()
+    page = _Page(CHUNK)
+    while not page.last:
+        yield from page.turn(partition)
+        for record in page.records:
+            (sound if digest.names(record.key[0], record.body) else damaged).add(record.key[0])
+        damaged.update(key[0] for key, _ in page.unreadable)
+    return sound, damaged
+
+
+def _expand(
+    partition: Partition, references: Iterable[bytes], sound: set[bytes], digest: Digester
+) -> Program[tuple[str, set[bytes]]]:
+    """The chunks that references need, as far as sound ones tell, and what is wrong with the references."""
+    expansion = Expansion(digest, payloads=False)
+    pending = list(references)
+    asked: set[bytes] = set()
+    while True:
+        try:
+            pending = [ref for ref in pending if expansion.try_expand(ref) is None]
+        except Corrupt as error:
+            return str(error), expansion.used
+        wanted = sorted((expansion.missing() & sound) - asked)
+        if not wanted:
+            return "", expansion.used
+        asked.update(wanted)
+        for at in range(0, len(wanted), FETCH_KEYS):
+            items = tuple(Get(CHUNK, (name,)) for name in wanted[at : at + FETCH_KEYS])
+            answers = yield from ask(Fetch(partition, items))
+            expansion.feed({r.key[0]: r.body for answer in answers for r in answer})
+
+
+# Mending
+
+
+def _mended_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
+    holes = {(f.namespace, f.checkpoint_id) for f in findings if f.kind is Damage.HOLE and f.repairable}
+    for record in contents.checkpoints:
+        if (record.namespace, record.id) in holes:
+            ancestor = _proven_ancestor(record, contents.checkpoints)
+            yield record.moved(parent_id=ancestor, cut=True).put()
+
+
+def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord]) -> str | None:
+    """The nearest stored checkpoint before a hole, when it is certainly an ancestor.
+
+    Along one line of history the sequence and the step rise together. The newest checkpoint below the hole
+    is on the line when both fell by the same amount; across a fork the sequence counts both lines, the step
+    only one.
+    """
+    before = [c for c in stored if c.namespace == record.namespace and c.seq < record.seq]
+    nearest = max(before, key=lambda c: c.seq, default=None)
+    if nearest is None or nearest.step is None or record.step is None:
+        return None
+    return nearest.id if record.seq - nearest.seq == record.step - nearest.step else None
+
+
+def _mended_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
+    for namespace in dict.fromkeys(
+        f.namespace for f in findings if f.repairable and f.kind in (Damage.HEAD, Damage.ORDER)
+    ):
+        head = contents.heads.get(namespace)
+        newest = contents.newest(namespace)
+        if newest is None:
+            if head is not None:
+                yield Delete(HEAD, (namespace,), head.version)
+            continue
+        target, seq = newest
+        if head is not None:
+            # A sequence once given is not given again; a head that leads somewhere stays where it is.
+            seq = max(seq, head.fields["seq"])
+            named = head.fields["checkpoint_id"]
+            target = named if (namespace, named) in contents.places else target
+        version = head.version if head is not None else 0
+        yield Put(
+            HEAD,
+            (namespace,),
+            {"checkpoint_id": target, "seq": seq},
+            expect=version or Expect.ABSENT,
+            version=version + 1,
+        )

@@ -1,0 +1,182 @@
+"""Faults on demand: a driver that fails, or ends its process, before or after a chosen storage effect.
+
+Everything above the port reaches storage by effects, so failing at every effect in turn visits every state
+that a crash can leave behind. First count an undisturbed run, then repeat it once for each effect:
+
+>>> with faulty("sqlite:///threads.db") as (db, driver):
+...     run_my_agent(db)
+...     effects = driver.count
+>>> for at in range(1, effects + 1):
+...     with faulty("sqlite:///other.db", Fault(at, fail("unavailable")), migrate=True) as (db, driver):
+...         with pytest.raises(perdure.Unavailable):
+...             run_my_agent(db)
+
+``kill`` ends the whole process, so it belongs into a child process of the test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Literal, TypeVar, cast
+
+from perdure.database import Database, open_database
+from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
+from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
+from perdure.model.program import Effect
+from perdure.storage.port import Driver, Limits
+
+R = TypeVar("R")
+
+READS: tuple[type[Effect[Any]], ...] = (Fetch, Find)
+WRITES: tuple[type[Effect[Any]], ...] = (Stage, Commit, Drop)
+ALL = READS + WRITES
+
+Action = Callable[[Effect[Any]], object]
+"""What a fault does with the effect that it meets. What it raises, the caller of the driver gets."""
+
+ErrorName = Literal["unavailable", "conflict", "fenced", "contention"]
+_ERRORS: dict[ErrorName, type[PerdureError]] = {
+    "unavailable": Unavailable,
+    "conflict": HeadConflict,
+    "fenced": Fenced,
+    "contention": Contention,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``action`` happens at the ``at``-th counted effect, the first being 1: before it is performed, or
+    when it is durable and its answer is not yet given."""
+
+    at: int
+    action: Action
+    when: Literal["before", "after"] = "before"
+
+    def __post_init__(self) -> None:
+        if self.at < 1:
+            raise ValueError(f"effects are counted from 1, so a fault cannot be at {self.at}")
+
+
+def kill(effect: Effect[Any]) -> None:
+    """End this process at once, as a crash would: nothing is flushed, closed or answered."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(error: ErrorName | Exception) -> Action:
+    """Raise an error: one of Perdure's by name, or any other as it is.
+
+    Before an effect it means "not done"; after one the caller sees a failure of something that was done, as
+    when the connection breaks while the answer travels.
+    """
+
+    def action(effect: Effect[Any]) -> None:
+        # By name it is a new one each time: an exception collects notes and frames on its way.
+        raise error if isinstance(error, Exception) else _ERRORS[error](f"a fault made for a test: {error}")
+
+    return action
+
+
+def refuse(effect: Effect[Any]) -> object:
+    """Answer a commit as if another writer had changed its first guarded record: nothing is written, and the
+    caller plans anew. Only for a fault before a commit."""
+    if not isinstance(effect, Commit):
+        raise TypeError(f"only a commit can be refused, not {type(effect).__name__}; count commits only")
+    guarded = next((op for op in effect.ops if op.expect is not Expect.ANY), effect.ops[0])
+    return Refused(guarded.kind, guarded.key)
+
+
+class FaultyDriver:
+    """A driver around another one, which it obeys but for the faults. Safe to share between threads.
+
+    ``counts`` names the kinds of effect that count; the others pass. ``count`` is how many have begun, and
+    ``on_effect`` is called with each of them and its number, before any fault.
+    """
+
+    def __init__(
+        self,
+        inner: Driver,
+        *faults: Fault,
+        counts: Collection[type[Effect[Any]]] = ALL,
+        on_effect: Callable[[int, Effect[Any]], None] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._counts = tuple(counts)
+        self._on_effect = on_effect
+        self._lock = Lock()
+        self.count = 0
+
+    @property
+    def limits(self) -> Limits:
+        return self._inner.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        at = self._begin(effect)
+        refused = self._strike(at, "before", effect)
+        if refused is not None:
+            return cast(R, refused)
+        answer = self._inner.perform(effect)
+        self._strike(at, "after", effect)
+        return answer
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        at = self._begin(effect)
+        refused = self._strike(at, "before", effect)
+        if refused is not None:
+            return cast(R, refused)
+        answer = await self._inner.aperform(effect)
+        self._strike(at, "after", effect)
+        return answer
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _begin(self, effect: Effect[Any]) -> int:
+        """The number of an effect, 0 when its kind does not count."""
+        if not isinstance(effect, self._counts):
+            return 0
+        with self._lock:
+            self.count += 1
+            at = self.count
+        if self._on_effect is not None:
+            self._on_effect(at, effect)
+        return at
+
+    def _strike(self, at: int, when: str, effect: Effect[Any]) -> Refused | None:
+        """Let the faults of this moment act; before an effect, a refusal stands for its own answer."""
+        for fault in self._faults:
+            if fault.at == at and fault.when == when:
+                answer = fault.action(effect)
+                if isinstance(answer, Refused):
+                    return answer
+        return None
+
+
+@contextmanager
+def faulty(
+    url: str,
+    *faults: Fault,
+    counts: Collection[type[Effect[Any]]] = ALL,
+    on_effect: Callable[[int, Effect[Any]], None] | None = None,
+    migrate: bool = False,
+    tenant: str = "",
+    encryption_key: bytes | Collection[bytes] | None = None,
+) -> Iterator[tuple[Database, FaultyDriver]]:
+    """Open a database as ``perdure.connect_sync`` does, with faults under its savers, and the driver that
+    makes them."""
+    made: list[FaultyDriver] = []
+
+    def wrap(driver: Driver) -> Driver:
+        made.append(FaultyDriver(driver, *faults, counts=counts, on_effect=on_effect))
+        return made[0]
+
+    database = open_database(url, migrate=migrate, tenant=tenant, encryption_key=encryption_key, wrap=wrap)
+    try:
+        yield database, made[0]
+    finally:
+        database.close()

@@ -1,0 +1,114 @@
+"""What must be true of a thread after its clients were killed: the journal is held against the database."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from perdure.model.ops import Fetch, Range
+from perdure.model.records import WRITE, Partition
+from perdure.testing.faults import faulty
+from tests.chaos.client import THREAD, Job, Journal, as_text
+
+_NULL_TASK = "00000000-0000-0000-0000-000000000000"
+
+
+def violations(job: Job, undisturbed: str) -> list[str]:
+    """Every promise that was broken, in words."""
+    lines = Journal(job.journal).lines()
+    out = list(_lost(job, lines))
+    out += _repeated(lines, by_label=job.durability == "sync" and job.fault == "kill")
+    state = final_state(job)
+    if job.fault == "unavailable" and job.durability == "async":
+        state, undisturbed = _without_memory(state), _without_memory(undisturbed)
+    if state not in (undisturbed, _resumed_without_input(lines, undisturbed)):
+        out.append(f"the state is {state}, that of an undisturbed run {undisturbed}")
+    with closing(sqlite3.connect(job.database)) as connection:
+        verdict = connection.execute("PRAGMA integrity_check").fetchall()
+    if verdict != [("ok",)]:
+        out.append(f"integrity_check: {verdict}")
+    return out
+
+
+def final_state(job: Job) -> str:
+    """The state that the last client saw, and what would run next."""
+    result = json.loads(job.result.read_text())
+    return json.dumps([result["state"], result["next"]])
+
+
+def _resumed_without_input(lines: list[list[Any]], undisturbed: str) -> str | None:
+    """The one other state that LangGraph itself makes of a crash, with any saver (see test_langgraph.py).
+
+    A run that resumes tells the subgraphs of its first step to resume too. One with ``checkpointer=True``
+    whose call had not stored anything yet then takes up its last finished call instead, and its new input is
+    never applied.
+    """
+    if any(line[0] == "ran" and line[1] == "recall_in more" for line in lines):
+        return None
+    state, following = json.loads(undisturbed)
+    if "memory" not in state:
+        return None
+    state["memory"] = [note for note in state["memory"] if ":more:" not in note]
+    return json.dumps([state, following])
+
+
+def _without_memory(state: str) -> str:
+    """A state without what the stateful subgraph keeps.
+
+    In durability ``async`` a run goes on after a put of its root has failed, and its stateful subgraph stores
+    what belongs to a step that never was; the step is then another one, and calls it once more.
+    """
+    values, following = json.loads(state)
+    if isinstance(values, dict):
+        values.pop("memory", None)
+    return json.dumps([values, following])
+
+
+def _lost(job: Job, lines: list[list[Any]]) -> Iterator[str]:
+    """Acknowledged writes that are not stored, or not as they were; and what fsck finds."""
+    with faulty(f"sqlite:///{job.database}") as (database, driver):
+        yield from map(str, database.fsck())
+        saver = database.checkpointer()
+        stored = {
+            (c.config["configurable"]["checkpoint_ns"], c.checkpoint["id"]): c.checkpoint
+            for c in saver.list({"configurable": {"thread_id": THREAD}})
+        }
+        (writes,) = driver.perform(Fetch(Partition("", THREAD), (Range(WRITE),)))
+    slots = {record.key for record in writes}
+    for line in lines:
+        if line[0] == "put":
+            _, namespace, checkpoint_id, values = line
+            found = stored.get((namespace, checkpoint_id))
+            if found is None:
+                yield f"the acknowledged checkpoint {namespace}/{checkpoint_id} is not stored"
+            elif as_text(found["channel_values"]) != values:
+                yield f"the checkpoint {namespace}/{checkpoint_id} does not hold what was acknowledged"
+        elif line[0] == "writes":
+            _, namespace, checkpoint_id, task, places = line
+            missing = [i for i in places if (namespace, checkpoint_id, task, i) not in slots]
+            if missing:
+                yield f"acknowledged writes {missing} of task {task} of {checkpoint_id} are not stored"
+
+
+def _repeated(lines: list[list[Any]], *, by_label: bool) -> Iterator[str]:
+    """Tasks that ran after their writes were acknowledged.
+
+    In durability ``async`` a task's writes may be acknowledged before the checkpoint that it belongs to is
+    stored; a crash then takes the checkpoint, and the step is another one with other task ids. In ``sync``
+    that cannot be, so there nothing of the same label may run again either.
+    """
+    committed: set[str] = set()
+    labels: dict[str, str] = {}
+    for line in lines:
+        if line[0] == "ran":
+            _, label, task = line
+            if task in committed:
+                yield f"{label} (task {task}) ran again after its writes were acknowledged"
+            elif by_label and label in labels and labels[label] in committed:
+                yield f"{label} ran again as task {task} after task {labels[label]} was acknowledged"
+            labels[label] = task
+        elif line[0] == "writes" and line[3] != _NULL_TASK and any(i >= 0 for i in line[4]):
+            committed.add(line[3])

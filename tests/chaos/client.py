@@ -1,0 +1,189 @@
+"""One client of a durable thread, as a program would write it: the same code starts a run and resumes it.
+
+It is told where to fail, and keeps a journal outside the database: a line for each node that starts and one
+for each write that was acknowledged, each in one ``write`` to a file opened for appending, so that a line is
+there exactly when what it says has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP
+from langgraph.types import Command
+
+import perdure
+from perdure.database import Database
+from perdure.langgraph.saver import PerdureSaver
+from perdure.testing.faults import ALL, WRITES, Action, Fault, fail, faulty, kill, refuse
+from tests.chaos import graphs
+
+THREAD = "thread"
+MEMORY = Path("/dev/shm")
+ACTIONS: dict[str, Action] = {"kill": kill, "unavailable": fail("unavailable"), "refuse": refuse}
+TURNS = ("question", "answer", "more", "answer more")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does. ``at`` and ``when`` place the fault that it meets; ``at=0`` spares it."""
+
+    folder: str
+    shape: Literal["graph", "flow"]
+    durability: Literal["sync", "async"]
+    asynchronous: bool = False
+    at: int = 0
+    when: Literal["before", "after"] = "before"
+    fault: Literal["kill", "unavailable", "refuse"] = "kill"
+
+    @property
+    def database(self) -> Path:
+        return Path(self.folder, "threads.db")
+
+    @property
+    def journal(self) -> Path:
+        return Path(self.folder, "journal")
+
+    @property
+    def result(self) -> Path:
+        return Path(self.folder, "result")
+
+
+@contextmanager
+def folder() -> Iterator[str]:
+    """A place for one thread. A process that ends, unlike a machine, leaves what it wrote to the kernel on
+    any file system, so memory serves as well as a disk, and sooner."""
+    path = tempfile.mkdtemp(prefix="perdure-chaos-", dir=MEMORY if MEMORY.is_dir() else None)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+class Journal:
+    """Lines of JSON, each the work of one ``write``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def line(self, *what: Any) -> None:
+        os.write(self._file, json.dumps(what).encode() + b"\n")
+
+    def lines(self) -> list[list[Any]]:
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+
+def work(job: Job) -> None:
+    """Bring the thread to the end of its last turn, from wherever it is; then say what the state is. A turn
+    that the database fails is called once more, by its run id."""
+    journal = Journal(job.journal)
+    faults = (Fault(job.at, ACTIONS[job.fault], job.when),) if job.at else ()
+    counts = WRITES if job.fault == "refuse" else ALL
+    with faulty(f"sqlite:///{job.database}", *faults, counts=counts, migrate=True) as (database, driver):
+        saver = watched(database, journal)
+        app: Any
+        if job.shape == "graph":
+            app = graphs.graph(lambda label, task: journal.line("ran", label, task)).compile(saver)
+        else:
+            app = graphs.flow(lambda label, task: journal.line("ran", label, task), saver)
+        for turn in TURNS:
+            insist(journal, lambda turn=turn: take_turn(app, job, turn, journal))
+        state = insist(journal, lambda: app.get_state(config(TURNS[-1])))
+        effects = driver.count
+    job.result.write_text(json.dumps({"state": state.values, "next": state.next, "effects": effects}))
+
+
+def insist(journal: Journal, call: Callable[[], Any]) -> Any:
+    """Make a call, and once more if the database was not there."""
+    try:
+        return call()
+    except perdure.Unavailable as error:
+        journal.line("failed", str(error))
+        return call()
+
+
+def config(turn: str) -> dict[str, Any]:
+    return {"configurable": {"thread_id": THREAD}, "metadata": {"run_id": turn}}
+
+
+def take_turn(app: Any, job: Job, turn: str, journal: Journal) -> None:
+    """Start a turn, or go on with the one that a client before this one had started.
+
+    The journal says which turn it was, as an inbox would: the thread alone cannot. An answer whose writes
+    are stored, in a step that is not applied yet, leaves nothing open and still belongs to the run before.
+    """
+    started = [line[1] for line in journal.lines() if line[0] == "turn"]
+    if turn in started[:-1]:
+        return
+    if turn not in started:
+        journal.line("turn", turn)
+    what: Any = {"topic": turn, "notes": []} if job.shape == "graph" else turn
+    if "answer" in turn:
+        state = app.get_state(config(turn))
+        mine = (state.metadata or {}).get("run_id") == turn
+        what = Command(resume=f"yes to {turn}") if state.interrupts and not mine else None
+    if job.asynchronous:
+        asyncio.run(app.ainvoke(what, config(turn), durability=job.durability))
+    else:
+        app.invoke(what, config(turn), durability=job.durability)
+
+
+def as_text(values: Any) -> str:
+    """Channel values as text that is the same in every process.
+
+    Sets are left out: a join hands its live set to the saver, and in durability ``async`` the loop goes on
+    filling it while the checkpoint is being written.
+    """
+    return json.dumps(values, default=lambda v: "set" if isinstance(v, set) else repr(v), sort_keys=True)
+
+
+def watched(database: Database, journal: Journal) -> PerdureSaver:
+    """A checkpointer that notes each write when it is acknowledged, and not before."""
+    saver = database.checkpointer()
+    put, put_writes, aput, aput_writes = saver.put, saver.put_writes, saver.aput, saver.aput_writes
+
+    def note_put(at: Any, checkpoint: Any) -> None:
+        values = as_text(checkpoint["channel_values"])
+        journal.line("put", at["configurable"]["checkpoint_ns"], checkpoint["id"], values)
+
+    def note_writes(at: Any, writes: Any, task_id: str) -> None:
+        place = at["configurable"]
+        slots = [WRITES_IDX_MAP.get(channel, i) for i, (channel, _) in enumerate(writes)]
+        journal.line("writes", place["checkpoint_ns"], place["checkpoint_id"], task_id, slots)
+
+    def watched_put(at: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
+        out = put(at, checkpoint, metadata, versions)
+        note_put(at, checkpoint)
+        return out
+
+    def watched_put_writes(at: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+        put_writes(at, writes, task_id, task_path)
+        note_writes(at, writes, task_id)
+
+    async def watched_aput(at: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
+        out = await aput(at, checkpoint, metadata, versions)
+        note_put(at, checkpoint)
+        return out
+
+    async def watched_aput_writes(at: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+        await aput_writes(at, writes, task_id, task_path)
+        note_writes(at, writes, task_id)
+
+    for name, method in (
+        ("put", watched_put),
+        ("put_writes", watched_put_writes),
+        ("aput", watched_aput),
+        ("aput_writes", watched_aput_writes),
+    ):
+        setattr(saver, name, method)
+    return saver

@@ -1,0 +1,163 @@
+"""Kill -9 before and after every storage effect, and at random moments; then resume and compare.
+
+A part of the kill points is visited by default, all of them with ``PERDURE_CHAOS=full``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Literal
+
+import pytest
+
+from tests.chaos.audit import final_state, violations
+from tests.chaos.client import Job, folder
+from tests.chaos.zygote import Zygote
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+ZYGOTES = 2
+
+pytestmark = pytest.mark.timeout(1800 if FULL else 300)
+
+WORKLOADS = [
+    pytest.param(Job("", "graph", "sync"), 1 if FULL else 3, id="graph-sync"),
+    pytest.param(Job("", "graph", "async"), 1 if FULL else 3, id="graph-async"),
+    pytest.param(Job("", "graph", "sync", asynchronous=True), 1 if FULL else 7, id="graph-sync-ainvoke"),
+    pytest.param(Job("", "graph", "async", asynchronous=True), 1 if FULL else 7, id="graph-async-ainvoke"),
+    pytest.param(Job("", "flow", "sync"), 1, id="flow-sync"),
+    pytest.param(Job("", "flow", "async"), 1, id="flow-async"),
+]
+
+
+@pytest.fixture(scope="module")
+def zygotes() -> Iterator[list[Zygote]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Zygote()) for _ in range(ZYGOTES)]
+
+
+def undisturbed(zygote: Zygote, job: Job) -> tuple[str, int, float]:
+    """The state that a run ends in when nobody kills it, its storage effects, and how long it takes."""
+    with folder() as path:
+        job = replace(job, folder=path)
+        ended = zygote.live(job)
+        assert (ended.signal, ended.code) == (0, 0), ended.error
+        state = final_state(job)
+        assert violations(job, state) == []
+        return state, json.loads(job.result.read_text())["effects"], ended.seconds
+
+
+@dataclass(frozen=True)
+class Death:
+    """How the clients before the last one die: at the job's effect, or each after some seconds."""
+
+    job: Job
+    moments: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.job.when} effect {self.job.at}" if self.job.at else f"after {self.moments} s"
+
+
+def kill_and_resume(death: Death, zygote: Zygote, state: str) -> tuple[int, list[str]]:
+    """How many clients were killed, and which promises were broken when the last one had finished."""
+    killed = 0
+    with folder() as path:
+        job = replace(death.job, folder=path)
+        for moment in death.moments or (None,):
+            ended = zygote.live(job, kill_after=moment)
+            killed += ended.signal == signal.SIGKILL
+            if ended.error:
+                return killed, [f"a client failed: {ended.error}"]
+        last = zygote.live(replace(job, at=0))
+        if (last.signal, last.code) != (0, 0):
+            return killed, [f"the last client did not finish: {last.error}"]
+        return killed, violations(job, state)
+
+
+def visit(zygotes: list[Zygote], deaths: list[Death], state: str) -> tuple[int, dict[str, list[str]]]:
+    """How many clients were killed, and the broken promises by kill point."""
+    free: SimpleQueue[Zygote] = SimpleQueue()
+    for zygote in zygotes:
+        free.put(zygote)
+
+    def one(death: Death) -> tuple[str, int, list[str]]:
+        zygote = free.get()
+        try:
+            return str(death), *kill_and_resume(death, zygote, state)
+        finally:
+            free.put(zygote)
+
+    with ThreadPoolExecutor(len(zygotes)) as pool:
+        found = list(pool.map(one, deaths))
+    return sum(killed for _, killed, _ in found), {where: broken for where, _, broken in found if broken}
+
+
+def report(broken: dict[str, list[str]]) -> str:
+    return "\n".join(f"killed {where}: {what}" for where, found in broken.items() for what in found)
+
+
+@pytest.mark.parametrize(("job", "stride"), WORKLOADS)
+def test_nothing_acknowledged_is_lost_or_repeated_wherever_a_client_is_killed(
+    zygotes: list[Zygote], job: Job, stride: int, request: pytest.FixtureRequest
+) -> None:
+    state, effects, _ = undisturbed(zygotes[0], job)
+    points = [replace(job, at=at, when=when) for at in range(1, effects + 1) for when in ("before", "after")]
+    visited = points[::stride]
+    killed, broken = visit(zygotes, [Death(point) for point in visited], state)
+    request.node.user_properties.append(("killed", killed))
+    assert not broken, report(broken)
+    # Background writes come in varying order and number; a few of the last points may not be reached.
+    assert killed >= len(visited) * 0.9
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["invoke", "ainvoke"])
+def test_nothing_acknowledged_is_lost_or_repeated_whenever_clients_are_killed(
+    zygotes: list[Zygote],
+    durability: Literal["sync", "async"],
+    asynchronous: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Two clients are killed at random moments, one after the other; the third finishes."""
+    job = Job("", "graph", durability, asynchronous)
+    state, _, seconds = undisturbed(zygotes[0], job)
+    rng = random.Random(f"{durability} {asynchronous}")
+    deaths = [
+        Death(job, (rng.uniform(0, seconds), rng.uniform(0, seconds))) for _ in range(250 if FULL else 25)
+    ]
+    killed, broken = visit(zygotes, deaths, state)
+    request.node.user_properties.append(("killed", killed))
+    assert not broken, report(broken)
+    assert killed >= len(deaths)
+
+
+def test_the_audit_sees_a_lost_checkpoint_a_lost_write_and_a_task_that_ran_twice(
+    zygotes: list[Zygote],
+) -> None:
+    with folder() as path:
+        job = Job(path, "graph", "sync")
+        assert zygotes[0].live(job).code == 0
+        state = final_state(job)
+        assert violations(job, state) == []
+        with closing(sqlite3.connect(job.database)) as connection:
+            connection.execute("DELETE FROM perdure_checkpoint WHERE step = 3 AND namespace = ''")
+            connection.execute("DELETE FROM perdure_write WHERE channel = 'memory'")
+            connection.commit()
+        lines = job.journal.read_text().splitlines()
+        first = next(line for line in lines if '"left question"' in line)
+        with job.journal.open("a") as journal:
+            journal.write(first + "\n")
+        found = "\n".join(violations(job, state.replace("last:", "lost:")))
+        assert "the acknowledged checkpoint" in found
+        assert "acknowledged writes" in found
+        assert "left question (task" in found
+        assert "hole" in found
+        assert "the state is" in found

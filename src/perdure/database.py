@@ -19,7 +19,7 @@ from perdure.langgraph.serde import TypeName
 from perdure.model.chunks import Digester
 from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun, run
-from perdure.storage.sealed import Keyring, SealedDriver
+from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.storage.url import open_driver
 
 DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langgraph_auth_user_id")
@@ -150,6 +150,11 @@ def open_database(
     """
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_driver(url, migrate=migrate)
+    try:
+        admit(driver, keyring, url)
+    except BaseException:
+        driver.close()
+        raise
     return Database(
         wrap(SealedDriver(driver, keyring)),
         tenant=tenant,
@@ -186,7 +191,8 @@ async def connect(
     ``url`` is ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db`` or ``memory://``. A URL that
     cannot be used raises ``BadUrl`` or ``Unavailable``, a database without this release's schema
     ``Unmigrated`` unless ``migrate`` is true. ``tenant`` separates threads of equal names.
-    ``encryption_key`` is 32 bytes, or several such keys of which the first seals and all open.
+    ``encryption_key`` is 32 bytes, or several such keys of which the first seals and all open; a database
+    that is encrypted otherwise, or not at all, raises ``Sealed``.
     """
     database = await asyncio.to_thread(
         open_database, url, migrate=migrate, tenant=tenant, encryption_key=encryption_key

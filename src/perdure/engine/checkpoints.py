@@ -9,8 +9,8 @@ from perdure.engine.threads import HeadView, View, guards, load_view, read_view,
 from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.lineage import ROOT, Loaded, Verdict, judge
-from perdure.model.ops import Check, Committed, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, judge
+from perdure.model.ops import Check, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 
@@ -77,6 +77,7 @@ def put_checkpoint(
     parent: str | None,
     source: str | None,
     loaded: Loaded | None,
+    claim: Claim | None,
     epoch: int | None,
     fork_on_conflict: bool,
     first_version: int,
@@ -101,6 +102,8 @@ def put_checkpoint(
             source=source,
             loaded=loaded,
         )
+        if verdict is Verdict.ADVANCE and claim is not None and not _holds(claim, head):
+            raise _outrun(partition, parent)
         if verdict is Verdict.LOST and not fork_on_conflict:
             raise HeadConflict(
                 f"thread {partition.thread!r}: another run moved the head to "
@@ -120,22 +123,27 @@ def put_checkpoint(
         forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
         parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
         version = head.version + 1 if head else first_version
-        ops: list[Op] = [
-            *checks,
-            *parent_check,
-            Put(
-                HEAD,
-                (namespace,),
-                {"checkpoint_id": record.id, "seq": record.seq},
-                expect=head.version if head else Expect.ABSENT,
-                version=version,
-            ),
-            record.put(),
-        ]
+        moved = Put(
+            HEAD,
+            (namespace,),
+            {"checkpoint_id": record.id, "seq": record.seq},
+            expect=head.version if head else Expect.ABSENT,
+            version=version,
+        )
         chunks = chunk_puts(draft.chunks, generation)
-        outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
+        ops: list[Op] = [*checks, *parent_check, moved]
+        new = record.put()
+        outcome = yield from commit_with_chunks(
+            partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, budget
+        )
+        if outcome == Refused(CHECKPOINT, new.key):
+            raised = _raising(checks, generation)
+            outcome = yield from commit_with_chunks(
+                partition, [*raised, *parent_check, moved, new], chunks, budget
+            )
+            generation += raised != checks
         if not isinstance(outcome, Committed):
-            if outcome.kind is CHECKPOINT:
+            if parent_check and outcome == Refused(*parent_check[0][:2]):
                 raise NotFound(
                     f"thread {partition.thread!r}: checkpoint {parent} was removed while a run built on it; "
                     "nothing of this step was stored. Start from a checkpoint that is still there"
@@ -159,6 +167,8 @@ def put_writes(
     *,
     plan: Callable[[int], Draft],
     seen: Mapping[tuple[str, int], int] | None,
+    claim: Claim | None,
+    child: Callable[[], str | None],
     epoch: int | None,
     first_version: int,
     budget: Budget,
@@ -169,15 +179,28 @@ def put_writes(
     A slot is written once; the reserved negative slots are overwritten. ``seen`` holds the versions of the
     slots that the writer's loop loaded, by task and index: a filled slot that is neither its own nor among
     them belongs to a run that raced it, and raises ``HeadConflict``. With ``seen=None`` (a bare call that
-    no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. For
-    ``first_version`` see ``put_checkpoint``.
+    no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. With a ``claim`` the
+    head must be as it was loaded or claimed, or have moved on to the loop's own ``child``, asked for at the
+    last moment: a write may be later than the put that consumed it. For ``first_version`` see
+    ``put_checkpoint``.
     """
 
     def decide(view: View) -> tuple[tuple[Op, ...], int]:
+        if claim is not None and child() is None and not _holds(claim, view.head):
+            raise _outrun(partition, claim.checkpoint_id)
         return _guarded(partition, view, epoch, first_version)
 
     def attempt(view: View) -> Program[bool | None]:
         checks, generation = decide(view)
+        head = view.head
+        if claim is not None and head is not None and _holds(claim, head):
+            checks = (*checks, _claiming(claim, head))
+        elif claim is not None and (own := child()) is not None:
+            (mine,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
+            if not mine and view is known:
+                return None
+            if not mine:
+                raise _outrun(partition, claim.checkpoint_id)
         draft = plan(generation)
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
@@ -201,6 +224,7 @@ def put_writes(
                 )
             if write.idx < 0:
                 puts.append(_over(write, stored))
+                checks = _raising(checks, generation)
         outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, budget)
         return True if isinstance(outcome, Committed) else None
 
@@ -217,6 +241,31 @@ def _guarded(
     if view.generation:
         return (fence, unchanged), view.generation
     return (fence, Put(GC, (), expect=Expect.ABSENT, version=first_version)), first_version
+
+
+def _holds(claim: Claim, head: HeadView | None) -> bool:
+    return head is not None and claim.holds(head.checkpoint_id, head.version)
+
+
+def _claiming(claim: Claim, head: HeadView) -> Op:
+    if head.version == claim.after:
+        return Check(HEAD, (ROOT,), claim.after)
+    fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
+    return Put(HEAD, (ROOT,), fields, expect=claim.before, version=claim.after)
+
+
+def _outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
+    return HeadConflict(
+        f"thread {partition.thread!r}: another run went on from checkpoint {checkpoint_id} before this one; "
+        "nothing of this write was stored. Load the thread again and repeat the call"
+    )
+
+
+def _raising(checks: tuple[Op, ...], generation: int) -> tuple[Op, ...]:
+    """The same guards, with the collection generation raised: what an overwritten record referred to may be
+    reachable no more, so nobody may go on taking it for stored while a collection deletes it."""
+    raised = Put(GC, (), expect=generation, version=generation + 1)
+    return tuple(raised if isinstance(op, Check) and op.kind is GC else op for op in checks)
 
 
 def _is_foreign(

@@ -59,7 +59,11 @@ class Listing:
         self._below = records[-1].seq
         if self._ancestors is not None:
             records = yield from history.before_root(self.at.partition, records, self._ancestors)
-        chosen = [r for r in records if not self.filter or _matches(read_metadata(serde, r), self.filter)]
+        chosen = [
+            r
+            for r in records
+            if not self.filter or _matches(read_metadata(serde, self.at.partition, r), self.filter)
+        ]
         if self.remaining is not None:
             chosen = chosen[: self.remaining]
             self.remaining -= len(chosen)

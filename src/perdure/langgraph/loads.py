@@ -30,7 +30,8 @@ _CONFLICTS_MAX = 32
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """One loop over a thread's namespace: what it loaded, and the checkpoint that it loaded or wrote last."""
+    """One loop over a thread's namespace: what it loaded, the checkpoint that it loaded or wrote last, and
+    the one that it put, or tried to, on what it loaded."""
 
     nonce: str
     loaded: Loaded
@@ -38,6 +39,7 @@ class Loop:
     seen_nonces: tuple[str, ...] = ()
     base: CheckpointRecord | None = None
     generation: int = -1
+    child: str | None = None
     lost: PerdureError | None = None
 
     def built_on(self, parent: str | None, generation: int) -> CheckpointRecord | None:
@@ -64,6 +66,7 @@ class Loops:
         checkpoint: CheckpointRecord | None,
         writes: tuple[PendingWrite, ...],
         was_head: bool,
+        version: int | None,
         generation: int,
     ) -> str:
         """Remember a load; its token, or nothing for an absent thread."""
@@ -77,7 +80,7 @@ class Loops:
             return ""
         loop = Loop(
             nonce,
-            Loaded(checkpoint.id, was_head),
+            Loaded(checkpoint.id, was_head, version),
             {(w.task_id, w.idx): w.version for w in writes},
             tuple(dict.fromkeys(w.nonce for w in writes if w.nonce)),
             checkpoint,

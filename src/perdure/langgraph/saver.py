@@ -36,6 +36,7 @@ from perdure.langgraph.translate import Address
 from perdure.langgraph.values import Caches, Encoding, ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun, run
@@ -225,6 +226,11 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     def _partition(self, thread_id: str) -> Partition:
         return Partition(self._tenant, thread_id)
 
+    def _first_version(self) -> int:
+        """Where a new thread's versions start. A thread's generation is raised by one at a time, so that a
+        start this far from the last is none that an earlier thread of the same name may have come to."""
+        return next(self._fresh) << 24
+
     def _address(self, config: RunnableConfig | None, partition: Partition | None = None) -> Address:
         return translate.address(self._tenant, config, partition)
 
@@ -257,6 +263,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             checkpoint=found.checkpoint,
             writes=found.writes,
             was_head=found.is_head,
+            version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
         )
         if found.checkpoint is None:
@@ -317,6 +324,8 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         full = translate.metadata(config, metadata, self._metadata_keys)
         source = full.get("source")
         is_copy = source == "fork" and loop is not None and parent != loop.loaded.addressed
+        if loop is not None and parent == loop.loaded.addressed:
+            loop.child = checkpoint["id"]
         encoding: Encoding | None = None
 
         def plan(generation: int, seq: int, root_head: str | None) -> checkpoints.Draft:
@@ -324,7 +333,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             encoding = Encoding(self._packer, self._digest, cache, generation)
             base = None if loop is None or is_copy else loop.built_on(parent, generation)
             place = translate.Place(namespace, parent, seq, root_head, *_authors(loop, parent, is_copy))
-            record = translate.to_record(self._packer, encoding, place, checkpoint, full, new_versions, base)
+            with translate.noted(partition, checkpoint["id"]):
+                record = translate.to_record(
+                    self._packer, encoding, place, checkpoint, full, new_versions, base
+                )
             return checkpoints.Draft(encoding.chunks, checkpoint=record)
 
         try:
@@ -335,9 +347,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
                 parent=parent,
                 source=source,
                 loaded=None if loop is None else loop.loaded,
+                claim=self._claim(loop, namespace, parent),
                 epoch=at.epoch,
                 fork_on_conflict=self._fork,
-                first_version=next(self._fresh),
+                first_version=self._first_version(),
                 budget=self._budget,
                 view=self._views.get((partition, namespace)),
             )
@@ -349,6 +362,11 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self._remember(partition, namespace, view)
         self._caches.weigh(partition)
         return translate.stored_config(at, namespace, checkpoint["id"])
+
+    def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> Claim | None:
+        if loop is None or self._fork or namespace != ROOT:
+            return None
+        return claim(loop.loaded, checkpoint_id, loop.nonce)
 
     def _acknowledge(
         self, encoding: Encoding | None, loop: Loop | None, view: View, record: CheckpointRecord
@@ -375,19 +393,21 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         def plan(generation: int) -> checkpoints.Draft:
             nonlocal encoding
             encoding = Encoding(self._packer, self._digest, cache, generation)
-            pending = tuple(
-                PendingWrite(
-                    namespace,
-                    checkpoint_id,
-                    task_id,
-                    WRITES_IDX_MAP.get(channel, position),
-                    channel,
-                    task_path,
-                    loop.nonce if loop is not None else "",
-                    encoding.write(value),
+            with translate.noted(partition, checkpoint_id):
+                translate.require_text(task_id, task_path, *(channel for channel, _ in writes))
+                pending = tuple(
+                    PendingWrite(
+                        namespace,
+                        checkpoint_id,
+                        task_id,
+                        WRITES_IDX_MAP.get(channel, position),
+                        channel,
+                        task_path,
+                        loop.nonce if loop is not None else "",
+                        encoding.write(value),
+                    )
+                    for position, (channel, value) in enumerate(writes)
                 )
-                for position, (channel, value) in enumerate(writes)
-            )
             # Of several writes to one reserved slot the last counts.
             slots = {w.idx: w for w in pending}
             return checkpoints.Draft(encoding.chunks, writes=tuple(slots.values()))
@@ -398,8 +418,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
                 partition,
                 plan=plan,
                 seen=loop.seen if loop is not None and strict else None,
+                claim=self._claim(loop, namespace, checkpoint_id),
+                child=lambda: None if loop is None else loop.child,
                 epoch=at.epoch,
-                first_version=next(self._fresh),
+                first_version=self._first_version(),
                 budget=self._budget,
                 view=self._views.get((partition, namespace)) or self._views.get((partition, "")),
             )

@@ -125,9 +125,16 @@ class Serde:
                 return self._pack_surrogates(value)
             # What a value's own code says may quote the value: of that only the kind is repeated.
             why = str(error) if cause is None else type(cause).__name__
-            raise Unserialisable(
-                f"a value of type {type(value).__qualname__} cannot be stored: {why}"
-            ) from (cause or error)
+            raise Unserialisable(f"a value of type {type(value).__qualname__} cannot be stored: {why}") from (
+                cause or error
+            )
+
+    def key(self, name: str) -> bytes:
+        """A dict's key, packed by itself: where ``pack`` would keep a lone surrogate, a key is refused."""
+        try:
+            return ormsgpack.packb(name)
+        except (ormsgpack.MsgpackEncodeError, TypeError) as error:
+            raise _misplaced_surrogate({}) from error
 
     def unpack(self, body: bytes) -> Any:
         """The value of a packed one; ``TypeNotAllowed`` when it names a type that is not allowed."""
@@ -189,7 +196,13 @@ class Serde:
             extra = (obj.timeout,) if getattr(obj, "timeout", None) is not None else ()
             return self._ext(_POSITIONAL, obj, (obj.node, obj.arg, *extra))
         if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-            return self._ext(_KEYWORD, obj, {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)})
+            fields = dataclasses.fields(obj)
+            if not all(f.init for f in fields):
+                raise Unserialisable(
+                    f"an object of type {type(obj).__qualname__} cannot be stored: it has fields that its "
+                    "constructor does not take, so it could not be built again"
+                )
+            return self._ext(_KEYWORD, obj, {f.name: getattr(obj, f.name) for f in fields})
         if isinstance(obj, Item):
             return self._ext(_KEYWORD, obj, {k: getattr(obj, k) for k in obj.__slots__})
         if _is_array(obj):
@@ -215,10 +228,7 @@ class Serde:
             cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
-            raise Unserialisable(
-                f"a lone surrogate stands where it cannot be stored, in a value of type "
-                f"{type(value).__qualname__}; dict keys and names have to be well-formed text"
-            ) from (cause or error)
+            raise _misplaced_surrogate(value) from (cause or error)
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
         def hook(code: int, data: bytes) -> Any:
@@ -270,14 +280,26 @@ def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
+def _misplaced_surrogate(value: Any) -> Unserialisable:
+    return Unserialisable(
+        f"a lone surrogate stands where it cannot be stored, in a value of type {type(value).__qualname__}; "
+        "dict keys and names have to be well-formed text"
+    )
+
+
 def _is_array(obj: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if type(value) is list else value
+
+
 def _build(code: int, cls: Any, argument: Any) -> Any:
     if code == _ONE:
-        return cls(argument)
+        # A tuple is stored as a list, which no set can hold.
+        return cls(map(_hashable, argument)) if cls in (set, frozenset) else cls(argument)
     if code == _POSITIONAL:
         return cls(*argument)
     if code == _KEYWORD:
@@ -285,12 +307,13 @@ def _build(code: int, cls: Any, argument: Any) -> Any:
     if code == _PYDANTIC_1:
         try:
             return cls(**argument)
-        except (ValueError, TypeError):
+        except Exception:
             return cls.construct(**argument)
     if code == _PYDANTIC_2:
+        # What was stored without validation, such as a field set later, is handed back without it.
         try:
             return cls(**argument)
-        except (ValueError, TypeError):
+        except Exception:
             return cls.model_construct(**argument)
     raise Corrupt(f"a stored value has the unknown extension code {code}")
 

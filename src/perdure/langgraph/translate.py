@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.engine import values as engine_values
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, Unserialisable
 from perdure.langgraph.loads import EPOCH, TOKEN
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, Pool, ThreadCache, recall, take
@@ -53,14 +53,28 @@ def address(tenant: str, config: RunnableConfig | None, partition: Partition | N
                 'a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}'
             )
         partition = Partition(tenant, str(thread_id))
+    namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
+    require_text(*partition, namespace or "", checkpoint_id or "")
     epoch = configurable.get(EPOCH)
     return Address(
         partition,
-        configurable.get("checkpoint_ns"),
-        configurable.get("checkpoint_id") or None,
+        namespace,
+        checkpoint_id,
         int(epoch) if epoch is not None else None,
         configurable,
     )
+
+
+def require_text(*names: str) -> None:
+    """Refuse names with lone surrogates, which databases cannot hold: better here than in some of them."""
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError as error:
+        name = next(n for n in names if any("\ud800" <= c <= "\udfff" for c in n))
+        raise Unserialisable(
+            f"the name {name!r} holds a lone surrogate, half of a character, and cannot be stored; names of "
+            "threads, namespaces, checkpoints, channels, nodes, tasks and runs have to be well-formed text"
+        ) from error
 
 
 def stored_config(at: Address, namespace: str, checkpoint_id: str) -> RunnableConfig:
@@ -142,6 +156,9 @@ def to_record(
     clear_step = step if type(step) is int and abs(step) < 1 << 62 else None
     clear_run = run_id if isinstance(run_id, str) else None
     clear = {"source": clear_source, "step": clear_step, "run_id": clear_run}
+    require_text(
+        checkpoint["id"], clear_source or "", clear_run or "", *versions, *checkpoint["versions_seen"]
+    )
     rest = {k: v for k, v in full.items() if clear.get(k) is None}
     extra = {k: v for k, v in checkpoint.items() if k not in _CHECKPOINT_KEYS and v}
     updated = checkpoint.get("updated_channels")
@@ -204,9 +221,8 @@ def read_values(
     own = list(wanted)
     pending = list(writes)
     wanted.update(_write_refs(record, pending))
-    with noted(partition, record):
+    with noted(partition, record.id):
         trees, expansion = yield from engine_values.resolve(partition, wanted, digest)
-        cache.enter(generation)
         new = {channel: trees[channel] for channel in own}
         channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
         out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
@@ -229,7 +245,7 @@ def read_page(
     pool = Pool(serde)
     out: list[Values] = []
     for record in records:
-        with noted(partition, record):
+        with noted(partition, record.id):
             out.append(
                 Values(
                     {channel: pool.value(trees[f"{record.id}\0{channel}"]) for channel in record.refs},
@@ -251,12 +267,12 @@ def _write_refs(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> dic
 
 
 @contextmanager
-def noted(partition: Partition, record: CheckpointRecord) -> Iterator[None]:
+def noted(partition: Partition, checkpoint_id: str) -> Iterator[None]:
     """Name the checkpoint in errors about its content."""
     try:
         yield
     except PerdureError as error:
-        raise type(error)(f"thread {partition.thread!r}, checkpoint {record.id}: {error}") from error
+        raise type(error)(f"thread {partition.thread!r}, checkpoint {checkpoint_id}: {error}") from error
 
 
 def to_tuple(
@@ -274,21 +290,23 @@ def to_tuple(
         "updated_channels": None if record.updated is None else list(record.updated),
     }
     if record.extra:
-        checkpoint.update(serde.unpack(record.extra))
+        with noted(partition, record.id):
+            checkpoint.update(serde.unpack(record.extra))
     parent = record.parent_id
     return CheckpointTuple(
         config=config_of(partition, record.namespace, record.id, token),
         checkpoint=checkpoint,  # type: ignore[arg-type]
-        metadata=read_metadata(serde, record),
+        metadata=read_metadata(serde, partition, record),
         parent_config=None if parent is None else config_of(partition, record.namespace, parent, token),
         pending_writes=values.writes,
     )
 
 
-def read_metadata(serde: Serde, record: CheckpointRecord) -> CheckpointMetadata:
+def read_metadata(serde: Serde, partition: Partition, record: CheckpointRecord) -> CheckpointMetadata:
     clear = {"source": record.source, "step": record.step, "run_id": record.run_id}
     out: dict[str, Any] = {name: value for name, value in clear.items() if value is not None}
-    out.update(serde.unpack(record.metadata))
+    with noted(partition, record.id):
+        out.update(serde.unpack(record.metadata))
     return out  # type: ignore[return-value]
 
 

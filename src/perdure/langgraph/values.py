@@ -27,7 +27,9 @@ from perdure.model.tree import Builder, Expansion, Listed, Shape, Tree
 
 _SPLIT_ELEMENT = 4096
 _DEPTH = 4
+_KEY_MAX = 1024
 _DIGESTS_MAX = 200_000
+_SLOTS_MAX = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -80,25 +82,41 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class ThreadCache:
-    """What is known of one thread under one collection generation."""
+class Known:
+    """The chunks that are known to be stored in one collection generation, and nodes with their digests."""
 
-    generation: int = -1
+    generation: int
     stored: set[bytes] = field(default_factory=set)
     nodes: dict[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ThreadCache:
+    """What this process remembers of one thread."""
+
+    known: Known = field(default_factory=lambda: Known(-1))
     held: dict[tuple[str, str], Held] = field(default_factory=dict)
 
-    def enter(self, generation: int) -> None:
-        """Forget what another generation's chunks are; identities and values stay."""
-        if generation != self.generation or len(self.stored) > _DIGESTS_MAX:
-            self.generation = generation
-            self.stored = set()
-            self.nodes = {}
+    def enter(self, generation: int) -> Known:
+        """What is known in a generation. Another generation's is let go as a whole, so that a caller who is
+        still busy in the old one adds nothing to the new; identities and values stay."""
+        known = self.known
+        if generation != known.generation or len(known.stored) > _DIGESTS_MAX:
+            known = self.known = Known(generation)
+        return known
+
+    def hold(self, held: Mapping[tuple[str, str], Held]) -> None:
+        """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest go."""
+        for slot, value in held.items():
+            self.held.pop(slot, None)
+            self.held[slot] = value
+        while len(self.held) > _SLOTS_MAX:
+            self.held.pop(next(iter(self.held)), None)
 
     def weight(self) -> int:
         """Roughly how many elements are held; a payload counts one for each half kilobyte."""
         weight = 8
-        for held in self.held.values():
+        for held in list(self.held.values()):
             weight += len(held.elements.refs) if held.elements else 0
             weight += len(held.payload[1]) // 512 if held.payload else 0
         return weight
@@ -157,11 +175,11 @@ class Encoding:
     """
 
     def __init__(self, serde: Serde, digest: Digester, cache: ThreadCache, generation: int) -> None:
-        cache.enter(generation)
         self._serde = serde
         self._cache = cache
+        self._known = cache.enter(generation)
         self._generation = generation
-        self._builder = Builder(digest, nodes=cache.nodes, stored=cache.stored)
+        self._builder = Builder(digest, nodes=self._known.nodes, stored=self._known.stored)
         self._held: dict[tuple[str, str], Held] = {}
 
     @property
@@ -226,10 +244,9 @@ class Encoding:
 
     def acknowledge(self) -> None:
         """The chunks are durable, and the encoded channel values are the latest."""
-        if self._cache.generation == self._generation:
-            self._cache.stored.update(self._builder.fresh)
-            self._cache.nodes.update(self._builder.seen)
-        self._cache.held.update(self._held)
+        self._known.stored.update(self._builder.fresh)
+        self._known.nodes.update(self._builder.seen)
+        self._cache.hold(self._held)
 
     def _element(self, value: Any) -> tuple[bytes, bytes]:
         """An element's reference and packed form."""
@@ -241,7 +258,7 @@ class Encoding:
     def _split(self, value: Any, depth: int, *, always: bool = False) -> Part:
         """A value in pieces. A container inside another is split only when it is large, or ``always``."""
         kind = type(value)
-        if depth < _DEPTH and (kind is list or (kind is dict and all(type(k) is str for k in value))):
+        if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
             if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
                 return Part(self._builder.payload(refs.MSGPACK, body), body)
             return self._split_list(value, depth) if kind is list else self._split_dict(value, depth)
@@ -258,7 +275,7 @@ class Encoding:
         return Part(self._builder.list_of([part.ref for part in parts]), body)
 
     def _split_dict(self, value: dict[str, Any], depth: int) -> Part:
-        keys = [self._serde.pack(key) for key in value]
+        keys = [self._serde.key(key) for key in value]
         # A list that is a channel's direct value is split like the channel that it may become.
         parts = [
             self._split(item, depth + 1, always=depth == 0 and type(item) is list) for item in value.values()
@@ -268,6 +285,11 @@ class Encoding:
         )
         ref = self._builder.dict_of([(key, part.ref) for key, part in zip(keys, parts, strict=True)])
         return Part(ref, body)
+
+
+def _is_short(key: object) -> bool:
+    """Whether a dict's key may stand in a node: a chunk has a largest size."""
+    return type(key) is str and len(key) <= _KEY_MAX
 
 
 def take(
@@ -281,8 +303,9 @@ def take(
 ) -> dict[str, Any]:
     """The values of trees that were read, remembered for the next load and put."""
     out: dict[str, Any] = {}
-    cache.stored.update(expansion.used)
-    cache.nodes.update(expansion.nodes)
+    known = cache.enter(generation)
+    known.stored.update(expansion.used)
+    known.nodes.update(expansion.nodes)
     for channel, tree in trees.items():
         slot = (namespace, channel)
         if isinstance(tree, Listed):
@@ -291,11 +314,11 @@ def take(
             watch = Watch(values)
             opaque = {i: bodies[i] for i, recipe in enumerate(watch.recipes) if recipe is None}
             elements = Elements(tree.refs, watch, opaque, None)
-            cache.held[slot] = Held(references[channel], generation, elements)
+            cache.hold({slot: Held(references[channel], generation, elements)})
             out[channel] = values.copy()
         else:
             payload = joined(tree)
-            cache.held[slot] = Held(references[channel], generation, payload=payload)
+            cache.hold({slot: Held(references[channel], generation, payload=payload)})
             out[channel] = serde.value(*payload)
     return out
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 ROOT = ""
 """The root namespace, the only one with compare-and-set: a subgraph is fenced through its root."""
@@ -25,10 +26,37 @@ class Verdict(Enum):
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What a loop loaded: the checkpoint it addressed (``None``: the thread was absent), and whether that
-    was the head at the time."""
+    was the head at the time, of which version."""
 
     addressed: str | None
     was_head: bool
+    version: int | None = None
+
+
+class Claim(NamedTuple):
+    """A loop's first write on the head that it loaded takes the head from one version to another, which is
+    the loop's own. Who loaded the same head then finds it claimed, so that of two rivals one gets every write
+    and the other none, where each could otherwise win the slots that it came to first."""
+
+    checkpoint_id: str
+    before: int
+    after: int
+
+    def holds(self, checkpoint_id: str, version: int) -> bool:
+        """Whether a head is still the one that was loaded, or claimed by this very loop."""
+        return checkpoint_id == self.checkpoint_id and version in (self.before, self.after)
+
+
+def claim(loaded: Loaded, checkpoint_id: str | None, nonce: str) -> Claim | None:
+    """The claim of a loop on a checkpoint; ``None`` where it did not load that one as the head."""
+    if (
+        checkpoint_id is None
+        or checkpoint_id != loaded.addressed
+        or not loaded.was_head
+        or loaded.version is None
+    ):
+        return None
+    return Claim(checkpoint_id, loaded.version, loaded.version + 1 + int(nonce, 16) % (1 << 20))
 
 
 def judge(

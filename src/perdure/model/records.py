@@ -129,7 +129,13 @@ TAG = Kind(
 )
 """A named anchor: the checkpoint that it points at is never pruned."""
 
-KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG)
+SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
+"""A sealed word in the reserved partition: who opens the database shows with it that the key is right."""
+
+KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, SEAL)
+
+RESERVED = Partition("", "")
+"""The partition of what belongs to the database and to no thread; it is in no catalogue."""
 
 Key = tuple[Any, ...]
 

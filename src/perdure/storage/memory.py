@@ -25,7 +25,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, Key, Kind, Partition, Record
+from perdure.model.records import CHECKPOINT, RESERVED, Key, Kind, Partition, Record
 from perdure.storage.port import Limits
 
 R = TypeVar("R")
@@ -110,7 +110,9 @@ class MemoryDriver:
                 table[op.key] = Record(op.kind, op.key, fields, op.version, op.body)
 
     def _find(self, effect: Find) -> Iterable[Found]:
-        partitions = sorted(p for p in self._partitions if effect.tenant in (None, p.tenant))
+        partitions = sorted(
+            p for p in self._partitions if effect.tenant in (None, p.tenant) and p != RESERVED
+        )
         if effect.index == "threads":
             threads = [p for p in partitions if any(self._partitions[p].values())]
             start = 0 if effect.after is None else bisect_right(threads, effect.after)

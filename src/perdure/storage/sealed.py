@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ormsgpack
 
 from perdure.errors import MissingExtra, Sealed
-from perdure.model.ops import Commit, Fetch, Op, Put, Stage
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, Op, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, Partition, Record
+from perdure.model.records import CHECKPOINT, RESERVED, SEAL, Partition, Record
 from perdure.storage.port import Driver, Limits
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ R = TypeVar("R")
 
 KEY_SIZE = 32
 _MAGIC = b"\xf5\x50"
+_WORD = "key"
 _ID_SIZE = 4
 _NONCE_SIZE = 12
 _HEADER = len(_MAGIC) + _ID_SIZE + _NONCE_SIZE
@@ -74,6 +75,10 @@ class Keyring:
         body = self._cipher(self._first, partition).encrypt(nonce, put.body, bound)
         return put._replace(body=_MAGIC + self._first + nonce + body)
 
+    def sealed_first(self, body: bytes) -> bool:
+        """Whether a body was sealed with the first key."""
+        return body[len(_MAGIC) :].startswith(self._first)
+
     def open(self, partition: Partition, record: Record) -> Record:
         from cryptography.exceptions import InvalidTag
 
@@ -93,6 +98,34 @@ class Keyring:
         except InvalidTag as error:
             raise Sealed(f"{where} was changed or moved since it was written; it was not used") from error
         return record._replace(body=clear)
+
+
+def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
+    """Raise ``Sealed`` unless the keys at hand, or their absence, are those of the database. An empty
+    database takes the key that it is first opened with; one with threads in the clear takes none."""
+    (found,) = driver.perform(Fetch(RESERVED, (Get(SEAL, (_WORD,)),)))
+    if keyring is None:
+        if found:
+            raise Sealed(f"{url} is encrypted; pass the key: perdure.connect(url, encryption_key=…)")
+        return
+    if found:
+        try:
+            keyring.open(RESERVED, found[0])
+        except Sealed as error:
+            raise Sealed(f"{url} is encrypted with another key than the ones given") from error
+        if keyring.sealed_first(found[0].body):
+            return
+    elif driver.perform(Find("threads", None, limit=1)):
+        raise Sealed(
+            f"{url} has threads that are stored in the clear; open it without a key, or start an encrypted "
+            "database and move them there"
+        )
+    version = found[0].version if found else 0
+    put = Put(SEAL, (_WORD,), {}, _WORD.encode(), expect=version or Expect.ABSENT, version=version + 1)
+    outcome = driver.perform(Commit(RESERVED, (keyring.seal(RESERVED, put),)))
+    if not isinstance(outcome, Committed):
+        # Another process was first; its key has to be one of ours.
+        admit(driver, keyring, url)
 
 
 class SealedDriver:

@@ -1,0 +1,53 @@
+"""Processes whose clocks disagree by hours take turns on one thread: ids say nothing about order."""
+
+from __future__ import annotations
+
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.langgraph import skewed
+from tests.langgraph.savers import opened
+
+TURNS = 500
+CLOCKS = (-3600, 0, 3600, -1200)
+"""Seconds by which each process is off."""
+
+
+def test_no_turn_is_lost_or_moved_by_a_wrong_clock(tmp_path: Path) -> None:
+    context = get_context("spawn")
+    with opened("sqlite", tmp_path) as db:
+        url = f"sqlite:///{tmp_path / 'threads.db'}"
+        pipes = [context.Pipe() for _ in CLOCKS]
+        workers = [
+            context.Process(target=skewed.work, args=(url, seconds, pipe[1]), daemon=True)
+            for seconds, pipe in zip(CLOCKS, pipes, strict=True)
+        ]
+        for worker in workers:
+            worker.start()
+        lengths: list[int] = []
+        for turn in range(TURNS):
+            mine = pipes[turn % len(pipes)][0]
+            mine.send(turn)
+            assert mine.poll(30), f"turn {turn} was not answered"
+            lengths.append(mine.recv())
+        for mine, _ in pipes:
+            mine.send(None)
+        for worker in workers:
+            worker.join(30)
+        assert [worker.exitcode for worker in workers] == [0] * len(workers)
+        assert lengths == [2 * (turn + 1) for turn in range(TURNS)]
+
+        saver = db.checkpointer()
+        at = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        found = list(saver.list(at))
+        said = found[0].checkpoint["channel_values"]["said"]
+        assert said == [text for n in range(TURNS) for text in (f"turn {n}", f"answer to turn {n}")]
+        ids = [item.checkpoint["id"] for item in found]
+        assert [
+            item.parent_config and item.parent_config["configurable"]["checkpoint_id"] for item in found
+        ] == [
+            *ids[1:],
+            None,
+        ]
+        # The clocks were wrong indeed: a saver that goes by ids would take another checkpoint for the latest.
+        assert max(ids) != ids[0]

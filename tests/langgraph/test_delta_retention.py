@@ -1,0 +1,185 @@
+"""A thread whose state is replayed from deltas is pruned, copied, forked and cut, and stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.types import Command
+
+from perdure import PerdureSaver
+from tests.langgraph import graphs
+from tests.langgraph.graphs import STATES
+from tests.langgraph.savers import DRIVERS, opened
+from tests.langgraph.session import config
+
+TURNS = 7
+DELTAS = ["delta", "delta-often"]
+
+
+def talk(graph: Any, thread: str, turns: range, *, durability: str = "async") -> None:
+    for n in turns:
+        at = {**config(thread), "metadata": {"run_id": f"run {n}"}}
+        graph.invoke({"said": [f"turn {n}"]}, at, durability=durability)
+
+
+def said(graph: Any, at: Any) -> list[str]:
+    return graph.get_state(at).values["said"]  # type: ignore[no-any-return]
+
+
+def expected(turns: range, start: tuple[str, ...] = ()) -> list[str]:
+    out = list(start)
+    for n in turns:
+        out.append(f"turn {n}")
+        out.append(f"first saw {len(out)}")
+        out.append(f"second saw {len(out)}")
+    return out
+
+
+def prune_latest(saver: PerdureSaver) -> None:
+    saver.prune(["t"])
+
+
+def prune_to_two(saver: PerdureSaver) -> None:
+    saver.prune(["t"], keep_last=2)
+
+
+def prune_to_five(saver: PerdureSaver) -> None:
+    saver.prune(["t"], keep_last=5)
+
+
+def prune_again_and_again(saver: PerdureSaver) -> None:
+    for last in (9, 4, 1, 1):
+        saver.prune(["t"], keep_last=last)
+
+
+def delete_middle_runs(saver: PerdureSaver) -> None:
+    saver.delete_for_runs(["run 2", "run 4"])
+
+
+CUTS: list[Callable[[PerdureSaver], None]] = [
+    prune_latest, prune_to_two, prune_to_five, prune_again_and_again, delete_middle_runs,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("durability", ["async", "exit"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("state", DELTAS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_thread_that_was_cut_keeps_its_state_and_goes_on(
+    driver: str, state: str, cut: Callable[[PerdureSaver], None], durability: str, tmp_path: Path
+) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.chain(saver, STATES[state])
+        talk(graph, "t", range(TURNS), durability=durability)
+        assert said(graph, config()) == expected(range(TURNS))
+        states = {
+            s.config["configurable"]["checkpoint_id"]: s.values for s in graph.get_state_history(config())
+        }
+        cut(saver)
+        left = list(graph.get_state_history(config()))
+        assert 0 < len(left) < len(states)
+        assert {s.config["configurable"]["checkpoint_id"]: s.values for s in left}.items() <= states.items()
+        for reader in (saver, db.checkpointer()):
+            again = graphs.chain(reader, STATES[state])
+            assert said(again, config()) == expected(range(TURNS))
+        talk(graph, "t", range(TURNS, TURNS + 2), durability=durability)
+        assert said(graphs.chain(db.checkpointer(), STATES[state]), config()) == expected(range(TURNS + 2))
+
+
+@pytest.mark.parametrize("state", DELTAS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_thread_without_its_last_run_is_the_thread_before_it(
+    driver: str, state: str, tmp_path: Path
+) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.chain(saver, STATES[state])
+        talk(graph, "t", range(TURNS))
+        saver.delete_for_runs([f"run {TURNS - 1}"])
+        assert said(graph, config()) == expected(range(TURNS - 1))
+        talk(graph, "t", range(TURNS - 1, TURNS + 1))
+        assert said(graphs.chain(db.checkpointer(), STATES[state]), config()) == expected(range(TURNS + 1))
+
+
+@pytest.mark.parametrize("state", DELTAS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_copied_thread_has_the_same_past_and_a_future_of_its_own(
+    driver: str, state: str, tmp_path: Path
+) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.chain(saver, STATES[state])
+        talk(graph, "t", range(TURNS))
+        saver.copy_thread("t", "copy")
+        pasts = [[s.values for s in graph.get_state_history(config(thread))] for thread in ("t", "copy")]
+        assert pasts[0] == pasts[1]
+        saver.prune(["copy"])
+        saver.delete_thread("t")
+        talk(graph, "copy", range(TURNS, TURNS + 2))
+        assert said(graph, config("copy")) == expected(range(TURNS + 2))
+        assert graph.get_state(config("t")).values == {}
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("state", DELTAS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_two_branches_of_a_thread_stay_apart_after_a_prune(
+    driver: str, state: str, durability: str, tmp_path: Path
+) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.chain(saver, STATES[state])
+        talk(graph, "t", range(3), durability=durability)
+        middle = graph.get_state(config()).config
+        talk(graph, "t", range(3, 5), durability=durability)
+        db.tag("t", "left")
+        left = graph.get_state(config()).config
+        for turn in ("right one", "right two"):
+            at, middle = middle, config()
+            graph.invoke({"said": [turn]}, at, durability=durability)
+        before = said(graph, config()), said(graph, left)
+        assert before[1] == expected(range(5))
+        assert [item for item in before[0] if item.startswith(("turn", "right"))] == [
+            "turn 0", "turn 1", "turn 2", "right one", "right two",
+        ]  # fmt: skip
+        saver.prune(["t"])
+        assert len(list(saver.list(config()))) == 2
+        again = graphs.chain(db.checkpointer(), STATES[state])
+        assert (said(again, config()), said(again, left)) == before
+        again.invoke({"said": ["on the left"]}, left, durability=durability)
+        assert said(graph, config())[:-2] == [*before[1], "on the left"]
+
+
+@pytest.mark.parametrize("state", DELTAS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_question_that_waits_survives_a_prune(driver: str, state: str, tmp_path: Path) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.asking_twice(saver, STATES[state])
+        graph.invoke({"said": ["turn"]}, config())
+        graph.invoke(Command(resume="Ada"), config())
+        saver.prune(["t"])
+        assert [i.value for i in graph.get_state(config()).interrupts] == ["age of Ada?"]
+        again = graphs.asking_twice(db.checkpointer(), STATES[state])
+        assert again.invoke(Command(resume=36), config())["said"] == ["turn", "before", "Ada is 36", "after"]
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_stateful_subgraph_remembers_after_a_prune(driver: str, stateful: bool, tmp_path: Path) -> None:
+    with opened(driver, tmp_path) as db:
+        outcomes: list[list[str]] = []
+        for thread, last in (("whole", None), ("pruned", 1), ("cut", 3)):
+            saver = db.checkpointer()
+            graph = graphs.nested(saver, STATES["delta"], stateful=stateful)
+            for n in range(4):
+                graph.invoke({"said": [f"turn {n}"]}, config(thread))
+                if last is not None:
+                    saver.prune([thread], keep_last=last)
+            outcomes.append(said(graph, config(thread)))
+        assert outcomes[0] == outcomes[1] == outcomes[2]
+        assert ("deep remembers 3" in outcomes[0]) is stateful

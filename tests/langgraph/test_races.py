@@ -1,0 +1,111 @@
+"""Of two runs that start from one state, one wins and the other is told; nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.langgraph import racing
+from tests.langgraph.racing import PAIRS, Move, Runner, Tally, judge, race, talking, together
+from tests.langgraph.savers import opened
+from tests.langgraph.session import config
+
+RACES: dict[str, tuple[Move, Move]] = {
+    "invoke on an old thread": (racing.says, racing.says),
+    "invoke on a fresh thread": (racing.says, racing.says),
+    "invoke and update_state": (racing.says, racing.edits),
+    "answer by thread": (racing.answers, racing.answers),
+    "answer by head id": (racing.answers_at_the_head, racing.answers_at_the_head),
+}
+
+
+def run_races(
+    kind: str, state: str, durability: str, face: str, where: str, folder: Path, *, started_together: bool
+) -> Tally:
+    asks = kind.startswith("answer")
+    threads = [f"race {n}" for n in range(PAIRS)]
+    with ExitStack() as stack:
+        driver = "memory" if where == "memory" else "sqlite"
+        databases = [stack.enter_context(opened(driver, folder))]
+        if where == "two on one file":
+            databases.append(stack.enter_context(opened("sqlite", folder)))
+        savers = [databases[0].checkpointer(), databases[-1].checkpointer()]
+        if where != "two on one file":
+            savers[1] = savers[0]
+        rivals = tuple(
+            Runner(talking(saver, state, asks=asks), name, durability)
+            for saver, name in zip(savers, ("ann", "bob"), strict=True)
+        )
+        if kind != "invoke on a fresh thread":
+            for thread in threads:
+                rivals[0].graph.invoke({"said": ["hello"]}, config(thread), durability="exit")
+        heads = {thread: rivals[0].graph.get_state(config(thread)).config for thread in threads}
+        if started_together:
+            together(list({id(saver): saver for saver in savers}.values()))
+        races = race((rivals[0], rivals[1]), RACES[kind], heads, face)
+        reader = databases[0].checkpointer()
+        return judge(races, talking(reader, state, asks=asks), reader, started_together=started_together)
+
+
+WHERE = [
+    ("memory", "async"),
+    ("one on a file", "threads"),
+    ("two on one file", "async"),
+    ("two on one file", "threads"),
+]
+
+
+def combinations() -> list[tuple[str, str, str, str, str]]:
+    """Every kind with every durability and state; where and how they run goes round."""
+    product = itertools.product(RACES, ("plain", "delta"), ("sync", "async", "exit"))
+    out = [(*combination, *WHERE[n % 4]) for n, combination in enumerate(product)]
+    out += [(*combination[:3], *WHERE[n % 4]) for n, combination in enumerate(out, 2)]
+    return out
+
+
+@pytest.mark.parametrize(("kind", "state", "durability", "where", "face"), combinations())
+def test_one_of_two_runs_that_loaded_the_same_state_wins(
+    kind: str, state: str, durability: str, where: str, face: str, tmp_path: Path
+) -> None:
+    tally = run_races(kind, state, durability, face, where, tmp_path, started_together=True)
+    assert tally == Tally(won=PAIRS, lost=PAIRS, both_won=0, both_lost=0)
+
+
+@pytest.mark.parametrize("where", ["one on a file", "two on one file"])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("kind", RACES)
+def test_runs_that_start_whenever_they_do_lose_nothing_that_was_acknowledged(
+    kind: str, durability: str, where: str, tmp_path: Path
+) -> None:
+    """A run may load what its rival has stored: then it goes on from there, and the rival has lost. Now
+    and then it loads in the middle of its rival's writes, and both are told to try again."""
+    tally = run_races(kind, "delta", durability, "threads", where, tmp_path, started_together=False)
+    assert tally.won + tally.lost == 2 * PAIRS
+    assert tally.both_lost <= PAIRS // 4
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_where_forks_are_allowed_each_branch_holds_its_own_words(durability: str, tmp_path: Path) -> None:
+    """Both runs stand, and what one wrote on the checkpoint that both came from is none of the other's."""
+    heads = {}
+    with opened("memory", tmp_path) as db:
+        savers = [db.checkpointer(on_conflict="fork") for _ in range(2)]
+        ann, bob = (
+            Runner(talking(saver, "delta", asks=False), name, durability)
+            for saver, name in zip(savers, ("ann", "bob"), strict=True)
+        )
+        for thread in (f"race {n}" for n in range(PAIRS)):
+            ann.graph.invoke({"said": ["hello"]}, config(thread), durability="exit")
+            heads[thread] = ann.graph.get_state(config(thread)).config
+        together(savers)
+        leaks = 0
+        for one in race((ann, bob), (racing.says, racing.says), heads, "async"):
+            assert [error for _, error in one.outcomes] == [None, None]
+            ends = [s.values["said"] for s in ann.graph.get_state_history(config(one.thread)) if not s.next]
+            ends = [said for said in ends if any(one.thread in item for item in said)]
+            assert len(ends) == 2
+            leaks += sum(sum(one.thread in item for item in said) - 1 for said in ends)
+        assert leaks == 0

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import sys
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, eq, is_, itemgetter, le
+from sys import getrefcount
 from typing import Any, ClassVar
+from weakref import getweakrefcount
 
 from langchain_core.messages import (
     AIMessage,
@@ -40,6 +43,8 @@ _NONE: frozenset[str] = frozenset()
 _set = object.__setattr__
 _inside = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
+_given = attrgetter("__pydantic_fields_set__")
+_container = itemgetter(0)
 
 Names = tuple[str, ...]
 Container = tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]
@@ -83,6 +88,7 @@ class Watch:
         "_fields",
         "_kinds",
         "_leaves",
+        "_marks",
         "_models",
         "_sizes",
         "recipes",
@@ -95,6 +101,7 @@ class Watch:
         self.roots: list[dict[str, Any]] = []
         self.recipes: list[Recipe | None] = []
         self._containers: list[Container] = []
+        self._marks: list[int] = []
         self._add(values)
         self._fields = list(chain.from_iterable(self.roots))
         self._snapshot()
@@ -106,6 +113,7 @@ class Watch:
         new.roots = self.roots.copy()
         new.recipes = self.recipes.copy()
         new._containers = self._containers.copy()
+        new._marks = self._marks.copy()
         start = len(new.roots)
         new._add(values[len(self.values) :])
         added = new.roots[start:]
@@ -133,6 +141,34 @@ class Watch:
             and all(map(_holds, self._containers))
         )
 
+    def is_alone(self) -> bool:
+        """Whether nobody but this watch holds the elements or anything mutable inside them, so that they may
+        be handed out again as they are. Where references are not counted exactly the answer is no."""
+        models = self._models
+        return (
+            _COUNTS
+            and len(models) == len(self.values)
+            and all(map(eq, map(_given, models), [r.given for r in self.recipes if r is not None]))
+            and not any(map(getweakrefcount, models))
+            and all(map(le, _holders(self), _ALONE))
+        )
+
+    def first(self, count: int) -> Watch:
+        """The watch of the first ``count`` elements themselves, for elements none of which is opaque."""
+        if count == len(self.values):
+            return self
+        new = Watch.__new__(Watch)
+        new.values = self.values[:count]
+        new.roots = self.roots[:count]
+        new.recipes = self.recipes[:count]
+        new._marks = self._marks[:count]
+        new._containers = self._containers[: new._marks[-1] if count else 0]
+        size = sum(self._sizes[:count])
+        new._fields, new._leaves = self._fields[:size], self._leaves[:size]
+        new._at = self._at[: bisect_left(self._at, size)]
+        new._finish()
+        return new
+
     def copies(self, count: int, opaque: Callable[[int], Any]) -> Watch:
         """Copies of the first ``count`` elements that share nothing mutable with them. ``opaque`` makes an
         opaque one anew, by position."""
@@ -155,6 +191,7 @@ class Watch:
         new.roots = roots
         new.recipes = recipes
         new._containers = containers
+        new._marks = self._marks[:count]
         new._leaves = list(chain.from_iterable(map(dict.values, roots)))
         if count == len(self.recipes):
             new._fields, new._at = self._fields, self._at
@@ -169,6 +206,7 @@ class Watch:
             root = _root(value)
             recipe = None if root is None else _recipe(value, root, self._containers)
             self.recipes.append(recipe)
+            self._marks.append(len(self._containers))
             if root is not None and recipe is not None:
                 self.roots.append(root)
 
@@ -293,3 +331,27 @@ def _copy_inside(value: Any) -> Any:
     if kind is list:
         return [v if type(v) in _IMMUTABLE else _copy_inside(v) for v in value]
     return value
+
+
+def _holders(watch: Watch) -> tuple[int, ...]:
+    """The most references that any element, and any mutable thing of each sort inside the elements, has."""
+    models = watch._models
+    return tuple(
+        max(map(getrefcount, things), default=0)
+        for things in (
+            models,
+            watch.roots,
+            watch._empty,
+            map(_container, watch._containers),
+            map(_extra, models),
+            map(_given, models),
+        )
+    )
+
+
+# What a watch alone comes to, counted on elements that nobody else can hold: empty containers, full ones, and
+# full ones inside others. Only an interpreter that counts every reference at once can be asked.
+_COUNTS = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+_ALONE = _holders(
+    Watch([AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}), HumanMessage("b", id="2")])
+)

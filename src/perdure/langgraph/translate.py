@@ -211,13 +211,13 @@ def read_values(
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
         slot = (record.namespace, channel)
-        held = cache.held.get(slot)
-        if held is not None and held.ref == ref:
-            recalled = recall(serde, held, generation)
-            if recalled is not None:
+        with cache.lock:
+            held = cache.held.get(slot)
+            recalled = recall(serde, held, generation) if held is not None and held.ref == ref else None
+            if recalled is None:
+                wanted[channel] = ref
+            else:
                 channels[channel], cache.held[slot] = recalled
-                continue
-        wanted[channel] = ref
     own = list(wanted)
     pending = list(writes)
     wanted.update(_write_refs(record, pending))

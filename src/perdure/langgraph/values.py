@@ -95,6 +95,7 @@ class ThreadCache:
     """What this process remembers of one thread."""
 
     known: Known = field(default_factory=lambda: Known(-1))
+    lock: Lock = field(default_factory=Lock)
     held: dict[tuple[str, str], Held] = field(default_factory=dict)
 
     def enter(self, generation: int) -> Known:
@@ -324,7 +325,8 @@ def take(
 
 
 def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None:
-    """A fresh copy of a held value and what stands for it now; ``None`` when it must be read again."""
+    """A held value for a new owner and what stands for it now; ``None`` when it must be read again. Call it
+    under the cache's lock: it hands elements out again that nobody else holds, and copies of all others."""
     if held.payload is not None:
         return serde.value(*held.payload), held
     elements = held.elements
@@ -334,7 +336,10 @@ def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None
     count = len(recipes)
     # Elements that were put, not read, are decoded once, so that a value is the same however it is read.
     start = min((i for i in bodies if recipes[i] is not None), default=count)
-    watch = elements.watch.copies(start, lambda place: serde.unpack(bodies[place]))
+    if elements.watch.is_alone():
+        watch = elements.watch.first(start)
+    else:
+        watch = elements.watch.copies(start, lambda place: serde.unpack(bodies[place]))
     if start < count:
         rest = [
             serde.unpack(bodies[i]) if i in bodies else identity.copy(elements.watch.values[i])

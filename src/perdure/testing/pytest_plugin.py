@@ -1,1 +1,0 @@
-"""Pytest fixtures for projects that use Perdure."""

@@ -146,7 +146,7 @@ def neighbours_fail(patch: pytest.MonkeyPatch) -> None:
 
     def write_group(self: Any, group: list[Any]) -> None:
         try:
-            self._transact(group)
+            self._transact(group, trusting=False)
         except Exception as error:
             for job in group:
                 job.error = error
@@ -158,11 +158,16 @@ def answered_before_written(patch: pytest.MonkeyPatch) -> None:
     """A refusal is taken for a commit."""
     real = sqlite.SqliteDriver._apply
 
-    def apply(self: Any, effect: Any) -> Any:
-        answer = real(self, effect)
+    def apply(self: Any, effect: Any, trusting: bool) -> Any:
+        answer = real(self, effect, trusting)
         return Committed() if isinstance(effect, Commit) else answer
 
     patch.setattr(sqlite.SqliteDriver, "_apply", apply)
+
+
+def versions_trusted(patch: pytest.MonkeyPatch) -> None:
+    """Not only absence is left to the tables: no put's expectation is looked at."""
+    patch.setattr(sqlite, "_is_new", lambda op: isinstance(op, Put))
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,7 @@ MUTANTS = (
     Mutant("a delete does not look at what must be unchanged", "driver", UnguardedChunkDelete),
     Mutant("one failed commit fails its group", "driver", patch=neighbours_fail, on="sqlite"),
     Mutant("a refusal is answered as a commit", "driver", patch=answered_before_written, on="sqlite"),
+    Mutant("a put's version is not looked at", "driver", patch=versions_trusted, on="sqlite"),
     Mutant("no compare-and-set on the head", "saver", NoHeadCompare),
     Mutant("the head is the largest id", "saver", MaxIdHead),
     Mutant("staging is lost", "saver", LostStage),

@@ -15,6 +15,7 @@ import sys
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from operator import attrgetter, eq, is_, itemgetter, le
 from sys import getrefcount
@@ -120,10 +121,13 @@ class Watch:
         new._fields = self._fields + list(chain.from_iterable(added))
         new._leaves = self._leaves + list(chain.from_iterable(map(dict.values, added)))
         offset = len(self._leaves)
-        new._at = self._at + [
-            offset + i for i, v in enumerate(new._leaves[offset:]) if type(v) in (dict, list) and not v
-        ]
-        new._finish()
+        more = [offset + i for i, v in enumerate(new._leaves[offset:]) if type(v) in (dict, list) and not v]
+        new._at = self._at + more
+        new._empty = (*self._empty, *(new._leaves[i] for i in more))
+        models = _models_of(values[len(self.values) :], new.recipes[len(self.recipes) :])
+        new._models = self._models + models
+        new._kinds = self._kinds + list(map(type, models))
+        new._sizes = self._sizes + list(map(len, added))
         return new
 
     def is_unchanged(self) -> bool:
@@ -166,7 +170,10 @@ class Watch:
         size = sum(self._sizes[:count])
         new._fields, new._leaves = self._fields[:size], self._leaves[:size]
         new._at = self._at[: bisect_left(self._at, size)]
-        new._finish()
+        new._empty = self._empty[: len(new._at)]
+        new._models = _models_of(new.values, new.recipes)
+        new._kinds = self._kinds[: len(new._models)]
+        new._sizes = self._sizes[:count]
         return new
 
     def copies(self, count: int, opaque: Callable[[int], Any]) -> Watch:
@@ -221,9 +228,7 @@ class Watch:
             self._empty = itemgetter(*self._at)(self._leaves)
         else:
             self._empty = tuple(self._leaves[i] for i in self._at)
-        self._models = [
-            v for v, r in zip(self.values, self.recipes, strict=True) if r is not None and r.cls is not dict
-        ]
+        self._models = _models_of(self.values, self.recipes)
         self._kinds = list(map(type, self._models))
         self._sizes = list(map(len, self.roots))
 
@@ -234,14 +239,24 @@ class Watch:
         return [root for root, recipe in zip(self.roots, kinds, strict=True) if recipe.cls is not dict]
 
 
-def copy(value: Any) -> Any:
-    """A copy that shares nothing mutable with its original; ``None`` for an opaque value."""
+def copier(value: Any) -> Callable[[], Any] | None:
+    """What makes copies of a value that share nothing mutable with it; ``None`` for an opaque value. The
+    value itself must not change any more."""
     root = _root(value)
     recipe = None if root is None else _recipe(value, root, [])
     if root is None or recipe is None:
         return None
-    root = _copy_root(recipe, root)
-    return root if recipe.cls is dict else _model(recipe, root, value)
+    return partial(_copy, recipe, root, value)
+
+
+def _copy(recipe: Recipe, root: dict[str, Any], value: Any) -> Any:
+    new = _copy_root(recipe, root)
+    return new if recipe.cls is dict else _model(recipe, new, value)
+
+
+def _models_of(values: Iterable[Any], recipes: Iterable[Recipe | None]) -> list[Any]:
+    """The elements that are objects, not dicts, and are watched."""
+    return [v for v, r in zip(values, recipes, strict=True) if r is not None and r.cls is not dict]
 
 
 def _root(value: Any) -> dict[str, Any] | None:

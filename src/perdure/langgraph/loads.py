@@ -24,7 +24,7 @@ TOKEN = "__perdure_load"  # noqa: S105 - a key's name
 EPOCH = "__perdure_epoch"
 """The configurable key that carries the lease epoch."""
 
-_LOOPS_MAX = 20_000
+_LOOPS_MAX = 4096
 _CONFLICTS_MAX = 32
 
 

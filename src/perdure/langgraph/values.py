@@ -9,8 +9,9 @@ value is recognised by its reference, an element by its identity and its witness
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from operator import is_
 from threading import Lock
@@ -32,16 +33,25 @@ _DIGESTS_MAX = 200_000
 _SLOTS_MAX = 256
 
 
+class Spare(NamedTuple):
+    """Objects that stood for a list's first elements one load earlier. Who keeps the state of the last turn
+    while the next one runs has let go of these by then."""
+
+    refs: list[bytes]
+    watch: Watch
+
+
 @dataclass(slots=True, eq=False)
 class Elements:
     """A list's elements as they are stored: their references, a watch over the objects that stand for them,
     and how the list was cut. ``bodies`` has the packed form of those elements whose object is not the
-    decoded form of what is stored, or is opaque, by position."""
+    decoded form of what is stored, or is opaque, by position. ``spare`` is the set of objects before."""
 
     refs: list[bytes]
     watch: Watch
     bodies: dict[int, bytes]
     shape: Shape | None
+    spare: Spare | None = None
     _places: dict[int, int] | None = None
     _unchanged: bool | None = None
 
@@ -118,7 +128,10 @@ class ThreadCache:
         """Roughly how many elements are held; a payload counts one for each half kilobyte."""
         weight = 8
         for held in list(self.held.values()):
-            weight += len(held.elements.refs) if held.elements else 0
+            if held.elements is not None:
+                weight += len(held.elements.refs) + len(
+                    held.elements.spare.refs if held.elements.spare else ()
+                )
             weight += len(held.payload[1]) // 512 if held.payload else 0
         return weight
 
@@ -203,14 +216,16 @@ class Encoding:
         values = value.copy()
         before = self._current(self._cache.held.get(slot))
         same = 0 if before is None else before.start_of(values)
+        watch: Watch | None
         if before is not None and same:
             found, bodies = before.refs.copy(), before.bodies.copy()
             watch = before.watch.extended(values) if len(values) > same else before.watch
         else:
-            found, bodies, watch = [], {}, Watch(values)
+            found, bodies, watch = [], {}, None
         for position in range(same, len(values)):
             item = values[position]
-            at = None if before is None else before.place(item)
+            # What is appended to known elements is new; elsewhere an element may have moved.
+            at = None if before is None or watch is not None else before.place(item)
             if before is None or at is None:
                 ref, bodies[position] = self._element(item)
             else:
@@ -222,7 +237,8 @@ class Encoding:
         if before is not None:
             shape, same = before.shape, same or _alike(found, before.refs)
         ref, shape = self._builder.list_like(found, shape, same)
-        return Held(ref, self._generation, Elements(found, watch, bodies, shape))
+        spare = None if before is None else before.spare
+        return Held(ref, self._generation, Elements(found, watch or Watch(values), bodies, shape, spare))
 
     def _current(self, held: Held | None) -> Elements | None:
         """A held list's elements, if its chunks are stored in this generation."""
@@ -332,24 +348,49 @@ def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None
     elements = held.elements
     if elements is None or not elements.watch.is_unchanged():
         return None
-    bodies, recipes = elements.bodies, elements.watch.recipes
-    count = len(recipes)
+    bodies, watched = elements.bodies, elements.watch
+    count = len(watched.recipes)
     # Elements that were put, not read, are decoded once, so that a value is the same however it is read.
-    start = min((i for i in bodies if recipes[i] is not None), default=count)
-    if elements.watch.is_alone():
-        watch = elements.watch.first(start)
+    start = min((i for i in bodies if watched.recipes[i] is not None), default=count)
+    spare = elements.spare
+    if watched.is_alone():
+        watch, spare = watched.first(start), None
+    elif spare is not None and _is_free(spare, elements.refs):
+        front = len(spare.refs)
+        watch, spare, start = spare.watch, _spare(elements, start), front
     else:
-        watch = elements.watch.copies(start, lambda place: serde.unpack(bodies[place]))
+        watch, spare = watched.copies(start, lambda at: serde.unpack(bodies[at])), _spare(elements, start)
     if start < count:
         rest = [
-            serde.unpack(bodies[i]) if i in bodies else identity.copy(elements.watch.values[i])
-            for i in range(start, count)
+            serde.unpack(bodies[i]) if i in bodies else _copy(watched.values[i]) for i in range(start, count)
         ]
         watch = watch.extended(watch.values + rest)
     opaque = {i: bodies[i] for i in bodies if watch.recipes[i] is None}
-    new = Elements(elements.refs, watch, opaque, elements.shape)
+    new = Elements(elements.refs, watch, opaque, elements.shape, spare)
     # Loading it proves that its chunks are stored in the generation of the load.
     return watch.values.copy(), Held(held.ref, generation, new)
+
+
+def _is_free(spare: Spare, references: list[bytes]) -> bool:
+    """Whether spare objects still stand for a list's first elements and are in nobody's hands."""
+    return (
+        spare.refs == references[: len(spare.refs)] and spare.watch.is_alone() and spare.watch.is_unchanged()
+    )
+
+
+def _spare(elements: Elements, count: int) -> Spare | None:
+    """The first elements' objects, for the load after next; none where one of them is opaque."""
+    if None in elements.watch.recipes[:count]:
+        return None
+    return Spare(elements.refs[:count], elements.watch.first(count))
+
+
+def _copy(value: Any) -> Any:
+    """A copy of an element that is watched and unchanged."""
+    make = identity.copier(value)
+    if make is None:
+        raise TypeError("an opaque element has its packed form")
+    return make()
 
 
 def _alike(left: list[bytes], right: list[bytes]) -> int:
@@ -365,7 +406,7 @@ class Pool:
 
     def __init__(self, serde: Serde) -> None:
         self._serde = serde
-        self._elements: dict[bytes, Any] = {}
+        self._elements: dict[bytes, Callable[[], Any]] = {}
 
     def value(self, tree: Tree) -> Any:
         """A value of its own for a tree."""
@@ -378,16 +419,5 @@ class Pool:
         if new:
             values = self._serde.unpack(array_header(len(new)) + b"".join(body for _, body in new))
             for (ref, body), value in zip(new, values, strict=True):
-                known[ref] = value if identity.copy(value) is not None else _Opaque(body)
-        out: list[Any] = []
-        for ref in tree.refs:
-            value = known[ref]
-            out.append(self._serde.unpack(value.body) if type(value) is _Opaque else identity.copy(value))
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Opaque:
-    """An element that cannot be copied, only decoded again."""
-
-    body: bytes
+                known[ref] = identity.copier(value) or partial(self._serde.unpack, body)
+        return [known[ref]() for ref in tree.refs]

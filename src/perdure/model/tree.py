@@ -193,6 +193,7 @@ class Snapshot:
 Tree = Leaf | Listed | Mapped | Snapshot
 
 Bodies = dict[bytes, bytes]
+Run = tuple[list[bytes], list[Tree]]
 
 
 class Expansion:
@@ -207,6 +208,7 @@ class Expansion:
         self._payloads = payloads
         self._bodies: Bodies = {}
         self._wanted: set[bytes] = set()
+        self._runs: dict[tuple[int, bytes], Run] = {}
         self.nodes: dict[bytes, bytes] = {}
         self.used: set[bytes] = set()
 
@@ -263,53 +265,52 @@ class Expansion:
 
     def _expand_tree(self, tag: int, ref: bytes) -> Tree | None:
         count, upper, tail = refs.read_tree(ref)
-        leaves = self._leaves(upper) if upper else []
-        if leaves is None:
+        digests = self._leaf_digests(upper) if upper else []
+        if digests is None:
             return None
-        data = b"".join([*leaves, tail])
-        complete = True
-        if tag == refs.LIST:
-            elements = refs.read_entries(data)
-            items: list[Tree] = []
-            for element in elements:
-                item = self._expand(element)
-                if item is None:
-                    complete = False
-                else:
-                    items.append(item)
-            if not complete:
-                return None
-            if len(items) != count:
-                raise Corrupt(f"a list names {count} elements and holds {len(items)}")
-            return Listed(elements, items)
-        pairs: list[tuple[bytes, Tree]] = []
-        for key, element in refs.read_dict_entries(data):
-            item = self._expand(element)
-            if item is None:
-                complete = False
-            else:
-                pairs.append((key, item))
-        if not complete:
+        runs = [self._leaf(tag, digest) for digest in digests]
+        runs.append(self._run(tag, tail))
+        whole = [run for run in runs if run is not None]
+        if len(whole) < len(runs):
             return None
-        if len(pairs) != count:
-            raise Corrupt(f"a dict names {count} items and holds {len(pairs)}")
-        return Mapped(pairs)
+        names = [name for run in whole for name in run[0]]
+        items = [item for run in whole for item in run[1]]
+        if len(items) != count:
+            raise Corrupt(f"a list or dict names {count} entries and holds {len(items)}")
+        return Listed(names, items) if tag == refs.LIST else Mapped(list(zip(names, items, strict=True)))
 
-    def _leaves(self, upper: bytes) -> list[bytes] | None:
-        """The bodies of the leaf nodes, in order, or ``None`` while some level is missing."""
+    def _leaf(self, tag: int, digest: bytes) -> Run | None:
+        """The entries of a leaf node; many trees share one, so it is read once."""
+        run = self._runs.get((tag, digest))
+        if run is None:
+            body = self._body(digest, node=True)
+            run = None if body is None else self._run(tag, body)
+            if run is not None:
+                self._runs[tag, digest] = run
+        return run
+
+    def _run(self, tag: int, data: bytes) -> Run | None:
+        """A run of entries: their references (of a dict, the keys), and their trees."""
+        if tag == refs.LIST:
+            names = elements = refs.read_entries(data)
+        else:
+            pairs = refs.read_dict_entries(data)
+            names, elements = [key for key, _ in pairs], [ref for _, ref in pairs]
+        found = [self._expand(element) for element in elements]
+        items = [item for item in found if item is not None]
+        return (names, items) if len(items) == len(found) else None
+
+    def _leaf_digests(self, upper: bytes) -> list[bytes] | None:
+        """The digests of the leaf nodes, in order, or ``None`` while some level is missing."""
         body = self._body(upper, node=True)
         if body is None:
             return None
         level: list[bytes] = []
         for tail in refs.read_entries(body):
-            below: list[bytes] = []
-            for digest in level:
-                node = self._body(digest, node=True)
-                if node is not None:
-                    below.extend(refs.digests(node))
-            if any(d not in self._bodies for d in level):
+            nodes = [self._body(digest, node=True) for digest in level]
+            whole = [node for node in nodes if node is not None]
+            if len(whole) < len(nodes):
                 return None
+            below = [digest for node in whole for digest in refs.digests(node)]
             level = [*below, *refs.digests(tail)]
-        leaves = [self._body(digest, node=True) for digest in level]
-        found = [leaf for leaf in leaves if leaf is not None]
-        return found if len(found) == len(leaves) else None
+        return level

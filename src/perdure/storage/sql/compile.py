@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Delete, Put, Range
+from perdure.model.ops import Delete, Expect, Put, Range
 from perdure.model.records import Kind, Record
 from perdure.storage.sql.schema import PREFIX, table
 
@@ -62,6 +62,13 @@ def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: boo
 
 
 @lru_cache(maxsize=64)
+def insert(kind: Kind) -> str:
+    """Writes one record where there must be none."""
+    columns = ("t", *kind.columns())
+    return f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
+
+
+@lru_cache(maxsize=64)
 def upsert(kind: Kind) -> str:
     """Writes one record over what is there; a kind that ``grows`` is rewritten only to raise that field."""
     columns = ("t", *kind.columns())
@@ -74,10 +81,7 @@ def upsert(kind: Kind) -> str:
     else:
         action = "NOTHING"
     target = ", ".join(["t", *(c.name for c in kind.key)])
-    return (
-        f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
-        f" ON CONFLICT ({target}) DO {action}"
-    )
+    return f"{insert(kind)} ON CONFLICT ({target}) DO {action}"
 
 
 def put(op: Put, t: int) -> Statement:
@@ -88,7 +92,7 @@ def put(op: Put, t: int) -> Statement:
         row.append(op.version)
     if kind.body:
         row.append(op.body)
-    return upsert(kind), tuple(row)
+    return insert(kind) if op.expect is Expect.ABSENT else upsert(kind), tuple(row)
 
 
 @lru_cache(maxsize=64)

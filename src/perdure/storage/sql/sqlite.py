@@ -48,6 +48,20 @@ _GROUP_MAX = 512
 _INLINE_ITEMS = 16
 
 
+class _Process:
+    """Counts how often this process came out of a fork; asking the system at every call costs more."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.generation += 1
+
+
+_process = _Process()
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """A write on its way through the writer, and whom to answer."""
@@ -65,7 +79,7 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._process = os.getpid()
+        self._generation = _process.generation
         with translated(path):
             self._writer = connect(path)
         self._limits = Limits(ops=1_000_000, bytes=256 << 20)
@@ -136,29 +150,31 @@ class SqliteDriver:
 
     def _write_group(self, group: list[_Job]) -> None:
         try:
-            self._transact(group)
-        except Exception as error:
-            if len(group) == 1:
-                group[0].error = _translate(error, self._path)
-                return
+            self._transact(group, trusting=True)
+        except Exception:
             # One bad write must not fail its neighbours: each gets a transaction of its own.
             for job in group:
-                self._write_group([job])
+                try:
+                    self._transact([job], trusting=False)
+                except Exception as error:
+                    job.error = _translate(error, self._path)
 
-    def _transact(self, group: list[_Job]) -> None:
+    def _transact(self, group: list[_Job], *, trusting: bool) -> None:
+        """Write a group in one transaction. ``trusting`` leaves it to the tables that what a put expects
+        to be absent is absent; where it is not, everything is rolled back and looked at one by one."""
         writer = self._writer
         writer.execute("BEGIN IMMEDIATE")
         try:
             for job in group:
                 job.error = None
-                job.answer = self._apply(job.effect)
+                job.answer = self._apply(job.effect, trusting)
             writer.execute("COMMIT")
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
             raise
 
-    def _apply(self, effect: Commit | Stage | Drop) -> Any:
+    def _apply(self, effect: Commit | Stage | Drop, trusting: bool) -> Any:
         writer = self._writer
         if isinstance(effect, Drop):
             t = _pk(writer, effect.partition)
@@ -171,7 +187,7 @@ class SqliteDriver:
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
         if isinstance(effect, Commit):
             for op in ops:
-                if not _holds(writer, t, op):
+                if not (trusting and _is_new(op)) and not _holds(writer, t, op):
                     return Refused(op.kind, op.key)
         if t is None:
             writer.execute(sql.THREAD_NEW, effect.partition)
@@ -205,7 +221,7 @@ class SqliteDriver:
                 self._readers.append(reader)
 
     def _refuse_when_closed(self) -> None:
-        if self._process != os.getpid():
+        if self._generation != _process.generation:
             raise Unavailable(
                 f"{self._path} was opened before this process was forked; a child opens it for itself, "
                 "with perdure.connect after the fork"
@@ -279,6 +295,10 @@ def _is_small(effect: Fetch) -> bool:
 def _pk(connection: apsw.Connection, partition: Partition) -> int | None:
     row = connection.execute(sql.THREAD_PK, partition).fetchone()
     return None if row is None else cast(int, row[0])
+
+
+def _is_new(op: Op) -> bool:
+    return isinstance(op, Put) and op.expect is Expect.ABSENT
 
 
 def _holds(connection: apsw.Connection, t: int | None, op: Op) -> bool:

@@ -18,7 +18,7 @@ from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.lineage import Loaded
-from perdure.model.ops import Check, Commit, Committed, Expect
+from perdure.model.ops import Check, Commit, Committed, Expect, Put
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Driver
 from perdure.storage.sql import sqlite

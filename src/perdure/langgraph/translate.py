@@ -20,6 +20,7 @@ from langgraph.checkpoint.base import (
 from perdure.engine import values as engine_values
 from perdure.errors import PerdureError, Unserialisable
 from perdure.langgraph.loads import EPOCH, TOKEN
+from perdure.langgraph.pause import collection_paused
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, Pool, ThreadCache, recall, take
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
@@ -224,7 +225,8 @@ def read_values(
     with noted(partition, record.id):
         trees, expansion = yield from engine_values.resolve(partition, wanted, digest)
         new = {channel: trees[channel] for channel in own}
-        channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
+        with collection_paused:
+            channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
         out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
     return Values({c: channels[c] for c in record.refs}, out)
 
@@ -245,7 +247,7 @@ def read_page(
     pool = Pool(serde)
     out: list[Values] = []
     for record in records:
-        with noted(partition, record.id):
+        with noted(partition, record.id), collection_paused:
             out.append(
                 Values(
                     {channel: pool.value(trees[f"{record.id}\0{channel}"]) for channel in record.refs},

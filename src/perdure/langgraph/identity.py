@@ -154,7 +154,16 @@ class Watch:
             and len(models) == len(self.values)
             and all(map(eq, map(_given, models), [r.given for r in self.recipes if r is not None]))
             and not any(map(getweakrefcount, models))
-            and all(map(le, _holders(self), _ALONE))
+            and all(map(le, self.holders(), _ALONE))
+        )
+
+    def holders(self) -> tuple[int, ...]:
+        """The most references that any element, and any mutable thing of each sort inside one, has."""
+        models = self._models
+        inside = (self.roots, self._empty, map(_container, self._containers))
+        return tuple(
+            max(map(getrefcount, things), default=0)
+            for things in (models, *inside, map(_extra, models), map(_given, models))
         )
 
     def first(self, count: int) -> Watch:
@@ -348,25 +357,9 @@ def _copy_inside(value: Any) -> Any:
     return value
 
 
-def _holders(watch: Watch) -> tuple[int, ...]:
-    """The most references that any element, and any mutable thing of each sort inside the elements, has."""
-    models = watch._models
-    return tuple(
-        max(map(getrefcount, things), default=0)
-        for things in (
-            models,
-            watch.roots,
-            watch._empty,
-            map(_container, watch._containers),
-            map(_extra, models),
-            map(_given, models),
-        )
-    )
-
-
 # What a watch alone comes to, counted on elements that nobody else can hold: empty containers, full ones, and
 # full ones inside others. Only an interpreter that counts every reference at once can be asked.
 _COUNTS = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-_ALONE = _holders(
-    Watch([AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}), HumanMessage("b", id="2")])
-)
+_ALONE = Watch(
+    [AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}), HumanMessage("b", id="2")]
+).holders()

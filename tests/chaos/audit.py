@@ -44,15 +44,20 @@ def _resumed_without_input(lines: list[list[Any]], undisturbed: str) -> str | No
 
     A run that resumes tells the subgraphs of its first step to resume too. One with ``checkpointer=True``
     whose call had not stored anything yet then takes up its last finished call instead, and its new input is
-    never applied.
+    never applied. In durability ``async`` its nodes may have run by then without any checkpoint being stored.
     """
-    if any(line[0] == "ran" and line[1] == "recall_in more" for line in lines):
+    if any(line[0] == "put" and _is_stateful(line[1]) and "more" in line[3] for line in lines):
         return None
     state, following = json.loads(undisturbed)
     if "memory" not in state:
         return None
     state["memory"] = [note for note in state["memory"] if ":more:" not in note]
     return json.dumps([state, following])
+
+
+def _is_stateful(namespace: str) -> bool:
+    """Whether a namespace is a stateful subgraph's: it has no task's id in it."""
+    return namespace != "" and ":" not in namespace
 
 
 def _without_memory(state: str) -> str:

@@ -130,13 +130,20 @@ def test_nothing_acknowledged_is_lost_or_repeated_whenever_clients_are_killed(
     job = Job("", "graph", durability, asynchronous)
     state, _, seconds = undisturbed(zygotes[0], job)
     rng = random.Random(f"{durability} {asynchronous}")
-    deaths = [
-        Death(job, (rng.uniform(0, seconds), rng.uniform(0, seconds))) for _ in range(250 if FULL else 25)
-    ]
-    killed, broken = visit(zygotes, deaths, state)
+    wanted = 250 if FULL else 25
+    killed = 0
+    broken: dict[str, list[str]] = {}
+    # A client may finish before its moment comes, on a machine that is faster than a moment ago: go on until
+    # enough of them were killed.
+    for _ in range(8):
+        deaths = [Death(job, (rng.uniform(0, seconds), rng.uniform(0, seconds))) for _ in range(wanted)]
+        more, broken = visit(zygotes, deaths, state)
+        killed += more
+        if broken or killed >= wanted:
+            break
     request.node.user_properties.append(("killed", killed))
     assert not broken, report(broken)
-    assert killed >= len(deaths)
+    assert killed >= wanted
 
 
 def test_the_audit_sees_a_lost_checkpoint_a_lost_write_and_a_task_that_ran_twice(

@@ -74,11 +74,17 @@ def test_one_of_two_runs_that_loaded_the_same_state_wins(
     assert tally == Tally(won=PAIRS, lost=PAIRS, both_won=0, both_lost=0)
 
 
+def _open_fault(kind: str) -> object:
+    """A race that is still run with all its assertions, and is known to be lost now and then."""
+    reason = "who starts late may address what is the head no more: one acknowledged answer went missing"
+    return pytest.param(kind, marks=pytest.mark.xfail(reason=reason, strict=False, raises=AssertionError))
+
+
 @pytest.mark.parametrize("where", ["one on a file", "two on one file"])
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-# Not "answer by head id": who starts late may address what is the head no more, and once in some hundred
-# pairs both were acknowledged with one answer missing from the head's state (README, honest limits).
-@pytest.mark.parametrize("kind", [kind for kind in RACES if kind != "answer by head id"])
+@pytest.mark.parametrize(
+    "kind", [_open_fault(kind) if kind == "answer by head id" else kind for kind in RACES]
+)
 def test_runs_that_start_whenever_they_do_lose_nothing_that_was_acknowledged(
     kind: str, durability: str, where: str, tmp_path: Path
 ) -> None:

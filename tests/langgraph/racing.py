@@ -8,19 +8,23 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 from perdure import HeadConflict, PerdureSaver
+from perdure.langgraph.loads import TOKEN
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
 
 PAIRS = 20
+_RUNNING: ContextVar[str] = ContextVar("_RUNNING", default="")
 PATIENCE = 5.0
 """Seconds that a run waits for its rival: far more than that takes."""
 
@@ -60,6 +64,44 @@ def together(savers: Sequence[PerdureSaver]) -> None:
 
     for saver in savers:
         saver.__class__ = Together
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run found when it began: whether that was the head, and whether it waited for an answer."""
+
+    at_head: bool = True
+    asked: bool = True
+
+
+Starts = dict[tuple[str, str], Start]
+"""The starts that are known, by the runner's name and thread."""
+
+
+class Watching(PerdureSaver):
+    """A saver that notes how each run starts."""
+
+    starts: Starts
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        found = super().get_tuple(config)
+        if found is not None and (name := _RUNNING.get()):
+            at_head = found.config["configurable"][TOKEN].split(":")[2] == "h"
+            writes = found.pending_writes or []
+            asked = {task for task, channel, _ in writes if channel == INTERRUPT}
+            done = {task for task, channel, _ in writes if channel not in WRITES_IDX_MAP}
+            start = Start(at_head, bool(asked - done))
+            self.starts.setdefault((name, config["configurable"]["thread_id"]), start)
+        return found
+
+
+def watch(savers: Sequence[PerdureSaver]) -> Starts:
+    """What the savers will note, as they note it."""
+    starts: Starts = {}
+    for saver in savers:
+        saver.__class__ = Watching
+        cast(Watching, saver).starts = starts
+    return starts
 
 
 def talking(saver: BaseCheckpointSaver[Any], state: str, *, asks: bool) -> Any:
@@ -132,6 +174,8 @@ class Tally:
     both_won: int = 0
     both_lost: int = 0
     lost: int = 0
+    forked: int = 0
+    unheard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +191,23 @@ def race(
     moves: tuple[Move, Move],
     heads: Mapping[str, RunnableConfig],
     face: str,
+    *,
+    apart: float = 0.0,
 ) -> list[Race]:
-    """Race on all threads at once: ``face`` is "async" for one event loop, "threads" for sync calls."""
+    """Race on all threads at once: ``face`` is "async" for one event loop, "threads" for sync calls. There
+    the second rival may start later than the first, from race to race by so many seconds more."""
     calls = [
         (runner, thread, move(runner, thread, head))
         for thread, head in heads.items()
         for runner, move in zip(rivals, moves, strict=True)
     ]
 
-    def call(runner: Runner, made: tuple[str, tuple[Any, ...], dict[str, Any]]) -> BaseException | None:
+    def call(
+        runner: Runner, made: tuple[str, tuple[Any, ...], dict[str, Any]], late: float
+    ) -> BaseException | None:
         name, args, options = made
+        _RUNNING.set(runner.name)
+        time.sleep(late)
         try:
             getattr(runner.graph, name)(*args, **options)
         except Exception as error:
@@ -180,33 +231,70 @@ def race(
         results = asyncio.run(gather([acall(runner, made) for runner, _, made in calls]))
     else:
         with ThreadPoolExecutor(len(calls)) as pool:
-            results = list(pool.map(lambda c: call(c[0], c[2]), calls))
+            late = [n // 2 * apart * (n % 2) for n in range(len(calls))]
+            results = list(pool.map(lambda c, late: call(c[0], c[2], late), calls, late))
     outcomes = iter(zip((runner for runner, _, _ in calls), results, strict=True))
     return [Race(thread, (next(outcomes), next(outcomes))) for thread in heads]
 
 
-def judge(races: list[Race], graph: Any, saver: PerdureSaver, *, started_together: bool) -> Tally:
-    """Assert what must hold of every race and count the rest. ``graph`` and ``saver`` read afresh."""
+def judge(
+    races: list[Race],
+    graph: Any,
+    saver: PerdureSaver,
+    *,
+    answers: bool,
+    starts: Starts | None,
+) -> Tally:
+    """Assert what must hold of every race and count the rest. ``graph`` and ``saver`` read afresh. Without
+    ``starts`` the rivals had both seen the same state.
+
+    A run that began at a checkpoint which was not the head any more has declared a fork. LangGraph drops an
+    answer where nothing asks, whatever the saver.
+    """
     tally = Tally()
     for one in races:
+        began = {r.name: (starts or {}).get((r.name, one.thread), Start()) for r, _ in one.outcomes}
+        if not all(start.at_head for start in began.values()):
+            _judge_fork(one, graph, began)
+            tally.forked += 1
+            continue
         said = graph.get_state(config(one.thread)).values["said"]
         winners = [runner for runner, error in one.outcomes if error is None]
         for runner, error in one.outcomes:
             word = runner.word(one.thread)
             times = sum(word in item for item in said)
             if error is None:
+                if answers and not began[runner.name].asked:
+                    tally.unheard += 1
+                    continue
                 assert times == 1, f"{word!r} was acknowledged and is {times} times in {said}"
                 continue
             tally.lost += 1
             hidden = runner.graph.checkpointer.conflicts(one.thread)
             assert _is_conflict(error) or hidden, f"{word!r} lost, and was told {error!r}"
-            if started_together:
+            if starts is None:
                 assert times == 0, f"{word!r} lost and is in {said}"
         tally.won += len(winners)
         tally.both_won += len(winners) == 2
         tally.both_lost += not winners
         _assert_chain(saver, one.thread)
     return tally
+
+
+def _judge_fork(one: Race, graph: Any, began: Mapping[str, Start]) -> None:
+    """The late run replayed a checkpoint that its rival had left. What the rival was told stays true of its
+    branch; the thread is where the late run took it, which is LangGraph's to decide."""
+    (early, error), (late, late_error) = sorted(one.outcomes, key=lambda o: not began[o[0].name].at_head)
+    assert began[early.name].at_head
+    assert not began[late.name].at_head
+    assert late_error is None or _is_conflict(late_error), f"{late.name} was told {late_error!r}"
+    history = [state.values.get("said", []) for state in graph.get_state_history(config(one.thread))]
+    ends = [said for said in history if said[-1:] == ["speak"]]
+    if error is None:
+        word = early.word(one.thread)
+        assert any(sum(word in item for item in said) == 1 for said in ends), f"{word!r} is in none of {ends}"
+    else:
+        assert _is_conflict(error) or early.graph.checkpointer.conflicts(one.thread)
 
 
 def _is_conflict(error: BaseException | None) -> bool:

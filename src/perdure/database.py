@@ -77,13 +77,17 @@ class Database:
         """The tenant's threads, by id."""
         for partition in await arun(retention.all_threads(self._tenant), self._driver):
             found = await arun(checkpoints.load(partition, "", None), self._driver)
-            yield Thread(*partition, found.checkpoint.ts if found.checkpoint else None)
+            yield Thread(
+                partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None
+            )
 
     def threads_sync(self) -> Iterator[Thread]:
         """As ``threads``, blocking."""
         for partition in run(retention.all_threads(self._tenant), self._driver):
             found = run(checkpoints.load(partition, "", None), self._driver)
-            yield Thread(*partition, found.checkpoint.ts if found.checkpoint else None)
+            yield Thread(
+                partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None
+            )
 
     def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
         """Anchor a checkpoint, the latest when no id is given, so that no pruning removes it; its id."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.storage.url import migrate_url
+from perdure.storage.url import backend_of
 
 PROCESSES = 30
 
@@ -98,7 +98,7 @@ def test_a_file_that_was_not_migrated_is_refused_with_the_command(tmp_path: Path
         connection.commit()
     with pytest.raises(perdure.Unmigrated, match="perdure migrate"), perdure.connect_sync(url):
         pass
-    assert migrate_url(url)[0] == 0
+    assert backend_of(url).migrate(url) == 0
     with perdure.connect_sync(url) as database:
         assert database.fsck() == []
 
@@ -106,7 +106,7 @@ def test_a_file_that_was_not_migrated_is_refused_with_the_command(tmp_path: Path
 def test_a_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
     url = f"sqlite:///{path}"
-    migrate_url(url)
+    backend_of(url).migrate(url)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE perdure_schema SET version = 99")
         connection.commit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,18 +13,23 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 import perdure
+from tests.backends import BACKENDS, EMPTY
 
-DRIVERS = ("memory", "sqlite")
+DRIVERS = BACKENDS
 
 S = TypeVar("S", bound=BaseCheckpointSaver[Any])
 
 
 @contextmanager
 def opened(driver: str, folder: Path) -> Iterator[perdure.Database]:
-    """A new database of a driver."""
-    url = "memory://" if driver == "memory" else f"sqlite:///{folder / 'threads.db'}"
-    with perdure.connect_sync(url, migrate=True) as db:
-        yield db
+    """A new database of a backend; a second one of SQLite in the same folder opens the same file."""
+    with ExitStack() as stack:
+        url = (
+            f"sqlite:///{folder / 'threads.db'}"
+            if driver == "sqlite"
+            else stack.enter_context(EMPTY[driver]())
+        )
+        yield stack.enter_context(perdure.connect_sync(url, migrate=True))
 
 
 def slow_root(saver: S, seconds: float = 0.03) -> S:

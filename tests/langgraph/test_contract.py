@@ -20,7 +20,7 @@ def memory(_: Path) -> Driver:
 
 def on_sqlite(folder: Path) -> Driver:
     path = folder / "threads.db"
-    sqlite.migrate(path)
+    sqlite.migrate(f"sqlite:///{path}")
     return sqlite.SqliteDriver(path)
 
 

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver
-from perdure.storage.sql import sqlite
 from perdure.testing.conformance import Backend, DriverContract, SaverContract
+from tests.backends import fresh
 from tests.mutants.breaks import MUTANTS, Mutant
 
 CONTRACTS: dict[str, tuple[type[Any], Callable[[Driver], Any]]] = {
     "driver": (DriverContract, lambda driver: driver),
     "saver": (SaverContract, Backend),
 }
-
-
-@contextmanager
-def opened(on: str) -> Iterator[Driver]:
-    with tempfile.TemporaryDirectory() as folder:
-        driver: Driver
-        if on == "memory":
-            driver = MemoryDriver()
-        else:
-            path = Path(folder) / "threads.db"
-            sqlite.migrate(path)
-            driver = sqlite.SqliteDriver(path)
-        try:
-            yield driver
-        finally:
-            driver.close()
 
 
 def failing(contract: str, on: str, wrap: Callable[[Driver], Driver] | None) -> set[str]:
@@ -47,7 +27,7 @@ def failing(contract: str, on: str, wrap: Callable[[Driver], Driver] | None) -> 
     assert len(names) > 40
     out: set[str] = set()
     for name in names:
-        with opened(on) as driver:
+        with fresh(on) as driver:
             try:
                 getattr(suite(), name)(given(driver if wrap is None else wrap(driver)))
             except (AttributeError, NameError, TypeError):

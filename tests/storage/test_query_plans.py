@@ -15,7 +15,20 @@ import pytest
 from perdure.database import Database
 from perdure.model.chunks import Digester
 from perdure.model.ops import Find, Range
-from perdure.model.records import CHECKPOINT, CHUNK, EPOCH, GC, HEAD, KINDS, TAG, WRITE
+from perdure.model.records import (
+    CHECKPOINT,
+    CHUNK,
+    EPOCH,
+    GC,
+    HEAD,
+    ITEM,
+    KINDS,
+    STORE,
+    TAG,
+    THREADS,
+    WRITE,
+    Partition,
+)
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql import schema, sqlite
 from perdure.testing.conformance.backend import at, load, long, put
@@ -24,7 +37,7 @@ from perdure.testing.conformance.backend import at, load, long, put
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "threads.db"
-    sqlite.migrate(path)
+    sqlite.migrate(f"sqlite:///{path}")
     return path
 
 
@@ -87,16 +100,20 @@ def test_one_record_is_one_search(connection: apsw.Connection, kind: Any) -> Non
 
 
 def test_threads_and_runs_are_found_by_index(connection: apsw.Connection) -> None:
-    for statement in (
-        sql.THREAD_PK,
-        sql.THREADS,
-        sql.ALL_THREADS,
-        sql.THREAD_DROP,
-        sql.select_runs(CHECKPOINT),
-    ):
+    at = Partition("t", "thread")
+    pages = [
+        sql.select_threads(Find("threads", tenant, after=after, space=space, prefix=prefix))[0]
+        for tenant in ("t", None)
+        for after in (None, at)
+        for space, prefix in ((THREADS, ""), (STORE, "memories/"))
+    ]
+    runs, expired = (
+        sql.select_indexed(find)[1][0] for find in (Find("runs", "t", "run"), Find("expired", None, until=1))
+    )
+    for statement in (sql.THREAD_PK, sql.THREAD_DROP, *pages, runs, expired):
         refuse_scans(connection, statement)
-    runs = plan(connection, sql.select_runs(CHECKPOINT))
-    assert f"{schema.table(CHECKPOINT)}_run_id" in runs[0]
+    assert f"{schema.table(CHECKPOINT)}_run_id" in plan(connection, runs)[0]
+    assert f"{schema.table(ITEM)}_expires_at" in plan(connection, expired)[0]
 
 
 def test_no_statement_of_a_thread_s_life_scans(path: Path, connection: apsw.Connection) -> None:

@@ -14,7 +14,7 @@ class TestSqlite(DriverContract):
     @pytest.fixture(params=[Blocking, Awaited])
     def driver(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
         path = tmp_path / "threads.db"
-        sqlite.migrate(path)
+        sqlite.migrate(f"sqlite:///{path}")
         driver = sqlite.SqliteDriver(path)
         yield request.param(driver)
         driver.close()

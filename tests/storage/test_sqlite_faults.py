@@ -22,8 +22,9 @@ import pytest
 import perdure
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
+from perdure.storage.gather import Job
 from perdure.storage.sql import sqlite
-from perdure.storage.sql.sqlite import SqliteDriver, _Job
+from perdure.storage.sql.sqlite import SqliteDriver
 from perdure.storage.url import open_driver
 from tests.storage.outside import THREAD, fat, state, write_until_refused
 
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "threads.db"
-    sqlite.migrate(path)
+    sqlite.migrate(f"sqlite:///{path}")
     return path
 
 
@@ -98,11 +99,11 @@ def test_a_commit_that_does_not_fit_fails_alone(driver: SqliteDriver) -> None:
     driver.perform(fat(1))
     (pages,) = driver._writer.execute("PRAGMA page_count").fetchone()  # type: ignore[misc]
     driver._writer.execute(f"PRAGMA max_page_count = {pages + 20}")
-    big = _Job(fat(2, chunks=40), future=Future())
-    small = _Job(Commit(other, (Put(GC, (), version=1),)), future=Future())
-    with driver._wake:  # the writer cannot take one before both are there
-        driver._submit(big)
-        driver._submit(small)
+    big = Job(fat(2, chunks=40), future=Future())
+    small = Job(Commit(other, (Put(GC, (), version=1),)), future=Future())
+    with driver._commits._wake:  # the writer cannot take one before both are there
+        driver._commits._submit(big)
+        driver._commits._submit(small)
     assert big.future is not None
     assert small.future is not None
     assert isinstance(big.future.exception(timeout=30), perdure.Unavailable)
@@ -147,7 +148,7 @@ def test_a_real_full_disk_loses_nothing_and_works_on_after_space_is_freed(tmp_pa
 @pytest.mark.parametrize("closed", ["file", "folder"])
 def test_what_may_not_be_written_is_refused_and_stays_as_it_is(open_folder: Path, closed: str) -> None:
     path = open_folder / "threads.db"
-    sqlite.migrate(path)
+    sqlite.migrate(f"sqlite:///{path}")
     driver = SqliteDriver(path)
     driver.perform(fat(1))
     before = state(driver)
@@ -171,7 +172,7 @@ def test_what_may_not_be_written_is_refused_and_stays_as_it_is(open_folder: Path
 
 def test_a_file_that_may_not_be_read_is_unavailable(open_folder: Path) -> None:
     path = open_folder / "threads.db"
-    sqlite.migrate(path)
+    sqlite.migrate(f"sqlite:///{path}")
     path.chmod(0o600 if os.getuid() == 0 else 0o000)
     if os.getuid() != 0:
         pytest.skip("as this user the scenario cannot warm up on a file that it may not read")

@@ -8,22 +8,39 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
-from perdure.storage.url import migrate_url
+from perdure.storage.url import backend_of, redacted
 
 
 def migrate(
     url: Annotated[
         str, typer.Argument(envvar=["PERDURE_URL", "DATABASE_URL"], help="e.g. sqlite:///threads.db")
     ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit code 1 when there is something to do")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; print what would be done")
+    ] = False,
 ) -> None:
     """Create or upgrade the schema. Safe to run again, and from many processes at once."""
-    before, after = migrate_url(url)
+    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redacted(url)
+    if check or dry_run:
+        steps = backend.pending(url)
+        for step in steps if dry_run else ():
+            out.print(escape(step), soft_wrap=True)
+        if steps:
+            found = backend.schema_version(url)
+            err.print(f"{name} is at schema version {found}, this release needs {after}")
+            raise typer.Exit(1 if check else 0)
+        out.print(f"{name} is at schema version {after} already")
+        return
+    before = backend.migrate(url)
     if before == after:
-        out.print(f"{url} is at schema version {after} already")
+        out.print(f"{name} is at schema version {after} already")
     elif before == 0:
-        out.print(f"{url} is ready, at schema version {after}")
+        out.print(f"{name} is ready, at schema version {after}")
     else:
-        out.print(f"{url} went from schema version {before} to {after}")
+        out.print(f"{name} went from schema version {before} to {after}")
 
 
 def fsck(

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple
 
 from perdure.model.program import Effect
-from perdure.model.records import NO_FIELDS, Key, Kind, Partition, Record
+from perdure.model.records import NO_FIELDS, THREADS, Key, Kind, Partition, Record
 
 
 class Expect(Enum):
@@ -135,15 +135,25 @@ class Found:
 class Find(Effect[tuple[Found, ...]]):
     """The only read across partitions, and a hint that the next commit verifies.
 
-    ``index`` is ``"threads"`` (a tenant's catalogue in order, or everybody's; ``value`` is not used) or
-    ``"runs"`` (checkpoints whose run id is ``value``).
+    ``index`` is ``"threads"`` (the partitions of a ``space`` in order of tenant and name, a tenant's or
+    everybody's, those whose name starts with ``prefix``, which ends in an ASCII character), ``"runs"``
+    (checkpoints whose run id is ``value``) or ``"expired"`` (store items whose ``expires_at`` is at or below
+    ``until``; a backend that removes them by itself finds none). A partition may be found empty.
     """
 
-    index: Literal["threads", "runs"]
+    index: Literal["threads", "runs", "expired"]
     tenant: str | None
     value: str = ""
     after: Partition | None = None
     limit: int = 1000
+    space: str = THREADS
+    prefix: str = ""
+    until: int = 0
+
+    @property
+    def prefix_end(self) -> str:
+        """The first name, in code points, after all that start with the prefix."""
+        return self.prefix[:-1] + chr(ord(self.prefix[-1]) + 1) if self.prefix else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What is stored: the kinds of record, their keys and fields.
 
-A partition is one thread of one tenant; every record lives in exactly one. The kinds are declared here
-once; a driver derives its tables, keys and statements from the declarations and knows no kind by name.
+A partition is one thread of one tenant, or one namespace of its store; every record lives in exactly one.
+The kinds are declared here once; a driver derives its tables, keys and statements from the declarations and
+knows no kind by name.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+THREADS = "thread"
+STORE = "store"
+
 
 class Partition(NamedTuple):
-    """The unit of atomicity and isolation: one thread of one tenant."""
+    """The unit of atomicity and isolation: one thread of one tenant, or, in the space ``STORE``, one
+    namespace of the tenant's store, whose encoded path then stands in ``thread``."""
 
     tenant: str
     thread: str
+    space: str = THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,24 @@ TAG = Kind(
 SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
 """A sealed word in the reserved partition: who opens the database shows with it that the key is right."""
 
-KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, SEAL)
+ITEM = Kind(
+    "item",
+    key=(_text("key"),),
+    fields=(
+        _integer("created_at"),
+        _integer("updated_at"),
+        _integer("ttl", nullable=True),
+        _integer("expires_at", nullable=True),
+    ),
+    body=True,
+    versioned=True,
+    compact=False,
+    index="expires_at",
+)
+"""An item of the store. Times are microseconds since the epoch, ``ttl`` a span of them; an item past its
+``expires_at`` is gone for every reader, whether or not its row is still there."""
+
+KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, SEAL, ITEM)
 
 RESERVED = Partition("", "")
 """The partition of what belongs to the database and to no thread; it is in no catalogue."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from threading import RLock
 from typing import Any, TypeVar, cast
 
+from perdure.errors import BadUrl
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -25,9 +26,10 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, RESERVED, Key, Kind, Partition, Record
+from perdure.model.records import CHECKPOINT, ITEM, RESERVED, Key, Kind, Partition, Record
 from perdure.storage.port import Limits
 
+SCHEMA_VERSION = 0
 R = TypeVar("R")
 Table = dict[Key, Record]
 
@@ -114,17 +116,26 @@ class MemoryDriver:
             p for p in self._partitions if effect.tenant in (None, p.tenant) and p != RESERVED
         )
         if effect.index == "threads":
-            threads = [p for p in partitions if any(self._partitions[p].values())]
+            named = [p for p in partitions if p.space == effect.space and p.thread.startswith(effect.prefix)]
+            threads = [p for p in named if any(self._partitions[p].values())]
             start = 0 if effect.after is None else bisect_right(threads, effect.after)
             return [Found(p) for p in threads[start : start + effect.limit]]
+        kind = CHECKPOINT if effect.index == "runs" else ITEM
         out: list[Found] = []
         for partition in partitions:
             out.extend(
                 Found(partition, Record(record.kind, record.key, record.fields))
-                for record in self._table(partition, CHECKPOINT).values()
-                if record.fields["run_id"] == effect.value
+                for record in self._table(partition, kind).values()
+                if _is_indexed(record, effect)
             )
         return out[: effect.limit]
+
+
+def _is_indexed(record: Record, effect: Find) -> bool:
+    if record.kind is CHECKPOINT:
+        return bool(record.fields["run_id"] == effect.value)
+    expires = record.fields["expires_at"]
+    return expires is not None and expires <= effect.until
 
 
 def _holds(record: Record | None, op: Op) -> bool:
@@ -140,3 +151,20 @@ def _meets(record: Record | None, expect: Expectation) -> bool:
     if expect is Expect.ABSENT:
         return record is None
     return record is not None and expect in (Expect.PRESENT, record.version)
+
+
+def open_driver(url: str) -> MemoryDriver:
+    """A new, empty one at each call."""
+    return MemoryDriver()
+
+
+def schema_version(url: str) -> int:
+    return SCHEMA_VERSION
+
+
+def pending(url: str) -> list[str]:
+    return []
+
+
+def migrate(url: str) -> int:
+    raise BadUrl("memory:// has no schema to migrate; it is ready when it is opened")

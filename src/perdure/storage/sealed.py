@@ -19,7 +19,7 @@ import ormsgpack
 from perdure.errors import MissingExtra, Sealed
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, Op, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, RESERVED, SEAL, Partition, Record
+from perdure.model.records import CHECKPOINT, RESERVED, SEAL, THREADS, Partition, Record
 from perdure.storage.port import Driver, Limits
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Keyring:
 
         @lru_cache(maxsize=4096)
         def cipher(key_id: bytes, partition: Partition) -> AESGCM:
-            return AESGCM(derive(key_id, b"thread" + ormsgpack.packb(_text(partition))))
+            return AESGCM(derive(key_id, b"thread" + ormsgpack.packb(_place(partition))))
 
         self._cipher = cipher
         self.digest_keys: tuple[bytes, ...] = tuple(derive(key_id, b"digest") for key_id in self._keys)
@@ -204,7 +204,11 @@ def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
 
 def _bound(partition: Partition, item: Put | Record) -> bytes:
     fields: list[Any] = [item.fields[c.name] for c in item.kind.fields if c.name != item.kind.grows]
-    return ormsgpack.packb([_text(partition), item.kind.name, _text(item.key), _text(fields)])
+    return ormsgpack.packb([_place(partition), item.kind.name, _text(item.key), _text(fields)])
+
+
+def _place(partition: Partition) -> list[Any]:
+    return _text(partition[:2] if partition.space == THREADS else partition)
 
 
 def _text(values: Collection[Any]) -> list[Any]:

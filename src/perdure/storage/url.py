@@ -1,71 +1,84 @@
-"""Which driver a URL names. A URL that cannot be used is an error with the mend, never another backend."""
+"""Which backend a URL names. A URL that cannot be used is an error with the mend, never another backend."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from importlib import import_module
+from typing import Protocol, cast
+from urllib.parse import urlsplit, urlunsplit
 
-from perdure.errors import BadUrl
-from perdure.storage.memory import MemoryDriver
+from perdure.errors import BadUrl, MissingExtra
 from perdure.storage.port import Driver
 
-FORMS = "sqlite:///relative/path.db, sqlite:////absolute/path.db, or memory:// (nothing is kept)"
-_PLANNED = ("postgresql", "postgres", "redis", "rediss", "dynamodb", "d1")
+
+class Backend(Protocol):
+    """What a backend's module offers for its URLs. Every function raises ``BadUrl`` for a URL that it cannot
+    take and ``Unavailable`` when nothing answers there; both say what to do and never show a secret."""
+
+    @property
+    def SCHEMA_VERSION(self) -> int:  # noqa: N802 - a module's constant
+        """The version of the layout that this release reads and writes; 0 where there is none to keep."""
+        ...
+
+    def open_driver(self, url: str) -> Driver:
+        """Open what is there; ``Unmigrated`` unless its layout is of this release's version."""
+        ...
+
+    def schema_version(self, url: str) -> int:
+        """The version of the layout that is there, 0 when there is none. Changes nothing."""
+        ...
+
+    def pending(self, url: str) -> list[str]:
+        """What ``migrate`` would do now, step by step, in words or statements. Changes nothing."""
+        ...
+
+    def migrate(self, url: str) -> int:
+        """Bring the layout to this release's version, once, whoever else asks; the version before."""
+        ...
+
+
+_BACKENDS = {
+    "memory": ("perdure.storage.memory", None),
+    "sqlite": ("perdure.storage.sql.sqlite", None),
+    "postgresql": ("perdure.storage.sql.postgres", "postgres"),
+    "postgres": ("perdure.storage.sql.postgres", "postgres"),
+    "redis": ("perdure.storage.kv.redis", "redis"),
+    "rediss": ("perdure.storage.kv.redis", "redis"),
+    "redis+cluster": ("perdure.storage.kv.redis", "redis"),
+    "dynamodb": ("perdure.storage.kv.dynamodb", "dynamodb"),
+    "d1": ("perdure.storage.sql.d1", "d1"),
+}
+FORMS = (
+    "sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://user@host/database, "
+    "redis://host:6379/0, dynamodb://table?region=…, d1://account/database, or memory:// (nothing is kept)"
+)
 
 
 def open_driver(url: str, *, migrate: bool = False) -> Driver:
-    """Open the backend of a URL; with ``migrate`` bring its schema to this release's version first."""
-    scheme = _scheme(url)
-    if scheme == "memory":
-        return MemoryDriver()
-    path = sqlite_path(url)
-    from perdure.storage.sql import sqlite
-
-    if migrate:
-        sqlite.migrate(path)
-    elif not path.exists():
-        raise BadUrl(
-            f"{url}: there is no file {path}; run `perdure migrate {url}` to create it, "
-            "or connect with migrate=True"
-        )
-    sqlite.check(path)
-    return sqlite.SqliteDriver(path)
+    """Open the backend of a URL; with ``migrate`` bring its layout to this release's version first."""
+    backend = backend_of(url)
+    if migrate and backend.SCHEMA_VERSION:
+        backend.migrate(url)
+    return backend.open_driver(url)
 
 
-def migrate_url(url: str) -> tuple[int, int]:
-    """Bring a database's schema to this release's version; the version before and after."""
-    from perdure.storage.sql import schema, sqlite
-
-    if _scheme(url) == "memory":
-        raise BadUrl("memory:// has no schema to migrate; it is ready when it is opened")
-    return sqlite.migrate(sqlite_path(url)), schema.SCHEMA_VERSION
-
-
-def sqlite_path(url: str) -> Path:
-    """The file of a ``sqlite:`` URL."""
-    parts = urlsplit(url)
-    if parts.netloc:
-        raise BadUrl(
-            f"{url}: a SQLite URL has no host; write three slashes before a relative path and four before "
-            f"an absolute one: sqlite:///{parts.netloc}{parts.path}"
-        )
-    if parts.query or parts.fragment:
-        raise BadUrl(f"{url}: a SQLite URL takes no parameters; remove everything after the path")
-    name = unquote(parts.path).removeprefix("/")
-    if name in ("", ":memory:"):
-        raise BadUrl(f"{url}: a path is missing; use {FORMS}")
-    path = Path(name)
-    if path.is_dir():
-        raise BadUrl(f"{url}: {path} is a directory; name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise BadUrl(f"{url}: there is no directory {path.absolute().parent}; create it first")
-    return path
-
-
-def _scheme(url: str) -> str:
+def backend_of(url: str) -> Backend:
+    """The module that serves a URL; its client is imported only now."""
     scheme = urlsplit(url).scheme
-    if scheme in ("sqlite", "memory"):
-        return scheme
-    if scheme in _PLANNED:
-        raise BadUrl(f"the backend {scheme!r} is not in this release; use {FORMS}")
-    raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")
+    if scheme not in _BACKENDS:
+        raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")
+    module, extra = _BACKENDS[scheme]
+    try:
+        return cast(Backend, import_module(module))
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").startswith("perdure"):
+            raise
+        raise MissingExtra(f'{scheme}:// needs an extra: pip install "perdure[{extra}]"') from error
+
+
+def redacted(url: str) -> str:
+    """The URL without its password and parameters, for messages."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")
+    user = host[0].partition(":")[0]
+    netloc = f"{user}@{host[2]}" if user else host[2]
+    return urlunsplit((parts.scheme, netloc, parts.path, "", ""))

@@ -9,20 +9,37 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Delete, Expect, Put, Range
-from perdure.model.records import Kind, Record
+from perdure.model.ops import Delete, Expect, Find, Put, Range
+from perdure.model.records import CHECKPOINT, ITEM, RESERVED, Kind, Record
 from perdure.storage.sql.schema import PREFIX, table
 
 Statement = tuple[str, tuple[Any, ...]]
 
-THREAD_PK = f"SELECT pk FROM {PREFIX}thread WHERE tenant = ? AND thread = ?"
-THREAD_NEW = f"INSERT INTO {PREFIX}thread (tenant, thread) VALUES (?, ?)"
+THREAD_PK = f"SELECT pk FROM {PREFIX}thread WHERE tenant = ? AND thread = ? AND space = ?"
+THREAD_NEW = f"INSERT INTO {PREFIX}thread (tenant, thread, space) VALUES (?, ?, ?)"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
-THREADS = f"SELECT tenant, thread FROM {PREFIX}thread WHERE tenant = ? AND thread > ? ORDER BY thread LIMIT ?"
-ALL_THREADS = (
-    f"SELECT tenant, thread FROM {PREFIX}thread WHERE (tenant, thread) > (?, ?)"
-    " ORDER BY tenant, thread LIMIT ?"
-)
+
+
+def select_threads(effect: Find) -> Statement:
+    """Reads a page of the catalogue, in its order."""
+    where, parameters = ["space = ?"], [effect.space]
+    after = effect.after
+    if effect.tenant is not None:
+        where.append("tenant = ?")
+        parameters.append(effect.tenant)
+        if after is not None:
+            where.append("thread > ?")
+            parameters.append(after.thread)
+    elif after is not None:
+        where.append("(tenant, thread) > (?, ?)")
+        parameters += [after.tenant, after.thread]
+    if effect.prefix:
+        where.append("thread >= ? AND thread < ?")
+        parameters += [effect.prefix, effect.prefix_end]
+    if effect.space == RESERVED.space:
+        where.append("NOT (tenant = '' AND thread = '')")
+    sql = f"SELECT tenant, thread, space FROM {PREFIX}thread WHERE {' AND '.join(where)}"
+    return f"{sql} ORDER BY tenant, thread LIMIT ?", (*parameters, effect.limit)
 
 
 @lru_cache(maxsize=64)
@@ -115,21 +132,24 @@ def drop(kind: Kind) -> str:
     return f"DELETE FROM {table(kind)} WHERE t = ?"
 
 
-@lru_cache(maxsize=8)
-def select_runs(kind: Kind) -> str:
-    """Finds records by the kind's indexed field, with the partition."""
+def select_indexed(effect: Find) -> tuple[Kind, Statement]:
+    """Finds records by their kind's indexed field, with the partition; the kind that is found."""
+    kind, sign = (CHECKPOINT, "=") if effect.index == "runs" else (ITEM, "<=")
+    value = effect.value if effect.index == "runs" else effect.until
     columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
-    return (
-        f"SELECT p.tenant, p.thread, {columns} FROM {table(kind)} r JOIN {PREFIX}thread p ON p.pk = r.t"
-        f" WHERE r.{kind.index} = ? AND (? IS NULL OR p.tenant = ?) LIMIT ?"
+    sql = (
+        f"SELECT p.tenant, p.thread, p.space, {columns} FROM {table(kind)} r"
+        f" JOIN {PREFIX}thread p ON p.pk = r.t"
+        f" WHERE r.{kind.index} {sign} ? AND (? IS NULL OR p.tenant = ?) LIMIT ?"
     )
+    return kind, (sql, (value, effect.tenant, effect.tenant, effect.limit))
 
 
-def record(kind: Kind, row: tuple[Any, ...], *, bodies: bool = True) -> Record:
-    """The record of a row of ``select_one`` or ``select_range``."""
+def record(kind: Kind, row: tuple[Any, ...], *, bodies: bool = True, versions: bool = True) -> Record:
+    """The record of a row of ``select_one``, ``select_range`` or ``select_indexed``."""
     keys, fields = len(kind.key), len(kind.fields)
     rest = row[keys + fields :]
-    version = rest[0] if kind.versioned else 0
+    version = rest[0] if kind.versioned and versions else 0
     body = rest[-1] if kind.body and bodies else b""
     names = [c.name for c in kind.fields]
     return Record(kind, row[:keys], dict(zip(names, row[keys : keys + fields], strict=True)), version, body)

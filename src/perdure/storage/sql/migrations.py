@@ -9,8 +9,25 @@ import apsw
 from perdure.errors import Unmigrated
 from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION, sqlite_schema
 
-# One entry a version: the statements that lead from the version before to it. The first makes the schema.
-STEPS: dict[int, tuple[str, ...]] = {1: sqlite_schema()}
+# One entry a version: the statements that lead to it from the version before. They are history: a later
+# change of the declarations must not change what they do. An empty file gets the present schema at once.
+STEPS: dict[int, tuple[str, ...]] = {
+    2: (
+        "CREATE TABLE perdure_thread_2 (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
+        " thread TEXT NOT NULL, space TEXT NOT NULL, UNIQUE (space, tenant, thread))",
+        "INSERT INTO perdure_thread_2 (pk, tenant, thread, space)"
+        " SELECT pk, tenant, thread, 'thread' FROM perdure_thread",
+        "UPDATE sqlite_sequence SET seq = (SELECT seq FROM sqlite_sequence WHERE name = 'perdure_thread')"
+        " WHERE name = 'perdure_thread_2'",
+        "DROP TABLE perdure_thread",
+        "ALTER TABLE perdure_thread_2 RENAME TO perdure_thread",
+        "CREATE TABLE perdure_item (t INTEGER NOT NULL, key TEXT NOT NULL, created_at INTEGER NOT NULL,"
+        " updated_at INTEGER NOT NULL, ttl INTEGER, expires_at INTEGER, version INTEGER NOT NULL,"
+        " body BLOB NOT NULL)",
+        "CREATE UNIQUE INDEX perdure_item_key ON perdure_item (t, key)",
+        "CREATE INDEX perdure_item_expires_at ON perdure_item (expires_at) WHERE expires_at IS NOT NULL",
+    ),
+}
 
 
 def version(connection: apsw.Connection) -> int:
@@ -44,9 +61,8 @@ def apply(connection: apsw.Connection, path: Path) -> int:
         found = version(connection)
         if found > SCHEMA_VERSION:
             check(connection, path)
-        for step in range(found + 1, SCHEMA_VERSION + 1):
-            for statement in STEPS[step]:
-                connection.execute(statement)
+        for statement in pending(found):
+            connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
             connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))
         connection.execute("COMMIT")
@@ -55,3 +71,10 @@ def apply(connection: apsw.Connection, path: Path) -> int:
             connection.execute("ROLLBACK")
         raise
     return found
+
+
+def pending(found: int) -> tuple[str, ...]:
+    """The statements that lead from a version, 0 for none, to this release's."""
+    if found == 0:
+        return sqlite_schema()
+    return tuple(statement for step in range(found + 1, SCHEMA_VERSION + 1) for statement in STEPS[step])

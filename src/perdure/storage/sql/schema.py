@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.model.records import KINDS, Column, Kind
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"
@@ -20,8 +20,7 @@ def table(kind: Kind) -> str:
 def sqlite_schema() -> tuple[str, ...]:
     """The statements that make an empty SQLite database ready, in order."""
     statements = [
-        f"CREATE TABLE {PREFIX}thread (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
-        " thread TEXT NOT NULL, UNIQUE (tenant, thread))",
+        sqlite_threads("thread"),
     ]
     for kind in KINDS:
         statements.extend(_sqlite_table(kind))
@@ -30,6 +29,14 @@ def sqlite_schema() -> tuple[str, ...]:
     )
     statements.append(f"INSERT INTO {PREFIX}schema (version, one) VALUES ({SCHEMA_VERSION}, 1)")
     return tuple(statements)
+
+
+def sqlite_threads(name: str) -> str:
+    """The catalogue: a partition's number, by which its records are keyed, is never given twice."""
+    return (
+        f"CREATE TABLE {PREFIX}{name} (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
+        " thread TEXT NOT NULL, space TEXT NOT NULL, UNIQUE (space, tenant, thread))"
+    )
 
 
 def _sqlite_table(kind: Kind) -> list[str]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from urllib.parse import unquote, urlsplit
 
 import apsw
 
-from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable
+from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -36,42 +35,19 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, KINDS, WRITE, Key, Partition, Record
+from perdure.model.records import KINDS, WRITE, Key, Partition, Record
+from perdure.storage.gather import Gatherer, Job
 from perdure.storage.port import Limits
 from perdure.storage.sql import compile as sql
-from perdure.storage.sql import migrations
+from perdure.storage.sql import migrations, schema
 
 R = TypeVar("R")
+
+SCHEMA_VERSION = schema.SCHEMA_VERSION
 
 _BUSY_MS = 30_000
 _GROUP_MAX = 512
 _INLINE_ITEMS = 16
-
-
-class _Process:
-    """Counts how often this process came out of a fork; asking the system at every call costs more."""
-
-    def __init__(self) -> None:
-        self.generation = 0
-        os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        self.generation += 1
-
-
-_process = _Process()
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A write on its way through the writer, and whom to answer."""
-
-    effect: Commit | Stage | Drop
-    future: Future[Any] | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-    awaited: asyncio.Future[Any] | None = None
-    answer: Any = None
-    error: Exception | None = None
 
 
 class SqliteDriver:
@@ -79,18 +55,14 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._generation = _process.generation
         with translated(path):
             self._writer = connect(path)
         self._limits = Limits(ops=1_000_000, bytes=256 << 20)
-        self._queue: deque[_Job] = deque()
-        self._wake = threading.Condition()
         self._closed = False
         self._readers: list[apsw.Connection] = []
         self._reading = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
-        self._thread = threading.Thread(target=self._write_loop, name="perdure-write", daemon=True)
-        self._thread.start()
+        self._commits = Gatherer(self._write_group, name=str(path), most=_GROUP_MAX)
 
     @property
     def limits(self) -> Limits:
@@ -99,29 +71,24 @@ class SqliteDriver:
     def perform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find):
             return cast(R, self._read(effect))
-        future: Future[Any] = Future()
-        self._submit(_Job(_write_effect(effect), future=future))
-        return cast(R, future.result())
+        return self._commits.perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        loop = asyncio.get_running_loop()
         if isinstance(effect, Fetch | Find):
             # A handful of keys is read in microseconds; a thread would cost more than it saves.
             if isinstance(effect, Fetch) and _is_small(effect):
                 return cast(R, self._read(effect))
-            self._refuse_when_closed()
+            self._commits.refuse_when_closed()
+            loop = asyncio.get_running_loop()
             return cast(R, await loop.run_in_executor(self._pool, self._read, effect))
-        awaited = loop.create_future()
-        self._submit(_Job(_write_effect(effect), loop=loop, awaited=awaited))
-        return cast(R, await awaited)
+        return await self._commits.aperform(effect)
 
     def close(self) -> None:
-        with self._wake:
+        with self._reading:
             if self._closed:
                 return
             self._closed = True
-            self._wake.notify()
-        self._thread.join()
+        self._commits.close()
         self._pool.shutdown(wait=True)
         with self._reading:
             for reader in self._readers:
@@ -131,24 +98,7 @@ class SqliteDriver:
 
     # Writing
 
-    def _submit(self, job: _Job) -> None:
-        with self._wake:
-            self._refuse_when_closed()
-            self._queue.append(job)
-            self._wake.notify()
-
-    def _write_loop(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._closed:
-                    self._wake.wait()
-                if not self._queue:
-                    return
-                group = [self._queue.popleft() for _ in range(min(len(self._queue), _GROUP_MAX))]
-            self._write_group(group)
-            _answer(group)
-
-    def _write_group(self, group: list[_Job]) -> None:
+    def _write_group(self, group: Sequence[Job]) -> None:
         try:
             self._transact(group, trusting=True)
         except Exception:
@@ -159,7 +109,7 @@ class SqliteDriver:
                 except Exception as error:
                     job.error = _translate(error, self._path)
 
-    def _transact(self, group: list[_Job], *, trusting: bool) -> None:
+    def _transact(self, group: Sequence[Job], *, trusting: bool) -> None:
         """Write a group in one transaction. ``trusting`` leaves it to the tables that what a put expects
         to be absent is absent; where it is not, everything is rolled back and looked at one by one."""
         writer = self._writer
@@ -174,7 +124,7 @@ class SqliteDriver:
                 writer.execute("ROLLBACK")
             raise
 
-    def _apply(self, effect: Commit | Stage | Drop, trusting: bool) -> Any:
+    def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
         writer = self._writer
         if isinstance(effect, Drop):
             t = _pk(writer, effect.partition)
@@ -183,6 +133,8 @@ class SqliteDriver:
                     writer.execute(sql.drop(kind), (t,))
                 writer.execute(sql.THREAD_DROP, (t,))
             return None
+        if not isinstance(effect, Commit | Stage):
+            raise TypeError(f"not a storage request: {type(effect).__name__}")
         t = _pk(writer, effect.partition)
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
         if isinstance(effect, Commit):
@@ -204,7 +156,7 @@ class SqliteDriver:
     @contextmanager
     def _reader(self) -> Iterator[apsw.Connection]:
         with self._reading:
-            self._refuse_when_closed()
+            self._commits.refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
         with translated(self._path):
             reader = reader or connect(self._path, read_only=True)
@@ -219,15 +171,6 @@ class SqliteDriver:
                 reader.close()
             else:
                 self._readers.append(reader)
-
-    def _refuse_when_closed(self) -> None:
-        if self._generation != _process.generation:
-            raise Unavailable(
-                f"{self._path} was opened before this process was forked; a child opens it for itself, "
-                "with perdure.connect after the fork"
-            )
-        if self._closed:
-            raise Unavailable(f"{self._path} is closed; open it again with perdure.connect")
 
     def _read(self, effect: Fetch | Find) -> Any:
         with self._reader() as reader:
@@ -258,31 +201,61 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     return connection
 
 
-def check(path: Path) -> None:
-    """Raise ``Unmigrated`` unless the file has this release's schema."""
-    with translated(path):
-        connection = connect(path)
-        try:
-            migrations.check(connection, path)
-        finally:
-            connection.close()
+def open_driver(url: str) -> SqliteDriver:
+    """Open the file of a URL; it must exist and have this release's schema."""
+    path = file_of(url)
+    if not path.exists():
+        raise BadUrl(
+            f"{url}: there is no file {path}; run `perdure migrate {url}` to create it, "
+            "or connect with migrate=True"
+        )
+    with translated(path), closing(connect(path)) as connection:
+        migrations.check(connection, path)
+    return SqliteDriver(path)
 
 
-def migrate(path: Path) -> int:
+def schema_version(url: str) -> int:
+    """The file's schema version, 0 when there is no file or no schema in it."""
+    path = file_of(url)
+    if not path.exists():
+        return 0
+    with translated(path), closing(connect(path, read_only=True)) as connection:
+        return migrations.version(connection)
+
+
+def pending(url: str) -> list[str]:
+    """The statements that ``migrate`` would execute now."""
+    return list(migrations.pending(schema_version(url)))
+
+
+def migrate(url: str) -> int:
     """Create or upgrade the schema, once, however many processes ask; the version before."""
+    path = file_of(url)
     with translated(path):
         path.touch(exist_ok=True)
-        connection = connect(path)
-        try:
+        with closing(connect(path)) as connection:
             return migrations.apply(connection, path)
-        finally:
-            connection.close()
 
 
-def _write_effect(effect: Effect[Any]) -> Commit | Stage | Drop:
-    if isinstance(effect, Commit | Stage | Drop):
-        return effect
-    raise TypeError(f"not a storage request: {type(effect).__name__}")
+def file_of(url: str) -> Path:
+    """The file that a URL names."""
+    parts = urlsplit(url)
+    if parts.netloc:
+        raise BadUrl(
+            f"{url}: a SQLite URL has no host; write three slashes before a relative path and four before "
+            f"an absolute one: sqlite:///{parts.netloc}{parts.path}"
+        )
+    if parts.query or parts.fragment:
+        raise BadUrl(f"{url}: a SQLite URL takes no parameters; remove everything after the path")
+    name = unquote(parts.path).removeprefix("/")
+    if name in ("", ":memory:"):
+        raise BadUrl(f"{url}: a path is missing, e.g. sqlite:///threads.db; memory:// keeps nothing")
+    path = Path(name)
+    if path.is_dir():
+        raise BadUrl(f"{url}: {path} is a directory; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise BadUrl(f"{url}: there is no directory {path.absolute().parent}; create it first")
+    return path
 
 
 def _is_small(effect: Fetch) -> bool:
@@ -346,50 +319,13 @@ def _fetch_many(connection: apsw.Connection, t: int, gets: list[Get]) -> tuple[t
 
 def _find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
     if effect.index == "threads":
-        after = effect.after or Partition("", "")
-        if effect.tenant is None:
-            rows = connection.execute(sql.ALL_THREADS, (*after, effect.limit))
-        else:
-            rows = connection.execute(sql.THREADS, (effect.tenant, after.thread, effect.limit))
-        return [Found(Partition(*row)) for row in rows]
-    rows = connection.execute(
-        sql.select_runs(CHECKPOINT), (effect.value, effect.tenant, effect.tenant, effect.limit)
-    )
-    keys, names = len(CHECKPOINT.key), [c.name for c in CHECKPOINT.fields]
+        return [Found(Partition(*row)) for row in connection.execute(*sql.select_threads(effect))]
+    kind, statement = sql.select_indexed(effect)
+    own = len(Partition._fields)
     return [
-        Found(
-            Partition(*row[:2]),
-            Record(CHECKPOINT, row[2 : 2 + keys], dict(zip(names, row[2 + keys :], strict=True))),
-        )
-        for row in rows
+        Found(Partition(*row[:own]), sql.record(kind, row[own:], bodies=False, versions=False))
+        for row in connection.execute(*statement)
     ]
-
-
-def _answer(group: list[_Job]) -> None:
-    """Wake every caller; those of one event loop together."""
-    loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-    for job in group:
-        if job.future is not None:
-            if job.error is not None:
-                job.future.set_exception(job.error)
-            else:
-                job.future.set_result(job.answer)
-        elif job.loop is not None:
-            loops.setdefault(job.loop, []).append(job)
-    for loop, jobs in loops.items():
-        # A loop that was closed meanwhile has nobody left to tell.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_answer_awaited, jobs)
-
-
-def _answer_awaited(jobs: list[_Job]) -> None:
-    for job in jobs:
-        if job.awaited is None or job.awaited.done():
-            continue
-        if job.error is not None:
-            job.awaited.set_exception(job.error)
-        else:
-            job.awaited.set_result(job.answer)
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""Many callers, one trip: requests that arrive while others are under way leave together with the next.
+
+Each worker takes what has gathered and executes it as one group; a group is answered when all of it is done,
+each caller with its own answer or error. Callers block, or await from any event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from perdure.errors import Unavailable
+from perdure.model.program import Effect
+
+R = TypeVar("R")
+
+
+class _Process:
+    """Counts how often this process came out of a fork; asking the system at every call costs more."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.generation += 1
+
+
+_process = _Process()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way through a worker. Whoever executes it sets ``answer`` or ``error``."""
+
+    effect: Effect[Any]
+    answer: Any = None
+    error: Exception | None = None
+    future: Future[Any] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    awaited: asyncio.Future[Any] | None = None
+
+
+class Gatherer:
+    """Worker threads over one queue. ``execute`` gets a group of at most ``most`` jobs and sets each one's
+    answer or error; an exception that it lets out is every job's. ``name`` stands in errors and threads."""
+
+    def __init__(
+        self, execute: Callable[[Sequence[Job]], None], *, name: str, workers: int = 1, most: int = 512
+    ) -> None:
+        self._execute = execute
+        self._name = name
+        self._most = most
+        self._generation = _process.generation
+        self._queue: deque[Job] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"perdure-{n}", daemon=True) for n in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def perform(self, effect: Effect[R]) -> R:
+        """Block until the request is done."""
+        future: Future[Any] = Future()
+        self._submit(Job(effect, future=future))
+        return cast(R, future.result())
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        """Await the request."""
+        loop = asyncio.get_running_loop()
+        awaited = loop.create_future()
+        self._submit(Job(effect, loop=loop, awaited=awaited))
+        return cast(R, await awaited)
+
+    def refuse_when_closed(self) -> None:
+        """Raise ``Unavailable`` when closed, or on the far side of a fork."""
+        if self._generation != _process.generation:
+            raise Unavailable(
+                f"{self._name} was opened before this process was forked; a child opens it for itself, "
+                "with perdure.connect after the fork"
+            )
+        if self._closed:
+            raise Unavailable(f"{self._name} is closed; open it again with perdure.connect")
+
+    def close(self) -> None:
+        """Finish what was accepted, then stop; repeatable."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._generation != _process.generation:
+            return
+        for thread in self._threads:
+            thread.join()
+
+    def _submit(self, job: Job) -> None:
+        with self._wake:
+            self.refuse_when_closed()
+            self._queue.append(job)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._closed:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                group = [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
+            try:
+                self._execute(group)
+            except Exception as error:
+                for job in group:
+                    job.error = error
+            _answer(group)
+
+
+def _answer(group: Sequence[Job]) -> None:
+    """Wake every caller; those of one event loop together."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in group:
+        if job.future is not None:
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.answer)
+        elif job.loop is not None:
+            loops.setdefault(job.loop, []).append(job)
+    for loop, jobs in loops.items():
+        # A loop that was closed meanwhile has nobody left to tell.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_answer_awaited, jobs)
+
+
+def _answer_awaited(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.awaited is None or job.awaited.done():
+            continue
+        if job.error is not None:
+            job.awaited.set_exception(job.error)
+        else:
+            job.awaited.set_result(job.answer)

@@ -1,0 +1,43 @@
+"""Every backend, each handing out empty databases by URL. The suites run on all of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from perdure.storage.port import Driver
+from perdure.storage.url import open_driver
+
+
+@contextmanager
+def _memory() -> Iterator[str]:
+    yield "memory://"
+
+
+@contextmanager
+def _sqlite() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"sqlite:///{Path(folder) / 'threads.db'}"
+
+
+EMPTY: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+}
+"""What gives the URL of a database that nobody has used, by the backend's name."""
+
+BACKENDS = tuple(EMPTY)
+"""The names of all backends; "memory" is the model that the others are held to."""
+
+
+@contextmanager
+def fresh(backend: str) -> Iterator[Driver]:
+    """A migrated, empty driver."""
+    with EMPTY[backend]() as url:
+        driver = open_driver(url, migrate=True)
+        try:
+            yield driver
+        finally:
+            driver.close()

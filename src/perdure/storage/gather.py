@@ -1,7 +1,9 @@
 """Many callers, one trip: requests that arrive while others are under way leave together with the next.
 
 Each worker takes what has gathered and executes it as one group; a group is answered when all of it is done,
-each caller with its own answer or error. Callers block, or await from any event loop.
+each caller with its own answer or error. A write waits while another of its partition is under way: a loop
+sends its writes and the next checkpoint so closely that they then share one trip, in the order they came.
+Callers block, or await from any event loop.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from perdure.errors import Unavailable
+from perdure.model.ops import Commit, Drop, Stage
 from perdure.model.program import Effect
+from perdure.model.records import Partition
 
 R = TypeVar("R")
+_WRITES = (Commit, Stage, Drop)
 
 
 class _Process:
@@ -60,6 +65,7 @@ class Gatherer:
         self._most = most
         self._generation = _process.generation
         self._queue: deque[Job] = deque()
+        self._under_way: set[Partition] = set()
         self._wake = threading.Condition()
         self._closed = False
         self._threads = [
@@ -110,17 +116,34 @@ class Gatherer:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not self._queue and not self._closed:
+                while not (group := self._take()):
+                    if self._closed and not self._queue:
+                        return
                     self._wake.wait()
-                if not self._queue:
-                    return
-                group = [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
             try:
                 self._execute(group)
             except Exception as error:
                 for job in group:
                     job.error = error
+            with self._wake:
+                self._under_way.difference_update(_written(group))
+                self._wake.notify_all()
             _answer(group)
+
+    def _take(self) -> list[Job]:
+        group: list[Job] = []
+        waiting: list[Job] = []
+        while self._queue and len(group) < self._most:
+            job = self._queue.popleft()
+            held = isinstance(job.effect, _WRITES) and job.effect.partition in self._under_way
+            (waiting if held else group).append(job)
+        self._queue.extendleft(reversed(waiting))
+        self._under_way.update(_written(group))
+        return group
+
+
+def _written(group: Sequence[Job]) -> set[Partition]:
+    return {job.effect.partition for job in group if isinstance(job.effect, _WRITES)}
 
 
 def _answer(group: Sequence[Job]) -> None:

@@ -1,0 +1,99 @@
+"""Requests that gather leave together; those of one partition in the order they came, never side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from perdure.errors import Unavailable
+from perdure.model.ops import Commit, Committed, Fetch, Get
+from perdure.model.program import Effect
+from perdure.model.records import GC, Partition
+from perdure.storage.gather import Gatherer, Job
+
+PATIENCE = 10
+
+
+class Gate:
+    """Executes groups one at a time as it is told to, and remembers them."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, jobs: Sequence[Job]) -> None:
+        self.groups.append([_thread(job.effect) for job in jobs])
+        self.begun.release()
+        assert self.go.acquire(timeout=PATIENCE)
+        for job in jobs:
+            if _thread(job.effect) == "bad":
+                raise ValueError("this group fails")
+            job.answer = Committed()
+
+
+def _thread(effect: Effect[object]) -> str:
+    assert isinstance(effect, Commit | Fetch)
+    return effect.partition.thread
+
+
+def commit(thread: str) -> Commit:
+    return Commit(Partition("", thread), ())
+
+
+def test_writes_of_a_partition_that_has_one_under_way_share_the_next_trip() -> None:
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=2)
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(gatherer.perform, commit("a"))]
+        assert gate.begun.acquire(timeout=PATIENCE)
+        calls += [pool.submit(gatherer.perform, commit("a")) for _ in range(3)]
+        while len(gatherer._queue) < 3:
+            threading.Event().wait(0.001)
+        # The other worker is free: who has nothing under way goes at once, a read in any case.
+        calls.append(pool.submit(gatherer.perform, commit("b")))
+        assert gate.begun.acquire(timeout=PATIENCE)
+        assert gate.groups == [["a"], ["b"]]
+        gate.go.release(3)
+        assert [call.result(PATIENCE) for call in calls] == [Committed()] * 5
+        assert gate.groups == [["a"], ["b"], ["a", "a", "a"]]
+        read = pool.submit(gatherer.perform, Fetch(Partition("", "a"), (Get(GC, ()),)))
+        write = pool.submit(gatherer.perform, commit("a"))
+        gate.go.release(2)
+        read.result(PATIENCE), write.result(PATIENCE)
+    gatherer.close()
+
+
+def test_an_error_is_everybody_s_who_shared_the_trip_and_nobody_else_s() -> None:
+    gate = Gate()
+    gate.go.release(10)
+    gatherer = Gatherer(gate, name="gate")
+    with pytest.raises(ValueError, match="this group fails"):
+        gatherer.perform(commit("bad"))
+    assert gatherer.perform(commit("good")) == Committed()
+    assert asyncio.run(gatherer.aperform(commit("bad too"))) == Committed()
+    with pytest.raises(ValueError, match="this group fails"):
+        asyncio.run(gatherer.aperform(commit("bad")))
+    gatherer.close()
+
+
+def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
+    gate = Gate()
+    gatherer = Gatherer(gate, name="the gate", workers=3)
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(gatherer.perform, commit("a"))
+        assert gate.begun.acquire(timeout=PATIENCE)
+        second = pool.submit(gatherer.perform, commit("a"))
+        while not gatherer._queue:
+            threading.Event().wait(0.001)
+        closing = pool.submit(gatherer.close)
+        gate.go.release(2)
+        assert first.result(PATIENCE) == second.result(PATIENCE) == Committed()
+        closing.result(PATIENCE)
+    gatherer.close()
+    with pytest.raises(Unavailable, match="the gate is closed"):
+        gatherer.perform(commit("a"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
+from perdure.storage.sql.sqlite import file_of
 from perdure.testing.faults import faulty
 from tests.chaos.client import THREAD, Job, Journal, as_text
 
@@ -26,10 +27,11 @@ def violations(job: Job, undisturbed: str) -> list[str]:
         state, undisturbed = _without_memory(state), _without_memory(undisturbed)
     if state not in (undisturbed, _resumed_without_input(lines, undisturbed)):
         out.append(f"the state is {state}, that of an undisturbed run {undisturbed}")
-    with closing(sqlite3.connect(job.database)) as connection:
-        verdict = connection.execute("PRAGMA integrity_check").fetchall()
-    if verdict != [("ok",)]:
-        out.append(f"integrity_check: {verdict}")
+    if job.backend == "sqlite":
+        with closing(sqlite3.connect(file_of(job.url))) as connection:
+            verdict = connection.execute("PRAGMA integrity_check").fetchall()
+        if verdict != [("ok",)]:
+            out.append(f"integrity_check: {verdict}")
     return out
 
 
@@ -74,7 +76,7 @@ def _without_memory(state: str) -> str:
 
 def _lost(job: Job, lines: list[list[Any]]) -> Iterator[str]:
     """Acknowledged writes that are not stored, or not as they were; and what fsck finds."""
-    with faulty(f"sqlite:///{job.database}") as (database, driver):
+    with faulty(job.url) as (database, driver):
         yield from map(str, database.fsck())
         saver = database.checkpointer()
         stored = {

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ import perdure
 from perdure.database import Database
 from perdure.langgraph.saver import PerdureSaver
 from perdure.testing.faults import ALL, WRITES, Action, Fault, fail, faulty, kill, refuse
+from tests.backends import EMPTY
 from tests.chaos import graphs
 
 THREAD = "thread"
@@ -44,10 +45,8 @@ class Job:
     at: int = 0
     when: Literal["before", "after"] = "before"
     fault: Literal["kill", "unavailable", "refuse"] = "kill"
-
-    @property
-    def database(self) -> Path:
-        return Path(self.folder, "threads.db")
+    backend: str = "sqlite"
+    url: str = ""
 
     @property
     def journal(self) -> Path:
@@ -59,12 +58,16 @@ class Job:
 
 
 @contextmanager
-def folder() -> Iterator[str]:
-    """A place for one thread. A process that ends, unlike a machine, leaves what it wrote to the kernel on
-    any file system, so memory serves as well as a disk, and sooner."""
+def placed(job: Job) -> Iterator[Job]:
+    """The job with a folder and an empty database. A process that ends, unlike a machine, leaves what it
+    wrote to the kernel on any file system, so memory serves as well as a disk, and sooner."""
     path = tempfile.mkdtemp(prefix="perdure-chaos-", dir=MEMORY if MEMORY.is_dir() else None)
     try:
-        yield path
+        if job.backend == "sqlite":
+            yield replace(job, folder=path, url=f"sqlite:///{path}/threads.db")
+        else:
+            with EMPTY[job.backend]() as url:
+                yield replace(job, folder=path, url=url)
     finally:
         shutil.rmtree(path)
 
@@ -89,7 +92,7 @@ def work(job: Job) -> None:
     journal = Journal(job.journal)
     faults = (Fault(job.at, ACTIONS[job.fault], job.when),) if job.at else ()
     counts = WRITES if job.fault == "refuse" else ALL
-    with faulty(f"sqlite:///{job.database}", *faults, counts=counts, migrate=True) as (database, driver):
+    with faulty(job.url, *faults, counts=counts, migrate=True) as (database, driver):
         saver = watched(database, journal)
         app: Any
         if job.shape == "graph":

@@ -14,15 +14,14 @@ from typing import Literal
 import pytest
 
 from tests.chaos.audit import final_state, violations
-from tests.chaos.client import Job, Journal, folder, work
+from tests.chaos.client import Job, Journal, placed, work
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 pytestmark = pytest.mark.timeout(900 if FULL else 240)
 
 
 def undisturbed(job: Job) -> tuple[str, int]:
-    with folder() as path:
-        job = replace(job, folder=path)
+    with placed(job) as job:
         work(job)
         state = final_state(job)
         assert violations(job, state) == []
@@ -31,8 +30,7 @@ def undisturbed(job: Job) -> tuple[str, int]:
 
 def outcome(job: Job, state: str) -> tuple[bool, list[str]]:
     """Whether the client was told of a failure, and which promises were broken."""
-    with folder() as path:
-        job = replace(job, folder=path)
+    with placed(job) as job:
         work(job)
         told = any(line[0] == "failed" for line in Journal(job.journal).lines())
         return told, [f"{job.fault} {job.when} effect {job.at}: {what}" for what in violations(job, state)]

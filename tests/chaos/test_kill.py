@@ -19,14 +19,21 @@ from typing import Literal
 
 import pytest
 
+from perdure.storage.sql.sqlite import file_of
+from tests.backends import BACKENDS, EMPTY
 from tests.chaos.audit import final_state, violations
-from tests.chaos.client import Job, folder
+from tests.chaos.client import Job, placed
 from tests.chaos.zygote import Zygote
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 ZYGOTES = 2
+DURABILITY: tuple[Literal["sync", "async"], ...] = ("sync", "async")
+DURABILITIES: tuple[tuple[Literal["sync", "async"], bool], ...] = (("sync", True), ("async", False))
 
 pytestmark = pytest.mark.timeout(1800 if FULL else 300)
+
+ELSEWHERE = [name for name in BACKENDS if name not in ("memory", "sqlite")]
+"""Backends whose server lives on when a client dies."""
 
 WORKLOADS = [
     pytest.param(Job("", "graph", "sync"), 1 if FULL else 3, id="graph-sync"),
@@ -35,19 +42,30 @@ WORKLOADS = [
     pytest.param(Job("", "graph", "async", asynchronous=True), 1 if FULL else 7, id="graph-async-ainvoke"),
     pytest.param(Job("", "flow", "sync"), 1, id="flow-sync"),
     pytest.param(Job("", "flow", "async"), 1, id="flow-async"),
+    *(
+        pytest.param(
+            Job("", "graph", durability, asynchronous, backend=backend),
+            3 if FULL else 31,
+            id=f"graph-{durability}-{backend}",
+        )
+        for backend in ELSEWHERE
+        for durability, asynchronous in DURABILITIES
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def zygotes() -> Iterator[list[Zygote]]:
+    """Clients to be; they are made when every server is up, whose settings they inherit."""
     with ExitStack() as stack:
+        for backend in ELSEWHERE:
+            stack.enter_context(EMPTY[backend]())
         yield [stack.enter_context(Zygote()) for _ in range(ZYGOTES)]
 
 
 def undisturbed(zygote: Zygote, job: Job) -> tuple[str, int, float]:
     """The state that a run ends in when nobody kills it, its storage effects, and how long it takes."""
-    with folder() as path:
-        job = replace(job, folder=path)
+    with placed(job) as job:
         ended = zygote.live(job)
         assert (ended.signal, ended.code) == (0, 0), ended.error
         state = final_state(job)
@@ -69,8 +87,7 @@ class Death:
 def kill_and_resume(death: Death, zygote: Zygote, state: str) -> tuple[int, list[str]]:
     """How many clients were killed, and which promises were broken when the last one had finished."""
     killed = 0
-    with folder() as path:
-        job = replace(death.job, folder=path)
+    with placed(death.job) as job:
         for moment in death.moments or (None,):
             ended = zygote.live(job, kill_after=moment)
             killed += ended.signal == signal.SIGKILL
@@ -118,19 +135,28 @@ def test_nothing_acknowledged_is_lost_or_repeated_wherever_a_client_is_killed(
     assert killed >= len(visited) * 0.9
 
 
-@pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["invoke", "ainvoke"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(Job("", "graph", durability, asynchronous), id=f"{durability}-{asynchronous}")
+        for durability in DURABILITY
+        for asynchronous in (False, True)
+    ]
+    + [
+        pytest.param(
+            Job("", "graph", durability, asynchronous, backend=backend), id=f"{durability}-{backend}"
+        )
+        for backend in ELSEWHERE
+        for durability, asynchronous in DURABILITIES
+    ],
+)
 def test_nothing_acknowledged_is_lost_or_repeated_whenever_clients_are_killed(
-    zygotes: list[Zygote],
-    durability: Literal["sync", "async"],
-    asynchronous: bool,
-    request: pytest.FixtureRequest,
+    zygotes: list[Zygote], job: Job, request: pytest.FixtureRequest
 ) -> None:
     """Two clients are killed at random moments, one after the other; the third finishes."""
-    job = Job("", "graph", durability, asynchronous)
     state, _, seconds = undisturbed(zygotes[0], job)
-    rng = random.Random(f"{durability} {asynchronous}")
-    wanted = 250 if FULL else 25
+    rng = random.Random(f"{job.durability} {job.asynchronous}")
+    wanted = (250 if FULL else 25) // (1 if job.backend == "sqlite" else 5)
     killed = 0
     broken: dict[str, list[str]] = {}
     # A client may finish before its moment comes, on a machine that is faster than a moment ago: go on until
@@ -149,12 +175,11 @@ def test_nothing_acknowledged_is_lost_or_repeated_whenever_clients_are_killed(
 def test_the_audit_sees_a_lost_checkpoint_a_lost_write_and_a_task_that_ran_twice(
     zygotes: list[Zygote],
 ) -> None:
-    with folder() as path:
-        job = Job(path, "graph", "sync")
+    with placed(Job("", "graph", "sync")) as job:
         assert zygotes[0].live(job).code == 0
         state = final_state(job)
         assert violations(job, state) == []
-        with closing(sqlite3.connect(job.database)) as connection:
+        with closing(sqlite3.connect(file_of(job.url))) as connection:
             connection.execute("DELETE FROM perdure_checkpoint WHERE step = 3 AND namespace = ''")
             connection.execute("DELETE FROM perdure_write WHERE channel = 'memory'")
             connection.commit()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.storage.sql.schema import SCHEMA_VERSION
 from perdure.storage.url import backend_of
 
 PROCESSES = 30
@@ -69,7 +70,9 @@ def test_thirty_processes_migrate_one_new_file_at_once(tmp_path: Path, attempt: 
     assert (done.stdout.strip(), done.stderr) == (str([0] * PROCESSES), "")
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM perdure_thread").fetchone() == (PROCESSES,)
-        assert connection.execute("SELECT version, one FROM perdure_schema").fetchall() == [(1, 1)]
+        assert connection.execute("SELECT version, one FROM perdure_schema").fetchall() == [
+            (SCHEMA_VERSION, 1)
+        ]
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

@@ -59,11 +59,13 @@ class Zygote:
 
 
 def _serve() -> None:
+    from perdure.storage.url import backend_of
     from tests.chaos.client import Job, work
 
     for line in sys.stdin:
         request = json.loads(line)
         job = Job(**request["job"])
+        backend_of(job.url)  # its client is imported here, once
         error = Path(job.folder, "error")
         error.unlink(missing_ok=True)
         started = time.monotonic()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from multiprocessing import get_context
-from pathlib import Path
 
+import pytest
+
+import perdure
+from tests.backends import BACKENDS, EMPTY
 from tests.langgraph import skewed
-from tests.langgraph.savers import opened
 
-TURNS = 500
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
 CLOCKS = (-3600, 0, 3600, -1200)
 """Seconds by which each process is off."""
 
 
-def test_no_turn_is_lost_or_moved_by_a_wrong_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "memory"])
+def test_no_turn_is_lost_or_moved_by_a_wrong_clock(backend: str) -> None:
+    turns = 500 if FULL or backend == "sqlite" else 60
     context = get_context("spawn")
-    with opened("sqlite", tmp_path) as db:
-        url = f"sqlite:///{tmp_path / 'threads.db'}"
+    with EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
         pipes = [context.Pipe() for _ in CLOCKS]
         workers = [
             context.Process(target=skewed.work, args=(url, seconds, pipe[1]), daemon=True)
@@ -25,7 +29,7 @@ def test_no_turn_is_lost_or_moved_by_a_wrong_clock(tmp_path: Path) -> None:
         for worker in workers:
             worker.start()
         lengths: list[int] = []
-        for turn in range(TURNS):
+        for turn in range(turns):
             mine = pipes[turn % len(pipes)][0]
             mine.send(turn)
             assert mine.poll(30), f"turn {turn} was not answered"
@@ -35,13 +39,13 @@ def test_no_turn_is_lost_or_moved_by_a_wrong_clock(tmp_path: Path) -> None:
         for worker in workers:
             worker.join(30)
         assert [worker.exitcode for worker in workers] == [0] * len(workers)
-        assert lengths == [2 * (turn + 1) for turn in range(TURNS)]
+        assert lengths == [2 * (turn + 1) for turn in range(turns)]
 
         saver = db.checkpointer()
         at = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         found = list(saver.list(at))
         said = found[0].checkpoint["channel_values"]["said"]
-        assert said == [text for n in range(TURNS) for text in (f"turn {n}", f"answer to turn {n}")]
+        assert said == [text for n in range(turns) for text in (f"turn {n}", f"answer to turn {n}")]
         ids = [item.checkpoint["id"] for item in found]
         assert [
             item.parent_config and item.parent_config["configurable"]["checkpoint_id"] for item in found

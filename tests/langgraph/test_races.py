@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 
+import perdure
+from tests.backends import BACKENDS, EMPTY
 from tests.langgraph import racing
 from tests.langgraph.racing import PAIRS, Move, Runner, Tally, judge, race, talking, together, watch
 from tests.langgraph.savers import opened
 from tests.langgraph.session import config
 
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
 RACES: dict[str, tuple[Move, Move]] = {
     "invoke on an old thread": (racing.says, racing.says),
     "invoke on a fresh thread": (racing.says, racing.says),
@@ -31,7 +35,6 @@ def run_races(
     durability: str,
     face: str,
     where: str,
-    folder: Path,
     *,
     apart: float | None,
 ) -> Tally:
@@ -39,13 +42,14 @@ def run_races(
     the same state before either goes on."""
     asks = kind.startswith("answer")
     threads = [f"race {n}" for n in range(PAIRS)]
+    count, backend = where.split(" on ")
     with ExitStack() as stack:
-        driver = "memory" if where == "memory" else "sqlite"
-        databases = [stack.enter_context(opened(driver, folder))]
-        if where == "two on one file":
-            databases.append(stack.enter_context(opened("sqlite", folder)))
+        url = stack.enter_context(EMPTY[backend]())
+        databases = [
+            stack.enter_context(perdure.connect_sync(url, migrate=True)) for _ in range(1 + (count == "two"))
+        ]
         savers = [databases[0].checkpointer(), databases[-1].checkpointer()]
-        if where != "two on one file":
+        if count == "one":
             savers[1] = savers[0]
         rivals = tuple(
             Runner(talking(saver, state, asks=asks), name, durability)
@@ -66,11 +70,12 @@ def run_races(
 
 
 WHERE = [
-    ("memory", "async"),
-    ("one on a file", "threads"),
-    ("two on one file", "async"),
-    ("two on one file", "threads"),
+    ("one on memory", "async"),
+    ("one on sqlite", "threads"),
+    ("two on sqlite", "async"),
+    ("two on sqlite", "threads"),
 ]
+ELSEWHERE = [name for name in BACKENDS if name not in ("memory", "sqlite")]
 
 
 def combinations() -> list[tuple[str, str, str, str, str]]:
@@ -78,28 +83,36 @@ def combinations() -> list[tuple[str, str, str, str, str]]:
     product = itertools.product(RACES, ("plain", "delta"), ("sync", "async", "exit"))
     out = [(*combination, *WHERE[n % 4]) for n, combination in enumerate(product)]
     out += [(*combination[:3], *WHERE[n % 4]) for n, combination in enumerate(out, 2)]
+    for backend in ELSEWHERE:
+        there = list(itertools.product((f"two on {backend}", f"one on {backend}"), ("async", "threads")))
+        both = [c[:3] for c in out[: len(out) // 2]]
+        # All of them in the long run; where each matters most otherwise.
+        some = both if FULL else [c for n, c in enumerate(both) if n % 3 == ELSEWHERE.index(backend) % 3]
+        out += [(*combination, *there[n % 4]) for n, combination in enumerate(some)]
     return out
 
 
 @pytest.mark.parametrize(("kind", "state", "durability", "where", "face"), combinations())
 def test_one_of_two_runs_that_loaded_the_same_state_wins(
-    kind: str, state: str, durability: str, where: str, face: str, tmp_path: Path
+    kind: str, state: str, durability: str, where: str, face: str
 ) -> None:
-    tally = run_races(kind, state, durability, face, where, tmp_path, apart=None)
+    tally = run_races(kind, state, durability, face, where, apart=None)
     assert tally == Tally(won=PAIRS, lost=PAIRS, both_won=0, both_lost=0)
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.02], ids=["at once", "apart"])
-@pytest.mark.parametrize("where", ["one on a file", "two on one file"])
+@pytest.mark.parametrize(
+    "where", ["one on sqlite", "two on sqlite", *(f"two on {name}" for name in ELSEWHERE if FULL)]
+)
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("kind", RACES)
 def test_runs_that_start_whenever_they_do_lose_nothing_that_was_acknowledged(
-    kind: str, durability: str, where: str, apart: float, tmp_path: Path
+    kind: str, durability: str, where: str, apart: float
 ) -> None:
     """A run may load what its rival has stored: then it goes on from there, and the rival has lost. Now
     and then it loads in the middle of its rival's writes, and both are told to try again. One that addresses
     by id what its rival has left meanwhile replays it: a fork that it declared."""
-    tally = run_races(kind, "delta", durability, "threads", where, tmp_path, apart=apart)
+    tally = run_races(kind, "delta", durability, "threads", where, apart=apart)
     assert tally.won + tally.lost == 2 * (PAIRS - tally.forked)
     if kind != "answer by head id":
         assert tally.forked == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -188,7 +189,7 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX)
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
-        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        mode = _write_ahead(connection)
         if mode != ("wal",):
             connection.close()
             raise Unavailable(
@@ -199,6 +200,19 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
         connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")
     return connection
+
+
+def _write_ahead(connection: apsw.Connection) -> object:
+    """Switch to the write-ahead log. Of those that switch a new file at the same moment SQLite takes some for
+    deadlocked, and refuses them without the wait that it grants elsewhere."""
+    patience = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            return connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except apsw.BusyError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.005)
 
 
 def open_driver(url: str) -> SqliteDriver:

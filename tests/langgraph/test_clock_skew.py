@@ -12,6 +12,8 @@ from tests.backends import BACKENDS, EMPTY
 from tests.langgraph import skewed
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
+PATIENCE = 120
+"""Seconds until a process has started and answered: far more than that takes."""
 CLOCKS = (-3600, 0, 3600, -1200)
 """Seconds by which each process is off."""
 
@@ -32,12 +34,12 @@ def test_no_turn_is_lost_or_moved_by_a_wrong_clock(backend: str) -> None:
         for turn in range(turns):
             mine = pipes[turn % len(pipes)][0]
             mine.send(turn)
-            assert mine.poll(30), f"turn {turn} was not answered"
+            assert mine.poll(PATIENCE), f"turn {turn} was not answered"
             lengths.append(mine.recv())
         for mine, _ in pipes:
             mine.send(None)
         for worker in workers:
-            worker.join(30)
+            worker.join(PATIENCE)
         assert [worker.exitcode for worker in workers] == [0] * len(workers)
         assert lengths == [2 * (turn + 1) for turn in range(turns)]
 

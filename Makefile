@@ -8,6 +8,11 @@ RUN = $(UV) run --no-default-groups
 # Two test processes suit two cores; `make test WORKERS=8 ARGS='-k saver'` for more, or for less.
 WORKERS ?= 2
 ARGS ?=
+# Which sections `make bench` measures; all when it is empty.
+BACKENDS ?=
+
+# D1's own engine for the tests. Without npm its tests say what is missing; nothing else needs it.
+D1_ENGINE := tests/servers/d1/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test chaos lint bench docs clean
@@ -18,10 +23,10 @@ help: ## Say what each target does
 demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
 	$(RUN) --extra demo perdure demo $(ARGS)
 
-test: $(OWN_UV) ## Run every test, in random order
+test: $(OWN_UV) $(D1_ENGINE) ## Run every test, in random order
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
 
-chaos: $(OWN_UV) ## Kill real processes at every storage effect; about ten minutes
+chaos: $(OWN_UV) $(D1_ENGINE) ## Kill real processes at every storage effect; about ten minutes
 	PERDURE_CHAOS=full $(RUN) --group test --all-extras pytest tests/chaos --timeout 3000 $(ARGS)
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
@@ -33,15 +38,24 @@ lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	done; \
 	if [ -n "$$failed" ]; then printf "\nlint failed:\n$$failed"; exit 1; fi
 
-bench: $(OWN_UV) ## Measure Perdure beside the stock saver
-	$(RUN) --group bench --group test --extra encryption python -m bench $(ARGS)
+bench: $(OWN_UV) $(D1_ENGINE) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some
+	$(RUN) --group bench --group test --extra encryption --extra postgres --extra redis --extra dynamodb --extra d1 \
+		python -m bench $(if $(BACKENDS),--only $(BACKENDS)) $(ARGS)
 
 docs: $(OWN_UV) ## Build the documentation into site/
 	$(RUN) --only-group docs mkdocs build --strict
 
 clean: ## Remove everything that make has made; your databases stay
-	rm -rf .venv .uv uv.lock site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .uv uv.lock tests/servers/d1/node_modules site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(D1_ENGINE): tests/servers/d1/package.json tests/servers/d1/package-lock.json
+	@if command -v npm >/dev/null; then \
+		echo "installing D1's engine for the tests"; \
+		npm ci --prefix $(<D) --ignore-scripts --no-audit --no-fund --silent; \
+	else \
+		echo "no npm: the tests of Cloudflare D1 are left out"; \
+	fi
 
 .uv/bin/uv:
 	python3 -m venv .uv

@@ -7,7 +7,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,22 +18,43 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import report
+from bench.backends import BACKENDS
 from bench.desk import Desk
 from bench.environment import describe
 from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
-from bench.workloads import growth, race, shapes, throughput
+from bench.workloads import growth, network, race, shapes, throughput
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCS = ROOT / "docs"
+FORMAT = 2
 
-Workload = tuple[Callable[[Desk], int], Callable[[Desk], dict[str, Any]]]
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A section of the page. Only the candidates of its backend take part."""
+
+    backend: str
+    units: Callable[[Desk], int]
+    run: Callable[[Desk], Results]
+
+
 WORKLOADS: dict[str, Workload] = {
-    "growth": (growth.units, growth.run),
-    "shapes": (shapes.units, shapes.run),
-    "throughput": (throughput.units, throughput.run),
-    "race": (race.units, race.run),
+    "growth": Workload("sqlite", growth.units, growth.run),
+    "shapes": Workload("sqlite", shapes.units, shapes.run),
+    "throughput": Workload("sqlite", throughput.units, throughput.run),
+    "race": Workload("sqlite", race.units, race.run),
+    **{
+        name: Workload(name, partial(network.units, backend=backend), partial(network.run, backend=backend))
+        for name, backend in BACKENDS.items()
+    },
+}
+GROUPS = {
+    "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],
+    "postgresql": ["postgres"],
 }
 
 console = Console()
@@ -40,7 +62,9 @@ console = Console()
 
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, one repeat; a minute or two.")] = False,
-    only: Annotated[str, typer.Option(help="Workloads, with commas: " + ", ".join(WORKLOADS))] = "",
+    only: Annotated[
+        str, typer.Option(help="Sections, with commas: sqlite for the first four of " + ", ".join(WORKLOADS))
+    ] = "",
     savers: Annotated[str, typer.Option(help="Savers, with commas: " + ", ".join(CANDIDATES))] = "",
     out: Annotated[
         Path | None, typer.Option(help="Write results, page and plots here, not into the tree.")
@@ -54,21 +78,23 @@ def bench(
 ) -> None:
     """Measure Perdure beside the stock savers of LangGraph.
 
-    Only a full run of everything replaces the results, the page and the plots of the tree; any smaller run
-    keeps its results in a partial file and shows its tables here.
+    Sections that were measured in full, with all their savers, replace theirs in the results, the page and
+    the plots of the tree. A quick run, or one of some savers, keeps its results in a partial file and shows
+    its tables here.
     """
     if render:
         _write(json.loads((RESULTS / "latest.json").read_text()), RESULTS, DOCS)
         return
-    workloads = _chosen(only, list(WORKLOADS), "workload")
-    names = _chosen(savers, list(CANDIDATES), "saver")
-    whole = not quick and workloads == list(WORKLOADS) and names == list(CANDIDATES)
+    workloads = _chosen(
+        ",".join(",".join(GROUPS.get(name, [name])) for name in _names(only)), list(WORKLOADS)
+    )
+    names = _chosen(savers, list(CANDIDATES))
     results = _measure(quick, workloads, names, scratch)
     (RESULTS / "latest.partial.json").unlink(missing_ok=True)
     if out is not None:
         _write(results, out, out)
-    elif whole and not results["notes"]:
-        _write(results, RESULTS, DOCS)
+    elif not quick and names == list(CANDIDATES) and not results["failed"]:
+        _write(merged(_latest(), results), RESULTS, DOCS)
     else:
         _keep(results, RESULTS / "trial.partial.json")
     console.print(Markdown(report.page(results, [], "")))
@@ -78,22 +104,35 @@ def bench(
         sys.exit(1)
 
 
-def _chosen(wanted: str, known: list[str], kind: str) -> list[str]:
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
+def merged(old: Results, new: Results) -> Results:
+    """The new run's sections, and the old ones of those that it left out."""
+    both = {**old, **new}
+    for name in ("seconds", "versions"):
+        both[name] = {**old.get(name, {}), **new[name]}
+    return both
+
+
+def _latest() -> Results:
+    """Nothing when there are no results, or those of another format."""
+    path = RESULTS / "latest.json"
+    kept: Results = json.loads(path.read_text()) if path.exists() else {}
+    return kept if kept.get("format") == FORMAT else {}
+
+
+def _names(wanted: str) -> list[str]:
+    return [name.strip() for name in wanted.split(",") if name.strip()]
+
+
+def _chosen(wanted: str, known: list[str]) -> list[str]:
+    names = _names(wanted)
     if unknown := [name for name in names if name not in known]:
-        raise typer.BadParameter(f"no {kind} is called {', '.join(unknown)}; there are {', '.join(known)}")
+        raise typer.BadParameter(f"nothing is called {', '.join(unknown)}; there are {', '.join(known)}")
     return [name for name in known if name in names] or known
 
 
-def _measure(quick: bool, workloads: list[str], names: list[str], scratch: Path | None) -> dict[str, Any]:
-    started = time.monotonic()
+def _measure(quick: bool, workloads: list[str], names: list[str], scratch: Path | None) -> Results:
     notes: list[str] = []
-    for name in names:
-        if (why := CANDIDATES[name].missing()) is not None:
-            notes.append(f"{CANDIDATES[name].label} is left out: {why}")
-            console.print(f"[yellow]note:[/] {notes[-1]}")
-    present = [name for name in names if CANDIDATES[name].missing() is None]
-    left_out = len(notes)
+    absent = {name: why for name in names if (why := CANDIDATES[name].missing()) is not None}
     columns = (
         TextColumn("{task.description:12}"),
         BarColumn(),
@@ -101,33 +140,39 @@ def _measure(quick: bool, workloads: list[str], names: list[str], scratch: Path 
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[what]}"),
     )
-    results: dict[str, Any] = {"format": 1, "mode": "quick" if quick else "full"}
+    results: Results = {"format": FORMAT, "mode": "quick" if quick else "full", "seconds": {}, "versions": {}}
     with tempfile.TemporaryDirectory(prefix="perdure-bench-", dir=scratch) as folder:
         results["environment"] = describe(Path(folder))
         with Progress(*columns, console=console) as progress:
-            desk = Desk(QUICK if quick else FULL, present, Path(folder), lambda _: None, notes)
-            tasks = {
-                name: progress.add_task(name, total=WORKLOADS[name][0](desk), what="") for name in workloads
-            }
             for name in workloads:
+                workload = WORKLOADS[name]
+                here = [each for each in names if CANDIDATES[each].backend == workload.backend]
+                gaps = [
+                    f"{CANDIDATES[each].label} is left out: {absent[each]}" for each in here if each in absent
+                ]
+                present = [each for each in here if each not in absent]
+                desk = Desk(QUICK if quick else FULL, present, Path(folder), lambda _: None, notes)
+                task = progress.add_task(name, total=workload.units(desk), what="")
 
-                def step(what: str, task: Any = tasks[name]) -> None:
+                def step(what: str, task: Any = task) -> None:
                     progress.update(task, advance=1, what=what)
 
-                results[name] = WORKLOADS[name][1](replace(desk, step=step))
+                started = time.monotonic()
+                results[name] = {**workload.run(replace(desk, step=step)), "gaps": gaps}
+                results["seconds"][name] = round(time.monotonic() - started, 1)
+                results["versions"][name] = results["environment"]["packages"]
                 _keep({**results, "notes": notes}, RESULTS / "latest.partial.json")
     results["notes"] = notes
-    results["failed"] = len(notes) > left_out
-    results["seconds"] = round(time.monotonic() - started, 1)
+    results["failed"] = bool(notes)
     return results
 
 
-def _keep(results: dict[str, Any], path: Path) -> None:
+def _keep(results: Results, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _write(results: dict[str, Any], results_folder: Path, docs: Path) -> None:
+def _write(results: Results, results_folder: Path, docs: Path) -> None:
     """Matplotlib is imported here, so that a run without it still measures."""
     from bench import plots
 

@@ -17,9 +17,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, copy_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
+from bench.candidate import Candidate, Saver
 from bench.corpus import text
 from bench.graphs import MESSAGE_BYTES, Payload, Scenario
-from bench.savers import Candidate, Saver
 
 State = dict[str, Any]
 

@@ -17,12 +17,20 @@ _PACKAGES = (
     "perdure",
     "langgraph",
     "langgraph-checkpoint",
+    "langgraph-checkpoint-aws",
+    "langgraph-checkpoint-plainredis",
+    "langgraph-checkpoint-postgres",
     "langgraph-checkpoint-sqlite",
     "langchain-core",
     "aiosqlite",
     "apsw",
+    "boto3",
     "ormsgpack",
     "cryptography",
+    "httpx",
+    "psycopg",
+    "psycopg-pool",
+    "redis",
 )
 _FLOOR_COMMITS = 200
 

@@ -21,6 +21,11 @@ class Plan:
     pause_s: float
     cold_starts: int
     call_budget_s: float
+    trip_rounds: int
+    trip_turns: int
+    near_repeats: int
+    far_repeats: int
+    far_turns_a_thread: int
 
     @property
     def window(self) -> int:
@@ -43,6 +48,11 @@ FULL = Plan(
     pause_s=0.05,
     cold_starts=3,
     call_budget_s=4.0,
+    trip_rounds=6,
+    trip_turns=10,
+    near_repeats=3,
+    far_repeats=2,
+    far_turns_a_thread=10,
 )
 
 QUICK = Plan(
@@ -58,4 +68,9 @@ QUICK = Plan(
     pause_s=0.05,
     cold_starts=1,
     call_budget_s=1.0,
+    trip_rounds=2,
+    trip_turns=3,
+    near_repeats=1,
+    far_repeats=1,
+    far_turns_a_thread=2,
 )

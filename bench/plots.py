@@ -12,7 +12,8 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.savers import CANDIDATES, Candidate
+from bench.candidate import Candidate
+from bench.savers import CANDIDATES
 
 Results = dict[str, Any]
 Point = Callable[[Results], float | None]

@@ -17,11 +17,12 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from bench.candidate import Candidate, Saver
+from bench.capacity import METER
 from bench.client import Client, State
 from bench.corpus import text
 from bench.disk import fold, written_by_this_process
 from bench.graphs import MESSAGE_BYTES, Scenario
-from bench.savers import Candidate, Saver
 
 Reply = dict[str, Any]
 
@@ -49,6 +50,7 @@ class Probe:
             "call": self.call,
             "many": self.many,
             "race": self.race,
+            "units": self.units,
         }
         return await handlers[question](**arguments)
 
@@ -85,6 +87,10 @@ class Probe:
             "complete": complete,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
+
+    async def units(self) -> Reply:
+        """DynamoDB's units since the start of the process; nothing elsewhere."""
+        return METER.units() if METER.installed else {}
 
     async def call(self, name: str, at_most: int, budget_s: float) -> Reply:
         """Milliseconds of single calls: as many as fit the budget, at least one.

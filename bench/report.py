@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.figures import median_ratio
+from bench.report_backends import backends
 from bench.savers import CANDIDATES, OURS
+from bench.tables import NONE, Row, label, number, table, times
 
 Results = dict[str, Any]
-Row = Sequence[str]
-
-_NONE = "–"
 
 
 def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
@@ -22,44 +21,18 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *_parts(results),
         *_throughput(results, plots, image_folder),
         *_race(results, plots, image_folder),
+        *backends(results),
         _method(results),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def table(header: Row, rows: Sequence[Row]) -> str:
-    """Text in the first column, numbers to the right in the others."""
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def number(value: float | None) -> str:
-    """Three significant digits, never an exponent."""
-    if value is None:
-        return _NONE
-    if value == 0 or abs(value) < 0.0005:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 3
-    return f"{value:,.{digits}f}"
-
-
-def times(value: float | None) -> str:
-    return _NONE if value is None else f"{number(value)} ×"
-
-
-def _label(name: str) -> str:
-    candidate = CANDIDATES[name]
-    return f"**{candidate.label}**" if candidate.ours else candidate.label
 
 
 def _opening(results: Results) -> str:
     machine = results["environment"]
     lines = [
         "# Benchmarks",
-        "This page is written by `make bench`; do not edit it. All numbers come from one run in which "
-        "the savers take turns, so that whatever the machine does hits all of them. Absolute times "
+        "This page is written by `make bench`; do not edit it. All numbers of a section come from one run in "
+        "which the savers take turns, so that whatever the machine does hits all of them. Absolute times "
         "differ from machine to machine: compare inside this page, and look at the ratios.",
         f"Python {machine['python']}, {machine['cpus']} processors, {machine['system']}, file system "
         f"{machine['filesystem']}. One insert of a turn's bytes in one durable SQLite commit takes "
@@ -91,8 +64,8 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
         shown = {name: seen for name, seen in savers.items() if CANDIDATES[name].keeps or not disk}
         return [
             [
-                _label(name),
-                *(cell(seen[size]) if size in seen else _NONE for size in sizes),
+                label(name),
+                *(cell(seen[size]) if size in seen else NONE for size in sizes),
                 extra(name, seen),
             ]
             for name, seen in shown.items()
@@ -101,7 +74,7 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
     def against_ours(_: str, seen: Results) -> str:
         ours = savers.get(OURS, {}).get(last)
         if ours is None or last not in seen:
-            return _NONE
+            return NONE
         return times(median_ratio(ours["rounds"], seen[last]["rounds"]))
 
     def against_said(_: str, seen: Results) -> str:
@@ -109,13 +82,13 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
         return (
             times(at_end["stored"] / at_end["real"])
             if at_end and at_end["stored"] and at_end["real"]
-            else _NONE
+            else NONE
         )
 
     def written_ratio(name: str, seen: Results) -> str:
         ours = savers.get(OURS, {}).get(last, {}).get("written_per_turn")
         theirs = seen.get(last, {}).get("written_per_turn")
-        return times(theirs / ours) if ours and theirs and CANDIDATES[name].on_disk else _NONE
+        return times(theirs / ours) if ours and theirs and CANDIDATES[name].on_disk else NONE
 
     def written(seen: Results) -> str:
         value = seen["written_per_turn"]
@@ -163,7 +136,7 @@ def _shapes(results: Results) -> list[str]:
             start, end = seen["start"], seen["end"]
             cells = ((start["written_per_turn"], 1e3), (end["written_per_turn"], 1e3), (end["stored"], 1e6))
             scaled = [None if cell is None else cell / unit for cell, unit in cells]
-            rows.append([_label(name), *map(number, scaled), number(end["p50"])])
+            rows.append([label(name), *map(number, scaled), number(end["p50"])])
         new = f"{number(shape['new_bytes'] / 1e3)} kB new a turn"
         header = ("", "written a turn at the start, kB", "at the end, kB", "stored, MB", "turn, ms")
         sections += [f"### {shape['title'][0].upper()}{shape['title'][1:]}: {new}", table(header, rows)]
@@ -180,7 +153,7 @@ def _parts(results: Results) -> list[str]:
         return []
     columns = ("get_tuple", "get_tuple_cold", "put", "list", "history")
     rows = [
-        [_label(name), *(number(seen.get(column)) for column in columns)]
+        [label(name), *(number(seen.get(column)) for column in columns)]
         for name, seen in parts["savers"].items()
         if seen
     ]
@@ -200,9 +173,9 @@ def _throughput(results: Results, plots: Sequence[str], folder: str) -> list[str
     ours = savers.get(OURS)
 
     def ratio(seen: Results) -> str:
-        return times(median_ratio(seen["rounds"], ours["rounds"])) if ours else _NONE
+        return times(median_ratio(seen["rounds"], ours["rounds"])) if ours else NONE
 
-    rows = [[_label(name), number(seen["turns_per_s"]), ratio(seen)] for name, seen in savers.items()]
+    rows = [[label(name), number(seen["turns_per_s"]), ratio(seen)] for name, seen in savers.items()]
     return [
         "## Many threads at once",
         f"{throughput['threads']} threads of {throughput['turns_a_thread']} turns in one process, each "
@@ -221,7 +194,7 @@ def _race(results: Results, plots: Sequence[str], folder: str) -> list[str]:
         errors = ", ".join(f"{count} {kind}" for kind, count in sorted(seen["errors"].items())) or "none"
         lost = seen["acknowledged"] - seen["kept"]
         counts = (seen["sent"], seen["acknowledged"], seen["kept"], lost, seen["forks"])
-        rows.append([_label(name), *map(str, counts), errors, str(seen["kept_after_retry"])])
+        rows.append([label(name), *map(str, counts), errors, str(seen["kept_after_retry"])])
     return [
         "## Two turns on one thread at the same moment",
         f"{race['pairs']} pairs, a node that takes {race['pause_ms']} ms. A saver that cannot keep a turn "
@@ -244,10 +217,26 @@ def _race(results: Results, plots: Sequence[str], folder: str) -> list[str]:
     ]
 
 
+_SQLITE_SECTIONS = ("growth", "shapes", "throughput", "race")
+_SQLITE_METHOD = (
+    "SQLite, stored: all files of the database once the write-ahead log is folded in; for the saver in "
+    "memory, the serialised bytes that it holds.",
+    "SQLite, in a new process: the first read of the thread by a saver that is open and set up, with the "
+    "file in the system's cache.",
+    "SQLite, written: bytes handed to write calls by the process (`wchar`), divided by the turns of the "
+    "window. The write-ahead log is folded in before the window and after it, and the second folding "
+    "counts, so that work put off is not work saved. Bytes on the device are more, by the page size "
+    "and the file system's journal.",
+    "All savers run with their defaults; the stock SQLite savers keep a write-ahead log and wait for "
+    "the disk at every commit (`synchronous=FULL`).",
+)
+
+
 def _method(results: Results) -> str:
     machine = results["environment"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     window = results.get("growth", {}).get("window_turns", 0)
+    seconds = sum(results["seconds"].values())
     points = [
         "Every saver has a process and a database of its own; while one is measured the others are "
         "stopped, and what they wrote has been flushed.",
@@ -255,21 +244,24 @@ def _method(results: Results) -> str:
         "in rotating order. Ratios of times are medians of the ratios of the rounds."
         if window
         else "",
-        "Stored: all files of the database once the write-ahead log is folded in; for the saver in "
-        "memory, the serialised bytes that it holds.",
-        "In a new process: the first read of the thread by a saver that is open and set up, with the "
-        "file in the system's cache.",
-        "Written: bytes handed to write calls by the process (`wchar`), divided by the turns of the "
-        "window. The write-ahead log is folded in before the window and after it, and the second folding "
-        "counts, so that work put off is not work saved. Bytes on the device are more, by the page size "
-        "and the file system's journal.",
-        "All savers run with their defaults; the stock SQLite savers keep a write-ahead log and wait for "
-        "the disk at every commit (`synchronous=FULL`).",
+        *(_SQLITE_METHOD if any(name in results for name in _SQLITE_SECTIONS) else ()),
         f"The text is seeded and drawn word by word: zlib leaves {machine['message_left_by_zlib']:.0%} of "
         f"a message and {machine['text_left_by_zlib']:.0%} of a long run of them, about as much as of "
         "English prose.",
         f"Packages: {packages}. SQLite {machine['sqlite_of_python']} in Python, "
         f"{machine['sqlite_of_apsw']} in apsw.",
-        f"The run took {results['seconds'] / 60:.0f} minutes." if results["seconds"] >= 90 else "",
+        *_older(results),
+        f"Measuring took {seconds / 60:.0f} minutes." if seconds >= 90 else "",
     ]
     return "## How it is measured\n\n" + "\n".join(f"- {point}" for point in points if point)
+
+
+def _older(results: Results) -> list[str]:
+    """Sections that this run left as they were, where they were measured with other packages."""
+    now = results["environment"]["packages"]
+    lines = []
+    for section, then in results["versions"].items():
+        changed = [f"{name} {version}" for name, version in then.items() if now.get(name) != version]
+        if changed:
+            lines.append(f"The section {section} was measured earlier, with {', '.join(changed)}.")
+    return lines

@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bench.candidate import URL_VARIABLE, Place
 from bench.savers import CANDIDATES
 
 Answer = dict[str, Any]
@@ -33,18 +34,20 @@ class SubjectFailed(Exception):
 
 
 class Subject:
-    """Starts the process; `folder` outlives it, so that a second subject can open the same database."""
+    """Starts the process; its place outlives it, so that a second subject can open the same database."""
 
-    def __init__(self, name: str, scenario: str, folder: Path) -> None:
+    def __init__(self, name: str, scenario: str, place: Place) -> None:
         self.name = name
         self.scenario = scenario
-        self.folder = folder
+        self.place = place
+        folder = place.folder
         self._complaints = (folder.parent / f"{folder.name}.stderr").open("a+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.worker", name, scenario, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
+            env={**os.environ, URL_VARIABLE: place.url},
         )
         try:
             self._read()
@@ -113,8 +116,15 @@ class Field:
     """The savers that still take part, in an order that rotates from round to round."""
 
     def __init__(
-        self, workload: str, scenario: str, names: list[str], scratch: Path, notes: list[str]
+        self,
+        workload: str,
+        scenario: str,
+        names: list[str],
+        scratch: Path,
+        notes: list[str],
+        urls: Mapping[str, str] | None = None,
     ) -> None:
+        """`urls` are the databases of candidates that talk to a server."""
         self.subjects: dict[str, Subject] = {}
         self._workload = workload
         self._scenario = scenario
@@ -125,7 +135,7 @@ class Field:
             folder = self._root / name
             folder.mkdir()
             with self._dropping(name):
-                self.subjects[name] = Subject(name, scenario, folder)
+                self.subjects[name] = Subject(name, scenario, Place(folder, (urls or {}).get(name, "")))
 
     def each(self, visit: Callable[[Subject], None]) -> None:
         """One round: every saver once, each with nothing left to flush of what the one before it wrote.
@@ -143,7 +153,7 @@ class Field:
     def reopen(self, name: str) -> None:
         """A new process on the same files."""
         self.subjects[name].leave()
-        self.subjects[name] = Subject(name, self._scenario, self.subjects[name].folder)
+        self.subjects[name] = Subject(name, self._scenario, self.subjects[name].place)
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:

@@ -9,15 +9,16 @@ import sys
 import traceback
 from pathlib import Path
 
+from bench.candidate import URL_VARIABLE, Place
 from bench.graphs import SCENARIOS
 from bench.probes import Probe
 from bench.savers import CANDIDATES
 
 
-async def serve(name: str, scenario: str, folder: Path, answers: int) -> None:
+async def serve(name: str, scenario: str, place: Place, answers: int) -> None:
     candidate = CANDIDATES[name]
-    async with candidate.open(folder) as saver:
-        probe = Probe(candidate, SCENARIOS[scenario], saver, folder)
+    async with candidate.open(place) as saver:
+        probe = Probe(candidate, SCENARIOS[scenario], saver, place.folder)
         _send(answers, {"ready": True})
         for line in iter(sys.stdin.readline, ""):
             question = json.loads(line)
@@ -38,7 +39,8 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     name, scenario, folder = sys.argv[1:4]
-    asyncio.run(serve(name, scenario, Path(folder), answers))
+    place = Place(Path(folder), os.environ.get(URL_VARIABLE, ""))
+    asyncio.run(serve(name, scenario, place, answers))
 
 
 if __name__ == "__main__":

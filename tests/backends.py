@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
+from tests.servers import d1, dynamodb, postgres, valkey
 
 
 @contextmanager
@@ -25,8 +27,14 @@ def _sqlite() -> Iterator[str]:
 EMPTY: dict[str, Callable[[], AbstractContextManager[str]]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "postgresql": postgres.empty,
+    "redis": valkey.empty,
+    "d1": d1.empty,
+    "dynamodb": dynamodb.empty,
 }
 """What gives the URL of a database that nobody has used, by the backend's name."""
+if os.environ.get("PERDURE_CHAOS") == "full":
+    EMPTY["redis-cluster"] = valkey.empty_on_cluster
 
 BACKENDS = tuple(EMPTY)
 """The names of all backends; "memory" is the model that the others are held to."""

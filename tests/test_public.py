@@ -17,6 +17,7 @@ def test_the_top_level_names_are_these() -> None:
         "NotFound",
         "PerdureError",
         "PerdureSaver",
+        "PerdureStore",
         "Thread",
         "TypeNotAllowed",
         "Unavailable",

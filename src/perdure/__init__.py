@@ -19,6 +19,7 @@ from perdure.errors import (
     Unmigrated,
 )
 from perdure.langgraph.saver import PerdureSaver
+from perdure.langgraph.store import PerdureStore
 
 __all__ = [
     "BadUrl",
@@ -31,6 +32,7 @@ __all__ = [
     "NotFound",
     "PerdureError",
     "PerdureSaver",
+    "PerdureStore",
     "Thread",
     "TypeNotAllowed",
     "Unavailable",

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
 
-from perdure.engine import checkpoints, retention, tags
+from perdure.engine import checkpoints, content, moving, moving_items, retention, tags
+from perdure.engine.content import Digest, Report
 from perdure.engine.fsck import Finding, Repaired
 from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
+from perdure.engine.moving import At, Moved, Place, Terms
+from perdure.engine.transact import Budget
 from perdure.langgraph import inspect
 from perdure.langgraph.inspect import CheckpointView
 from perdure.langgraph.saver import OnConflict, PerdureSaver
 from perdure.langgraph.serde import TypeName
+from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
-from perdure.model.records import Partition
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Effect
+from perdure.model.records import RESERVED, SEAL, STORE, THREADS, Partition
+from perdure.storage.archive import Archive
 from perdure.storage.port import Driver, arun, run
 from perdure.storage.sealed import Keyring, SealedDriver, admit
-from perdure.storage.url import open_driver
+from perdure.storage.url import open_driver, redacted
+
+R = TypeVar("R")
 
 DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langgraph_auth_user_id")
 """The configurable values that are persisted in checkpoint metadata unless told otherwise."""
@@ -43,6 +56,7 @@ class Database:
         self._driver = driver
         self._tenant = tenant
         self._digest = digest
+        self._stores: WeakSet[PerdureStore] = WeakSet()
 
     def checkpointer(
         self,
@@ -72,6 +86,16 @@ class Database:
             may_list_all_threads=may_list_all_threads,
             metadata_keys=metadata_keys,
         )
+
+    def store(self, *, tenant: str | None = None, ttl: TTLConfig | None = None) -> PerdureStore:
+        """A store for ``graph.compile(store=…)``, sync and async.
+
+        ``ttl`` is LangGraph's ``TTLConfig``: ``default_ttl`` and ``sweep_interval_minutes`` in minutes,
+        ``refresh_on_read``. An item that is over is never returned, swept or not.
+        """
+        store = PerdureStore(self._driver, tenant=self._tenant if tenant is None else tenant, ttl=ttl)
+        self._stores.add(store)
+        return store
 
     async def threads(self) -> AsyncIterator[Thread]:
         """The tenant's threads, by id."""
@@ -135,9 +159,83 @@ class Database:
         """
         return run(repair_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
 
+    def digest(self, thread_id: str) -> Digest:
+        """The digest of a thread's content, the same wherever the thread is, whatever its key and backend."""
+        return self.digest_of(Partition(self._tenant, thread_id))
+
+    def digest_of(self, partition: Partition, report: Report = content.silent) -> Digest:
+        """As ``digest``, of any tenant's thread, or of a namespace of its store."""
+        if partition.space == STORE:
+            return run(moving_items.digest_items(partition, _now(), report), self._driver)
+        return run(content.digest_thread(partition, self._digest, report), self._driver)
+
+    def partitions(self, tenant: str | None) -> list[Partition]:
+        """Every thread of a tenant, or of all with ``None``, then every namespace of its store, in order."""
+        return [
+            partition
+            for space in (THREADS, STORE)
+            for partition in run(retention.all_partitions(tenant, space), self._driver)
+        ]
+
+    def move(
+        self,
+        partition: Partition,
+        target: Database,
+        into: Partition | None = None,
+        *,
+        replace: bool = False,
+        dry_run: bool = False,
+        report: Report = content.silent,
+    ) -> Moved:
+        """Bring a thread, or a namespace of the store, to another database, as ``into`` if given, and compare
+        its digest there. What is there already and the same is left alone; what differs raises ``Conflict``
+        unless ``replace``. ``dry_run`` only looks. ``report`` is told of bytes as they are read. Cut short at
+        any moment it can be called again, and goes on.
+        """
+        terms = Terms(
+            self._digest,
+            target._digest,
+            Budget(target._driver.limits.ops, target._driver.limits.bytes),
+            (1 + secrets.randbelow(1 << 30)) << 24,
+            replace,
+            report,
+        )
+        into = into or partition
+        if partition.space == STORE:
+            items = moving_items.compare_items if dry_run else moving_items.move_items
+            program = items(partition, into, terms, _now)
+        else:
+            program = (moving.compare_thread if dry_run else moving.move_thread)(partition, into, terms)
+        return run(program, _Between(self._driver, target._driver))
+
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""
+        for store in list(self._stores):
+            store.stop_ttl_sweeper()
         self._driver.close()
+
+
+class _Between:
+    """Two drivers, for programs that say at which one an effect is to be performed."""
+
+    def __init__(self, source: Driver, target: Driver) -> None:
+        self._drivers = {Place.SOURCE: source, Place.TARGET: target}
+        self.limits = target.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        if not isinstance(effect, At):
+            raise TypeError(f"not a request to one of two databases: {type(effect).__name__}")
+        answer: R = self._drivers[effect.place].perform(effect.effect)
+        return answer
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        if not isinstance(effect, At):
+            raise TypeError(f"not a request to one of two databases: {type(effect).__name__}")
+        answer: R = await self._drivers[effect.place].aperform(effect.effect)
+        return answer
+
+    def close(self) -> None:
+        """The databases are their owners' to close."""
 
 
 def open_database(
@@ -155,7 +253,7 @@ def open_database(
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_driver(url, migrate=migrate)
     try:
-        admit(driver, keyring, url)
+        admit(driver, keyring, redacted(url))
     except BaseException:
         driver.close()
         raise
@@ -164,6 +262,43 @@ def open_database(
         tenant=tenant,
         digest=Digester(*(keyring.digest_keys if keyring is not None else ())),
     )
+
+
+@contextmanager
+def new_archive(path: Path, *, encryption_key: bytes | Collection[bytes] | None = None) -> Iterator[Database]:
+    """A file to move threads into. It is at ``path``, whole, when the block ends, and not there if it fails.
+    With a key everything that a user could have typed is sealed."""
+    archive = Archive.create(path)
+    try:
+        yield _archived(archive, path, encryption_key)
+        archive.finish()
+    finally:
+        archive.close()
+
+
+@contextmanager
+def open_archive(
+    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None
+) -> Iterator[Database]:
+    """The threads in a file, as a database to read. ``encryption_key`` is used if the file is sealed.
+    ``BadArchive`` when the file is not whole, ``Sealed`` when the key is not its own."""
+    archive = Archive.read(path)
+    try:
+        (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
+        yield _archived(archive, path, encryption_key if sealed else None)
+    finally:
+        archive.close()
+
+
+def _archived(archive: Archive, path: Path, key: bytes | Collection[bytes] | None) -> Database:
+    keyring = None if key is None else Keyring.of(key)
+    admit(archive, keyring, str(path))
+    digest = Digester(*(keyring.digest_keys if keyring is not None else ()))
+    return Database(SealedDriver(archive, keyring), tenant="", digest=digest)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
 
 
 @contextmanager

@@ -15,6 +15,7 @@
     ├── Unavailable         the database does not answer or takes no writes
     ├── Unmigrated          the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
+    ├── BadArchive          a file to import is no export, or not a whole one
     └── MissingExtra        an optional dependency is not installed
 
 A message says what happened, to which thread, and what to do; the client library's own exception is kept
@@ -73,7 +74,8 @@ class TooLarge(PerdureError):
 
 
 class Unavailable(PerdureError):
-    """The database does not answer or takes no writes; nothing of the failed write was stored."""
+    """The database does not answer or takes no writes. Nothing of the failed write was stored, unless the
+    message says that its answer was lost: then repeat the call by its run id."""
 
 
 class Unmigrated(PerdureError):
@@ -82,6 +84,10 @@ class Unmigrated(PerdureError):
 
 class BadUrl(PerdureError):
     """The database URL cannot be used."""
+
+
+class BadArchive(PerdureError):
+    """A file to import is no export of threads, is damaged, cut short, or newer than this release."""
 
 
 class MissingExtra(PerdureError):

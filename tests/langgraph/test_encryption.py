@@ -39,7 +39,7 @@ def load(db: perdure.Database, thread: str = THREAD) -> Any:
 # tags, namespaces and through them node names, the names of channels with pending writes, task paths, source,
 # step, run id, versions and sequence numbers, sizes, and keyed digests. Everything else is sealed.
 CLEAR = {
-    "perdure_thread": {"pk", "tenant", "thread"},
+    "perdure_thread": {"pk", "tenant", "thread", "space"},
     "perdure_head": {"t", "namespace", "checkpoint_id", "seq", "version"},
     "perdure_gc": {"t", "version"},
     "perdure_epoch": {"t", "open_run", "version"},
@@ -52,6 +52,7 @@ CLEAR = {
     },
     "perdure_tag": {"t", "name", "namespace", "checkpoint_id", "version"},
     "perdure_seal": {"t", "name", "version"},
+    "perdure_item": {"t", "key", "created_at", "updated_at", "ttl", "expires_at", "version"},
     "perdure_schema": {"version", "one"},
 }  # fmt: skip
 

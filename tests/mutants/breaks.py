@@ -175,7 +175,7 @@ class Mutant:
     """A break, the contract that has to catch it, and the driver that it is tried on."""
 
     name: str
-    contract: Literal["driver", "saver"]
+    contract: Literal["driver", "saver", "store"]
     wrap: Callable[[Driver], Driver] | None = None
     patch: Patch | None = None
     on: Literal["memory", "sqlite"] = "memory"

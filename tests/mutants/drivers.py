@@ -21,7 +21,7 @@ from perdure.model.ops import (
     Range,
     Stage,
 )
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE
 from perdure.storage.port import Driver
 
 
@@ -63,14 +63,14 @@ class NoTenant(Broken):
     def rewrite(self, effect: Any) -> Any:
         if isinstance(effect, Find):
             return changed(effect, tenant="" if effect.tenant is not None else None)
-        return changed(effect, partition=Partition("", effect.partition.thread))
+        return changed(effect, partition=effect.partition._replace(tenant=""))
 
 
 class NoThread(Broken):
     def rewrite(self, effect: Any) -> Any:
         if isinstance(effect, Find):
             return effect
-        return changed(effect, partition=Partition(effect.partition.tenant, "thread"))
+        return changed(effect, partition=effect.partition._replace(thread="thread"))
 
 
 class NoNamespace(Broken):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from perdure.storage.port import Driver
-from perdure.testing.conformance import Backend, DriverContract, SaverContract
+from perdure.testing.conformance import Backend, DriverContract, SaverContract, StoreContract
 from tests.backends import BACKENDS, fresh
 from tests.mutants.breaks import MUTANTS, Mutant
+from tests.mutants.store import STORE_MUTANTS
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 SPARSE = 16
@@ -21,6 +22,7 @@ SPARSE = 16
 CONTRACTS: dict[str, tuple[type[Any], Callable[[Driver], Any]]] = {
     "driver": (DriverContract, lambda driver: driver),
     "saver": (SaverContract, Backend),
+    "store": (StoreContract, Backend),
 }
 
 
@@ -29,7 +31,7 @@ def failing(contract: str, on: str, wrap: Callable[[Driver], Driver] | None) -> 
     it would make a mutant that breaks everything look caught."""
     suite, given = CONTRACTS[contract]
     names = [name for name in dir(suite) if name.startswith("test_")]
-    assert len(names) > 40
+    assert len(names) > 25
     out: set[str] = set()
     for name in names:
         with fresh(on) as driver:
@@ -51,7 +53,7 @@ def trials() -> list[tuple[Mutant, str]]:
     """Every mutant on the driver that it is made for; those of no driver in particular on the others too: all
     of them in the long run, otherwise a few on each."""
     anywhere = [mutant for mutant in MUTANTS if mutant.on == "memory"]
-    out = [(mutant, mutant.on) for mutant in MUTANTS]
+    out = [(mutant, mutant.on) for mutant in (*MUTANTS, *STORE_MUTANTS)]
     for n, backend in enumerate(name for name in BACKENDS if name not in ("memory", "sqlite")):
         out += [(mutant, backend) for mutant in (anywhere if FULL else anywhere[n::SPARSE])]
     return out

@@ -13,6 +13,7 @@ from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Committed, Fetch, Get
 from perdure.model.program import Effect
 from perdure.model.records import GC, Partition
+from perdure.storage import gather
 from perdure.storage.gather import Gatherer, Job
 
 PATIENCE = 10
@@ -97,3 +98,52 @@ def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
     gatherer.close()
     with pytest.raises(Unavailable, match="the gate is closed"):
         gatherer.perform(commit("a"))
+
+
+class Slow:
+    """Takes longer than a trip that company is worth waiting for."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        self.begun = threading.Event()
+
+    def __call__(self, jobs: Sequence[Job]) -> None:
+        self.groups.append([_thread(job.effect) for job in jobs])
+        self.begun.set()
+        threading.Event().wait(0.1)
+        for job in jobs:
+            job.answer = Committed()
+
+
+def test_after_a_long_trip_writes_that_waited_go_with_the_one_that_its_answer_calls_forth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On a busy machine the moment must not be over before the loop has heard its answer.
+    monkeypatch.setattr(gather, "_MOMENT", 100.0)
+    monkeypatch.setattr(gather, "_MOMENT_MOST_S", PATIENCE)
+    slow = Slow()
+    gatherer = Gatherer(slow, name="slow", workers=4)
+
+    async def loop() -> None:
+        first = asyncio.ensure_future(gatherer.aperform(commit("a")))
+        await asyncio.to_thread(slow.begun.wait, PATIENCE)
+        writes = asyncio.ensure_future(gatherer.aperform(commit("a")))
+        await first
+        await asyncio.gather(writes, gatherer.aperform(commit("a")))
+
+    asyncio.run(loop())
+    assert slow.groups == [["a"], ["a", "a"]]
+    gatherer.close()
+    assert gatherer._held == {}
+
+
+def test_after_a_long_trip_writes_that_get_no_company_go_alone() -> None:
+    slow = Slow()
+    gatherer = Gatherer(slow, name="slow", workers=4)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(gatherer.perform, commit("a"))
+        assert slow.begun.wait(PATIENCE)
+        second = pool.submit(gatherer.perform, commit("a"))
+        assert first.result(PATIENCE) == second.result(PATIENCE) == Committed()
+    assert slow.groups == [["a"], ["a"]]
+    gatherer.close()

@@ -282,3 +282,21 @@ def test_a_driver_used_after_close_says_so(path: Path) -> None:
     again = SqliteDriver(path)
     assert state(again)[0] == [1]
     again.close()
+
+
+def test_a_read_that_is_interrupted_does_not_keep_the_database_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = SqliteDriver(path)
+    driver.perform(fat(1, 64))
+    (chunks,) = driver.perform(Fetch(THREAD, (Range(CHUNK, bodies=False),)))
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite.sql, "record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            driver.perform(Fetch(THREAD, tuple(Get(CHUNK, chunk.key) for chunk in chunks)))
+    assert driver.perform(Fetch(THREAD, (Get(GC, ()),)))[0]
+    driver.close()

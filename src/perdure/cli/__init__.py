@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from perdure.cli.app import app
+from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
 from perdure.cli.threads import threads
@@ -12,6 +13,7 @@ from perdure.errors import PerdureError
 
 app.command()(migrate)
 app.command()(fsck)
+app.command()(copy)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from perdure.database import Database, connect_sync
-from perdure.errors import BadUrl
+from perdure.errors import BadUrl, Sealed
+from perdure.storage.sealed import KEY_SIZE
 
 app = typer.Typer(
     name="perdure",
@@ -44,23 +45,29 @@ KeyFile = Annotated[
 
 @contextmanager
 def opened(
-    url: str | None, tenant: str = "", key_file: typer.FileBinaryRead | None = None
+    url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None
 ) -> Iterator[Database]:
-    """The database of a command."""
+    """The database of a command; the key is one, or the file with it."""
     if url is None:
         raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_URL")
-    with connect_sync(url, tenant=tenant, encryption_key=_key(key_file)) as database:
+    with connect_sync(url, tenant=tenant, encryption_key=key_of(key)) as database:
         yield database
 
 
-def _key(key_file: typer.FileBinaryRead | None) -> bytes | None:
-    if key_file is None:
-        return None
+def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:
+    """The encryption key in a file, if one was named; it is read once. A key is handed back as it is."""
+    if key_file is None or isinstance(key_file, bytes):
+        return key_file
     data = key_file.read()
     try:
-        return bytes.fromhex(data.decode("ascii").strip())
+        key = bytes.fromhex(data.decode("ascii").strip())
     except (UnicodeDecodeError, ValueError):
-        return data
+        key = data
+    if len(key) != KEY_SIZE:
+        raise Sealed(
+            f"{key_file.name} holds no key: {KEY_SIZE} bytes, or {2 * KEY_SIZE} hex digits, are needed"
+        )
+    return key
 
 
 def _version(value: bool) -> None:

@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
+from perdure.errors import Unmigrated
 from perdure.storage.url import backend_of, redacted
 
 
@@ -25,12 +26,20 @@ def migrate(
     """Create or upgrade the schema. Safe to run again, and from many processes at once."""
     backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redacted(url)
     if check or dry_run:
+        found = backend.schema_version(url)
+        if found > after:
+            raise Unmigrated(
+                f"{name} has schema version {found}, this release knows {after}; upgrade perdure"
+            )
         steps = backend.pending(url)
         for step in steps if dry_run else ():
             out.print(escape(step), soft_wrap=True)
         if steps:
-            found = backend.schema_version(url)
-            err.print(f"{name} is at schema version {found}, this release needs {after}")
+            mend = "" if dry_run else "; run `perdure migrate` with this URL"
+            err.print(
+                escape(f"{name} is at schema version {found}, this release needs {after}{mend}"),
+                soft_wrap=True,
+            )
             raise typer.Exit(1 if check else 0)
         out.print(f"{name} is at schema version {after} already")
         return

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
+from perdure.cli.carry import export, import_, jsonable
+from perdure.errors import NotFound
 from perdure.langgraph.inspect import ChannelView
+from perdure.model.records import Partition
 
-threads = typer.Typer(help="Look at threads, tag, prune and export them.", no_args_is_help=True)
+threads = typer.Typer(help="Look at threads, tag, prune, export and import them.", no_args_is_help=True)
+threads.command()(export)
+threads.command("import")(import_)
 
 ThreadId = Annotated[str, typer.Argument(help="The thread's id, as in configurable.thread_id")]
 
@@ -93,11 +98,24 @@ def history(
 
 
 @threads.command()
-def export(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
-    """Write a thread to standard output as JSON: every checkpoint with values, pending writes and tags."""
+def digest(
+    thread_ids: Annotated[
+        list[str] | None, typer.Argument(help="The threads' ids; all of the tenant without")
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Print the digest of a thread's content: history, values, pending writes, tags and heads.
+
+    It is the same wherever the thread is: another backend, another key or none.
+    """
     with opened(db, tenant, key_file) as database:
-        data = database.export(thread_id)
-    typer.echo(json.dumps(data, ensure_ascii=True, indent=1, default=_jsonable))
+        for name in thread_ids or [thread.thread_id for thread in database.threads_sync()]:
+            found = database.digest(name)
+            if not found.checkpoints and not found.writes:
+                raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+            out.print(f"{found.hex}  {escape(name)}", soft_wrap=True)
 
 
 @threads.command()
@@ -146,9 +164,10 @@ def delete(
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Remove a thread with everything in it."""
+    """Remove a thread with everything in it, or what is there of one that has not arrived whole."""
     with opened(db, tenant, key_file) as database:
-        database.show(thread_id)
+        if Partition(tenant, thread_id) not in database.partitions(tenant):
+            database.show(thread_id)
         if not yes and not typer.confirm(f"Remove the thread {thread_id} with everything in it?"):
             err.print("Nothing was removed.")
             raise typer.Exit(1)
@@ -164,11 +183,5 @@ def _print_messages(channel: ChannelView) -> None:
         if not isinstance(inner, dict) or "content" not in inner or "type" not in inner:
             continue
         content = inner["content"]
-        text = content if isinstance(content, str) else json.dumps(content, default=_jsonable)
+        text = content if isinstance(content, str) else json.dumps(content, default=jsonable)
         out.print(f"\n[bold]{escape(str(inner['type']))}[/]\n{escape(text)}")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"type": "bytes", "value": value.hex()}
-    return str(value)

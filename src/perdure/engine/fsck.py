@@ -249,7 +249,7 @@ def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         newest = contents.newest(namespace)
         if head is None:
             detail = "there are checkpoints but no head, so the thread looks empty"
-            mend = f"{_REPAIR}; if this is a copy that was cut short, delete it and copy again"
+            mend = f"{_REPAIR}; if this is a copy that was cut short, copy again and it is finished"
             yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, mend, True)
             continue
         target = head.fields["checkpoint_id"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perdure.engine.history import delta_history
+from perdure.engine.paging import read_all
 from perdure.engine.threads import HeadView, View, load_view
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
 from perdure.engine.values import MissingChunk, fetch_chunks, reachable
@@ -32,7 +33,18 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
+from perdure.model.records import (
+    CHECKPOINT,
+    CHUNK,
+    GC,
+    HEAD,
+    TAG,
+    THREADS,
+    WRITE,
+    Key,
+    Partition,
+    Record,
+)
 from perdure.model.retention import Name, Plan, keep_newest, nearest_survivor, plan_removal, plan_retention
 
 _PAGE = 1000
@@ -76,9 +88,15 @@ class Contents:
 
 def all_threads(tenant: str | None) -> Program[list[Partition]]:
     """Every thread of a tenant, or of all, in order."""
+    return (yield from all_partitions(tenant, THREADS))
+
+
+def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
+    """Every partition of a space, a tenant's or everybody's, in order."""
     out: list[Partition] = []
     while True:
-        found = yield from ask(Find("threads", tenant, after=out[-1] if out else None, limit=_PAGE))
+        after = out[-1] if out else None
+        found = yield from ask(Find("threads", tenant, after=after, limit=_PAGE, space=space))
         out.extend(f.partition for f in found)
         if len(found) < _PAGE:
             return out
@@ -129,7 +147,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
 def copy_thread(source: Partition, target: Partition, digest: Digester, budget: Budget) -> Program[None]:
     """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist."""
     for _ in range(ATTEMPTS):
-        contents = yield from _read(source)
+        contents = yield from read(source)
         if not contents.checkpoints and not contents.writes:
             return
         try:
@@ -179,7 +197,7 @@ def _remove(
     partition: Partition, planner: Callable[[Contents], Plan], digest: Digester, budget: Budget
 ) -> Program[None]:
     for _ in range(ATTEMPTS):
-        contents = yield from _read(partition)
+        contents = yield from read(partition)
         plan = planner(contents)
         if not plan.removed:
             return
@@ -299,7 +317,7 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     Call it only after the commit that raised the generation: whoever writes from then on either stores a
     chunk under the new generation or refers to one that something still reaches.
     """
-    contents = yield from _read(partition)
+    contents = yield from read(partition)
     needed = yield from reachable(partition, _references(contents), digest)
     doomed: list[Op] = []
     after: Key | None = None
@@ -331,29 +349,19 @@ def _references(contents: Contents) -> Iterator[bytes]:
         yield write.ref
 
 
-def _read(partition: Partition) -> Program[Contents]:
+def read(partition: Partition) -> Program[Contents]:
+    """Everything of a thread but its chunks; a thread that is written to meanwhile may be read in between."""
     view = yield from load_view(partition, "")
-    heads, tags = yield from ask(Fetch(partition, (Range(HEAD), Range(TAG))))
-    checkpoints = yield from _all(partition, CHECKPOINT)
-    writes = yield from _all(partition, WRITE)
+    heads, tags, checkpoints, writes = yield from read_all(
+        partition, Range(HEAD), Range(TAG), Range(CHECKPOINT), Range(WRITE)
+    )
     return Contents(
         view,
         {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads},
-        tags,
+        tuple(tags),
         [CheckpointRecord.read(r) for r in checkpoints],
         [PendingWrite.read(r) for r in writes],
     )
-
-
-def _all(partition: Partition, kind: Kind) -> Program[list[Record]]:
-    out: list[Record] = []
-    after: Key | None = None
-    while True:
-        (records,) = yield from ask(Fetch(partition, (Range(kind, after=after, limit=_PAGE),)))
-        out.extend(records)
-        if len(records) < _PAGE:
-            return out
-        after = records[-1].key
 
 
 def batches(ops: Iterable[Op], budget: Budget, *, reserve: int = 0) -> Iterator[list[Op]]:

@@ -3,7 +3,9 @@
 Each worker takes what has gathered and executes it as one group; a group is answered when all of it is done,
 each caller with its own answer or error. A write waits while another of its partition is under way: a loop
 sends its writes and the next checkpoint so closely that they then share one trip, in the order they came.
-Callers block, or await from any event loop.
+It sends that checkpoint when it has the answer to the one before; so where a trip takes long, writes that
+have waited wait a moment more, a small part of such a trip, for it to come along. Callers block, or await
+from any event loop.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +28,10 @@ from perdure.model.records import Partition
 
 R = TypeVar("R")
 _WRITES = (Commit, Stage, Drop)
+_LONG_TRIP_S = 0.001
+_MOMENT = 0.25
+_MOMENT_MOST_S = 0.002
+_UNDER_WAY = float("inf")
 
 
 class _Process:
@@ -65,7 +72,8 @@ class Gatherer:
         self._most = most
         self._generation = _process.generation
         self._queue: deque[Job] = deque()
-        self._under_way: set[Partition] = set()
+        # Until when further writes of a partition wait.
+        self._held: dict[Partition, float] = {}
         self._wake = threading.Condition()
         self._closed = False
         self._threads = [
@@ -111,6 +119,11 @@ class Gatherer:
         with self._wake:
             self.refuse_when_closed()
             self._queue.append(job)
+            if isinstance(job.effect, _WRITES):
+                if self._held.get(job.effect.partition) == _UNDER_WAY:
+                    return  # whoever is under way with that partition takes it up
+                # Those that waited for company have it.
+                self._held.pop(job.effect.partition, None)
             self._wake.notify()
 
     def _work(self) -> None:
@@ -119,30 +132,52 @@ class Gatherer:
                 while not (group := self._take()):
                     if self._closed and not self._queue:
                         return
-                    self._wake.wait()
+                    self._wake.wait(self._patience())
+                if self._patience() is not None:
+                    self._wake.notify()  # somebody else minds the clock
+            started = time.monotonic()
             try:
                 self._execute(group)
             except Exception as error:
                 for job in group:
                     job.error = error
+            took = time.monotonic() - started
             with self._wake:
-                self._under_way.difference_update(_written(group))
-                self._wake.notify_all()
+                self._release(group, min(took * _MOMENT, _MOMENT_MOST_S) if took >= _LONG_TRIP_S else 0.0)
             _answer(group)
 
     def _take(self) -> list[Job]:
+        now = time.monotonic() if self._held else 0.0
         group: list[Job] = []
         waiting: list[Job] = []
         while self._queue and len(group) < self._most:
             job = self._queue.popleft()
-            held = isinstance(job.effect, _WRITES) and job.effect.partition in self._under_way
+            held = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
             (waiting if held else group).append(job)
         self._queue.extendleft(reversed(waiting))
-        self._under_way.update(_written(group))
+        self._held.update(dict.fromkeys(_written(group), _UNDER_WAY))
         return group
 
+    def _release(self, group: Sequence[Job], moment: float) -> None:
+        """Let the writes of the group's partitions go on: at once, or, where some wait, in a moment."""
+        done = _written(group)
+        for partition in done:
+            del self._held[partition]
+        if moment and not self._closed:
+            waiting = _written(self._queue) & done
+            self._held.update(dict.fromkeys(waiting, time.monotonic() + moment))
+        if self._closed:
+            self._wake.notify_all()
+        elif self._queue:
+            self._wake.notify()
 
-def _written(group: Sequence[Job]) -> set[Partition]:
+    def _patience(self) -> float | None:
+        """Seconds until the first of the moments is over."""
+        moments = [until for until in self._held.values() if until != _UNDER_WAY]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+
+def _written(group: Iterable[Job]) -> set[Partition]:
     return {job.effect.partition for job in group if isinstance(job.effect, _WRITES)}
 
 

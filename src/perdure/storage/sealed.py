@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ormsgpack
 
 from perdure.errors import MissingExtra, Sealed
+from perdure.model.items import labels_of
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, Op, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, RESERVED, SEAL, THREADS, Partition, Record
+from perdure.model.records import CHECKPOINT, ITEM, RESERVED, SEAL, STORE, THREADS, Partition, Record
 from perdure.storage.port import Driver, Limits
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Keyring:
         from cryptography.exceptions import InvalidTag
 
         body = record.body
-        where = f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
+        where = _where(partition, record)
         if not body.startswith(_MAGIC) or len(body) < OVERHEAD:
             raise Sealed(f"{where} is stored in the clear although an encryption key is set; it was not used")
         key_id = body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
@@ -115,10 +116,10 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             raise Sealed(f"{url} is encrypted with another key than the ones given") from error
         if keyring.sealed_first(found[0].body):
             return
-    elif driver.perform(Find("threads", None, limit=1)):
+    elif any(driver.perform(Find("threads", None, limit=1, space=space)) for space in (THREADS, STORE)):
         raise Sealed(
-            f"{url} has threads that are stored in the clear; open it without a key, or start an encrypted "
-            "database and move them there"
+            f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
+            "encrypted database and move them there"
         )
     version = found[0].version if found else 0
     put = Put(SEAL, (_WORD,), {}, _WORD.encode(), expect=version or Expect.ABSENT, version=version + 1)
@@ -174,7 +175,7 @@ class SealedDriver:
         records = cast("tuple[tuple[Record, ...], ...]", answer)
         if self._keyring is None:
             for found, item in zip(records, effect.items, strict=True):
-                if item.kind is CHECKPOINT:
+                if item.kind in (CHECKPOINT, ITEM):
                     _refuse_sealed(effect.partition, found)
             return answer
         return cast(
@@ -197,9 +198,15 @@ def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
     for record in records:
         if record.body.startswith(_MAGIC):
             raise Sealed(
-                f"thread {partition.thread!r}: {record.kind.name} {_name(record)} is encrypted; "
+                f"{_where(partition, record)} is encrypted; "
                 "pass the key: perdure.connect(url, encryption_key=…)"
             )
+
+
+def _where(partition: Partition, record: Record) -> str:
+    if partition.space == STORE:
+        return f"store namespace {labels_of(partition.thread)!r}: {record.kind.name} {_name(record)}"
+    return f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
 
 
 def _bound(partition: Partition, item: Put | Record) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import Protocol, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from perdure.errors import BadUrl, MissingExtra
 from perdure.storage.port import Driver
@@ -76,9 +76,10 @@ def backend_of(url: str) -> Backend:
 
 
 def redacted(url: str) -> str:
-    """The URL without its password and parameters, for messages."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")
-    user = host[0].partition(":")[0]
-    netloc = f"{user}@{host[2]}" if user else host[2]
-    return urlunsplit((parts.scheme, netloc, parts.path, "", ""))
+    """The URL without its password and parameters, for messages. A password that was not escaped, with ``/``,
+    ``?`` or ``@`` in it, is left out too."""
+    scheme, _, rest = url.partition("://")
+    login, _, place = rest.rpartition("@")
+    user = login.partition(":")[0]
+    place = place.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{user}@{place}" if user else f"{scheme}://{place}"

@@ -163,8 +163,11 @@ class SqliteDriver:
             reader = reader or connect(self._path, read_only=True)
             try:
                 yield reader
-            finally:
-                self._put_back(reader)
+            except BaseException:
+                # Cut short, by Ctrl-C say, it may be in the middle of a statement, and would not close.
+                reader.close(True)
+                raise
+            self._put_back(reader)
 
     def _put_back(self, reader: apsw.Connection) -> None:
         with self._reading:

@@ -1,11 +1,13 @@
 """The promises of Perdure as tests: subclass a contract, give it its fixture, and pytest runs them.
 
 ``DriverContract`` is for authors of a driver: what the five verbs of the storage port promise.
-``SaverContract`` is one layer up: what a checkpointer over that driver promises.
+``SaverContract`` and ``StoreContract`` are one layer up: what a checkpointer and a store over that driver
+promise.
 """
 
 from perdure.testing.conformance.backend import Backend, Narrow
 from perdure.testing.conformance.driver import Awaited, Blocking, DriverContract
 from perdure.testing.conformance.saver import SaverContract
+from perdure.testing.conformance.store import StoreContract
 
-__all__ = ["Awaited", "Backend", "Blocking", "DriverContract", "Narrow", "SaverContract"]
+__all__ = ["Awaited", "Backend", "Blocking", "DriverContract", "Narrow", "SaverContract", "StoreContract"]

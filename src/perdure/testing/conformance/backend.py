@@ -13,6 +13,7 @@ from perdure.database import Database
 from perdure.errors import PerdureError
 from perdure.langgraph.loads import EPOCH as EPOCH_KEY
 from perdure.langgraph.saver import PerdureSaver
+from perdure.langgraph.store import Clock, PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect
@@ -34,6 +35,7 @@ class Backend:
 
     driver: Driver
     keyring: Keyring | None = None
+    finds_expired: bool = True
 
     def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> Database:
         driver = self.driver if wrap is None else wrap(self.driver)
@@ -48,6 +50,18 @@ class Backend:
     def saver_with(self, hook: Callable[[int, Effect[Any]], None]) -> PerdureSaver:
         """A saver that calls ``hook`` with each of its storage effects before it happens, numbered from 1."""
         return self.saver(wrap=lambda driver: FaultyDriver(driver, on_effect=hook))
+
+    def store(
+        self,
+        *,
+        tenant: str = "",
+        ttl: TTLConfig | None = None,
+        clock: Callable[[], int] | None = None,
+        wrap: Callable[[Driver], Driver] | None = None,
+    ) -> PerdureStore:
+        """A store, whose time in microseconds is ``clock``'s when one is given."""
+        driver = SealedDriver(self.driver if wrap is None else wrap(self.driver), self.keyring)
+        return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=Clock(clock) if clock else Clock())
 
     def open_run(self, run_id: str | None, thread: str = THREAD) -> int:
         """Raise the thread's epoch, with a run or without one, as a worker does that claims or leaves it."""

@@ -30,7 +30,7 @@ class Reading:
 
     def test_many_keys_are_fetched_at_once_and_in_order(self, driver: Driver) -> None:
         digests = [bytes((i % 251, i // 251)) * 8 for i in range(700)]
-        rows.stored(driver, *(rows.chunk(d, body=d) for d in digests[::2]))
+        rows.filled(driver, *(rows.chunk(d, body=d) for d in digests[::2]))
         answers = driver.perform(Fetch(HERE, tuple(Get(CHUNK, (d,)) for d in digests)))
         assert [answer[0].body if answer else None for answer in answers] == [
             d if i % 2 == 0 else None for i, d in enumerate(digests)
@@ -172,7 +172,7 @@ class Reading:
         assert found(limit=1, reverse=True) == [8]
 
     def test_a_limit_of_none_is_no_limit(self, driver: Driver) -> None:
-        rows.stored(driver, *(rows.chunk(i.to_bytes(16, "big"), body=b"") for i in range(1500)))
+        rows.filled(driver, *(rows.chunk(i.to_bytes(16, "big"), body=b"") for i in range(1500)))
         assert len(rows.keys(driver, Range(CHUNK))) == 1500
         assert len(rows.keys(driver, Range(CHUNK, limit=1200))) == 1200
 

@@ -96,6 +96,12 @@ def stored(driver: Driver, *ops: Op, at: Partition = HERE) -> None:
     assert commit(driver, *ops, at=at), "a commit without a failing expectation was refused"
 
 
+def filled(driver: Driver, *puts: Put) -> None:
+    """Commit records that may be more than one commit takes."""
+    for first in range(0, len(puts), driver.limits.ops):
+        stored(driver, *puts[first : first + driver.limits.ops])
+
+
 def get(driver: Driver, kind: Kind, *key: Any, at: Partition = HERE) -> Record | None:
     (answer,) = driver.perform(Fetch(at, (Get(kind, key),)))
     assert len(answer) <= 1, "one key has several records"

@@ -1,0 +1,223 @@
+"""Moving house from the command line: every thread and the store, from one database to another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from perdure.cli.app import err, key_of, out
+from perdure.database import Database, connect_sync
+from perdure.engine.moving import Moved, State
+from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
+from perdure.model.items import labels_of
+from perdure.model.records import STORE, THREADS, Partition
+from perdure.storage.url import redacted
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+_DONE = {
+    State.ABSENT: "copied",
+    State.PARTIAL: "finished",
+    State.SAME: "is there already",
+    State.DIFFERENT: "replaced",
+}
+_PLANNED = {
+    State.ABSENT: "would be copied",
+    State.PARTIAL: "would be finished",
+    State.SAME: "is there already",
+    State.DIFFERENT: "differs at the target",
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of everything so far."""
+
+    threads: int = 0
+    namespaces: int = 0
+    checkpoints: int = 0
+    items: int = 0
+    bytes: int = 0
+    left_alone: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def count(self, partition: Partition, moved: Moved) -> None:
+        if moved.found is State.SAME:
+            self.left_alone += 1
+            return
+        self.threads += partition.space == THREADS
+        self.namespaces += partition.space == STORE
+        self.checkpoints += moved.digest.checkpoints
+        self.items += moved.digest.items
+        self.bytes += moved.digest.bytes
+
+    def __str__(self) -> str:
+        said = f"{self.threads} threads with {self.checkpoints:,} checkpoints"
+        if self.namespaces:
+            said += f", {self.namespaces} store namespaces with {self.items:,} items"
+        said += f", {self.bytes:,} bytes"
+        if self.left_alone:
+            said += f"; {self.left_alone} were there already"
+        return said
+
+
+def copy(
+    source: Annotated[str, typer.Option("--from", help="The database to read, e.g. sqlite:///threads.db")],
+    target: Annotated[str, typer.Option("--to", help="The database to write, set up by `perdure migrate`")],
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant; everybody's threads without")] = None,
+    threads: Annotated[
+        list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Bring threads up to date that differ at the target")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and compare both; change nothing")] = False,
+    from_key_file: Annotated[
+        typer.FileBinaryRead | None, typer.Option(help="The encryption key of the source")
+    ] = None,
+    to_key_file: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option(help="The encryption key of the target; without one it is written in the clear"),
+    ] = None,
+) -> None:
+    """Copy threads and the store to another database, whatever the two backends and keys are.
+
+    Every thread arrives with its history, pending writes, tags and head, is read back, and is compared by
+    digest before it can be seen. Stop it at any time and run the same command again: what has arrived is
+    compared and left alone, what is half there is finished. A thread that differs at the target is left as it
+    is, and reported, unless --replace. Nothing is changed at the source.
+
+    Exit code 0 when all of it is at the target, 1 when something is not, 130 after Ctrl-C.
+    """
+    if source == target:
+        raise BadUrl("--from and --to are the same database; there is nothing to copy")
+    from_key, to_key = key_of(from_key_file), key_of(to_key_file)
+    with (
+        connect_sync(source, encryption_key=from_key) as here,
+        connect_sync(target, encryption_key=to_key) as there,
+    ):
+        partitions = _chosen(here, tenant, threads)
+        tally = Tally()
+        try:
+            with shown(len(partitions)) as tell:
+                for partition in partitions:
+                    _one(partition, here, there, replace, dry_run, tally, tell)
+        except KeyboardInterrupt:
+            err.print(
+                f"Stopped. At the target: {tally}. Run the same command again to go on.", soft_wrap=True
+            )
+            raise typer.Exit(INTERRUPTED) from None
+        except Unavailable:
+            err.print(f"At the target so far: {tally}. Run the same command again to go on.", soft_wrap=True)
+            raise
+    for line in tally.failed:
+        err.print(escape(line), soft_wrap=True)
+    verb = "To copy" if dry_run else "Copied"
+    out.print(f"{verb} to {escape(redacted(target))}: {tally}", soft_wrap=True)
+    if tally.failed:
+        raise typer.Exit(1)
+
+
+def _chosen(here: Database, tenant: str | None, threads: list[str] | None) -> list[Partition]:
+    partitions = here.partitions(tenant)
+    if not threads:
+        return partitions
+    chosen = [p for p in partitions if p.space == THREADS and p.thread in threads]
+    for name in threads:
+        if not any(p.thread == name for p in chosen):
+            raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+    return chosen
+
+
+def _one(
+    partition: Partition,
+    here: Database,
+    there: Database,
+    replace: bool,
+    dry_run: bool,
+    tally: Tally,
+    tell: Tell,
+) -> None:
+    name = label(partition)
+    try:
+        moved = here.move(partition, there, replace=replace, dry_run=dry_run, report=tell.bytes)
+    except Unavailable:
+        raise
+    except NotFound:
+        # It was deleted since it was listed, or never held more than its name.
+        tell.line(f"{name}: is empty")
+        return
+    except PerdureError as error:
+        tally.failed.append(str(error))
+        tell.line(f"{name}: not copied")
+        return
+    said = (_PLANNED if dry_run else _DONE)[moved.found]
+    if dry_run and moved.found is State.DIFFERENT:
+        if replace:
+            said = "would be replaced"
+        else:
+            tally.failed.append(f"{name} {said}; pass --replace to bring it up to date")
+    tally.count(partition, moved)
+    much = (
+        f"{moved.digest.checkpoints} checkpoints"
+        if partition.space == THREADS
+        else f"{moved.digest.items} items"
+    )
+    tell.line(f"{name}: {said}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
+
+
+def label(partition: Partition) -> str:
+    """How a thread, or a namespace of the store, is called on the screen."""
+    tenant = f" of tenant {partition.tenant!r}" if partition.tenant else ""
+    if partition.space == STORE:
+        return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
+    return f"thread {partition.thread!r}{tenant}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Where progress goes: ``line`` when a thread is done, ``bytes`` as they are read."""
+
+    line: Callable[[str], None]
+    bytes: Callable[[int], None]
+
+
+@contextmanager
+def shown(total: int) -> Iterator[Tell]:
+    """Progress: a bar for who watches a terminal, a line a thread for a log."""
+    if not sys.stderr.isatty():
+        yield Tell(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
+        return
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[megabytes]:,.1f} MB"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", total=total, megabytes=0.0)
+        read = 0
+
+        def more(count: int) -> None:
+            nonlocal read
+            read += count
+            progress.update(task, megabytes=read / 1e6)
+
+        yield Tell(lambda line: progress.update(task, advance=1, description=escape(line[:60])), more)

@@ -1,0 +1,254 @@
+"""What a thread says: reading all of it in bounded steps, and the digest of its content.
+
+The digest is taken over checkpoints, pending writes, tags and heads, with values by what they hold. It
+depends on no backend, no key, no generation and no version of a record, so a thread that moved has the digest
+that it had before. Chunks pass through a few at a time; nodes, which name other chunks, are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import ormsgpack
+
+from perdure.engine import retention
+from perdure.engine.paging import read_all
+from perdure.engine.retention import Contents
+from perdure.engine.threads import HeadView
+from perdure.engine.values import MissingChunk, fetch_chunks
+from perdure.errors import Contention
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.graft import Graft
+from perdure.model.ops import Range
+from perdure.model.program import Program
+from perdure.model.records import GC, HEAD, TAG, WRITE, Partition
+
+ATTEMPTS = 5
+"""How often a thread is read anew because it was written to meanwhile."""
+
+Report = Callable[[int], None]
+"""Is told of bytes as they are read, for whoever shows progress."""
+
+_FEW, _MANY = 16, 1000
+_BATCH_BYTES = 8 << 20
+
+
+def silent(count: int) -> None:
+    """The report that nobody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """The digest of a thread's content, or of a namespace of the store, and how much it was taken over."""
+
+    value: bytes
+    checkpoints: int = 0
+    writes: int = 0
+    items: int = 0
+    bytes: int = 0
+
+    @property
+    def hex(self) -> str:
+        return self.value.hex()
+
+    def agrees(self, other: Digest) -> bool:
+        """Whether the content is the same."""
+        return self.value == other.value
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A thread as it was read, all but its payloads. ``pulse`` is what changes with every write to it."""
+
+    pulse: object
+    contents: Contents
+    graft: Graft
+
+
+class Pace:
+    """How many chunks to ask for at once, so that a batch stays near a number of bytes."""
+
+    def __init__(self) -> None:
+        self._size = 4 * _FEW
+
+    def slices(self, names: list[bytes]) -> Iterator[list[bytes]]:
+        at = 0
+        while at < len(names):
+            some = names[at : at + self._size]
+            yield some
+            at += len(some)
+
+    def learn(self, bodies: Mapping[bytes, bytes]) -> None:
+        """Take note of what a batch weighed."""
+        mean = sum(map(len, bodies.values())) // max(1, len(bodies)) + 1
+        self._size = max(_FEW, min(_MANY, _BATCH_BYTES // mean))
+
+
+def pulse(partition: Partition) -> Program[object]:
+    """What changes with every put, every write of a task, every tag and every removal."""
+    found = yield from read_all(partition, Range(GC), Range(HEAD), Range(TAG), Range(WRITE, bodies=False))
+    return [(record.kind.name, record.key, record.version) for records in found for record in records]
+
+
+def read_thread(partition: Partition, source: Digester, target: Digester) -> Program[Reading | None]:
+    """Everything of a thread but its payloads, to be named by ``target``; ``None`` when it was written to
+    meanwhile, so that nodes are gone. Raises ``MissingChunk`` when a thread at rest lacks one."""
+    before = yield from pulse(partition)
+    contents = yield from retention.read(partition)
+    reading = Reading(before, contents, Graft(source, target))
+    pending = list(dict.fromkeys(references(contents)))
+    while pending:
+        pending = [ref for ref in pending if not reading.graft.explore(ref)]
+        wanted = reading.graft.missing()
+        if wanted:
+            bodies = yield from fetch(partition, reading, sorted(wanted))
+            if bodies is None:
+                return None
+            reading.graft.feed(bodies)
+    return reading
+
+
+def fetch(partition: Partition, reading: Reading, names: list[bytes]) -> Program[dict[bytes, bytes] | None]:
+    """Chunks of a thread that was read; ``None`` when they are gone because it was written to since. Raises
+    ``MissingChunk`` when a thread at rest lacks one."""
+    try:
+        return (yield from fetch_chunks(partition, names))
+    except MissingChunk:
+        if (yield from pulse(partition)) == reading.pulse:
+            raise
+        return None
+
+
+def digest_thread(
+    partition: Partition, digest: Digester, report: Report = silent, root: HeadView | None = None
+) -> Program[Digest]:
+    """The digest of a thread as it stands. ``root`` stands in for the root's head of a thread that has not
+    arrived yet. Raises ``Contention`` when the thread is written to all the time."""
+    for _ in range(ATTEMPTS):
+        reading = yield from read_thread(partition, digest, digest)
+        size = None if reading is None else (yield from _read_payloads(partition, reading, report))
+        if reading is None or size is None:
+            continue
+        if root is not None:
+            reading.contents.heads[""] = root
+        found = digest_of(reading.contents, reading.graft, size)
+        if reading.pulse == (yield from pulse(partition)):
+            return found
+    raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
+
+
+def _read_payloads(partition: Partition, reading: Reading, report: Report) -> Program[int | None]:
+    """Read every payload and keep none; how many bytes they are, or ``None`` when some are gone."""
+    size = 0
+    pace = Pace()
+    for names in pace.slices(sorted(reading.graft.payloads)):
+        bodies = yield from fetch(partition, reading, names)
+        if bodies is None:
+            return None
+        pace.learn(bodies)
+        for name, body in bodies.items():
+            reading.graft.arrive(name, body)
+            size += len(body)
+            report(len(body))
+    return size
+
+
+def digest_of(contents: Contents, graft: Graft, payload_bytes: int) -> Digest:
+    """The digest of what was read, once every payload has arrived."""
+    digest = blake2b(digest_size=32, person=b"perdure.thread")
+    places: dict[str, int] = {}
+    for record in in_order(contents.checkpoints):
+        places[record.namespace] = place = places.get(record.namespace, 0) + 1
+        digest.update(_packed(_checkpoint(record, place, graft)))
+    for write in sorted(contents.writes, key=lambda w: w.key):
+        said = graft.reference(write.ref).content
+        digest.update(_packed(["write", *write.key, write.channel, write.task_path, write.nonce, said]))
+    for tag in sorted(contents.tags, key=lambda t: t.key):
+        digest.update(_packed(["tag", *tag.key, tag.fields["namespace"], tag.fields["checkpoint_id"]]))
+    for namespace, head in sorted(contents.heads.items()):
+        digest.update(_packed(["head", namespace, head.checkpoint_id]))
+    size = payload_bytes + sum(map(len, graft.fresh.values()))
+    return Digest(digest.digest(), len(contents.checkpoints), len(contents.writes), bytes=size)
+
+
+def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+    """Checkpoints by namespace, and within it oldest first."""
+    return sorted(checkpoints, key=lambda c: (c.namespace, c.seq, c.id))
+
+
+def references(contents: Contents) -> Iterator[bytes]:
+    """Every reference that a thread's records hold."""
+    for checkpoint in contents.checkpoints:
+        yield from checkpoint.references()
+    for write in contents.writes:
+        yield write.ref
+
+
+def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
+    """A checkpoint with the references of the target."""
+    return record.moved(
+        refs={channel: graft.reference(ref).name for channel, ref in record.refs.items()},
+        carried={
+            channel: carried._replace(
+                seed=None if carried.seed is None else graft.reference(carried.seed).name,
+                writes=tuple(w._replace(ref=graft.reference(w.ref).name) for w in carried.writes),
+            )
+            for channel, carried in record.carried.items()
+        },
+    )
+
+
+def renamed_write(write: PendingWrite, graft: Graft) -> PendingWrite:
+    """A pending write with the reference of the target."""
+    return write._replace(ref=graft.reference(write.ref).name)
+
+
+def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]:
+    def said(ref: bytes | None) -> bytes | None:
+        return None if ref is None else graft.reference(ref).content
+
+    return [
+        "checkpoint",
+        record.namespace,
+        record.id,
+        place,
+        record.parent_id,
+        record.run_id,
+        record.source,
+        record.step,
+        record.v,
+        record.ts,
+        sorted(record.versions.items()),
+        sorted((channel, said(ref)) for channel, ref in record.refs.items()),
+        sorted((node, sorted(seen.items())) for node, seen in record.versions_seen.items()),
+        record.updated,
+        record.metadata,
+        record.extra,
+        record.nonce,
+        record.seen,
+        record.root,
+        record.root_head,
+        record.cut,
+        record.deltas,
+        [
+            (channel, said(carried.seed), [(w.task_id, said(w.ref)) for w in carried.writes])
+            for channel, carried in sorted(record.carried.items())
+        ],
+    ]
+
+
+def _packed(values: Any) -> bytes:
+    return ormsgpack.packb(_flat(values))
+
+
+def _flat(value: Any) -> Any:
+    """Text as its bytes, so that text which is not well-formed Unicode can be packed too."""
+    if isinstance(value, str):
+        return ["s", value.encode("utf-8", "surrogatepass")]
+    if isinstance(value, list | tuple):
+        return [_flat(v) for v in value]
+    return value

@@ -1,0 +1,25 @@
+"""Reading all of several ranges of a thread: the first pages in one request, what is longer page by page."""
+
+from __future__ import annotations
+
+from perdure.model.ops import Fetch, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import Partition, Record
+
+PAGE = 1000
+"""How many records of one range a request asks for."""
+
+
+def read_all(partition: Partition, *ranges: Range) -> Program[tuple[list[Record], ...]]:
+    """The records of ranges that are ordered by key, one list a range."""
+    out: tuple[list[Record], ...] = tuple([] for _ in ranges)
+    longer = list(range(len(ranges)))
+    while longer:
+        items = tuple(
+            ranges[n]._replace(limit=PAGE, after=out[n][-1].key if out[n] else None) for n in longer
+        )
+        answers = yield from ask(Fetch(partition, items))
+        for n, records in zip(longer, answers, strict=True):
+            out[n].extend(records)
+        longer = [n for n, records in zip(longer, answers, strict=True) if len(records) == PAGE]
+    return out

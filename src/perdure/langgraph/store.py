@@ -1,0 +1,304 @@
+"""LangGraph's store over any backend: its operations in its own types, sync and async from one program.
+
+Which item lives, what a filter means and in which order things are found is decided below; here are the
+clock, the versions that writes are known by, and the thread that sweeps when it is asked to.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from threading import Event, Lock, Thread
+from typing import Any
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    validate_op_namespace,
+)
+
+from perdure.engine import items
+from perdure.engine.transact import Budget
+from perdure.errors import PerdureError, Unserialisable
+from perdure.model import filters
+from perdure.model.items import Condition, Labels, Write, partition_of, span
+from perdure.model.plain import pack, unpack
+from perdure.model.program import Program
+from perdure.model.records import Partition, Record
+from perdure.storage.port import Driver, arun, run
+
+__all__ = ["PerdureStore", "TTLConfig"]
+
+_log = logging.getLogger(__name__)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TTL_KEYS = frozenset(TTLConfig.__annotations__)
+_SWEEP_MINUTES = 5.0
+_VERSION_BITS = 52
+
+
+def _wall_clock() -> int:
+    return time.time_ns() // 1000
+
+
+class Clock:
+    """Microseconds since the epoch that never go back in this process, and are handed out once each."""
+
+    def __init__(self, source: Callable[[], int] = _wall_clock) -> None:
+        self._source = source
+        self._last = 0
+        self._lock = Lock()
+
+    def now(self) -> int:
+        """The time at which something is read: no earlier than any that was handed out."""
+        with self._lock:
+            return max(self._last, self._source())
+
+    def stamp(self) -> int:
+        """The time at which something is written: later than any that was handed out."""
+        with self._lock:
+            self._last = max(self._last + 1, self._source())
+            return self._last
+
+
+_CLOCK = Clock()
+
+
+class PerdureStore(BaseStore):
+    """A store for ``graph.compile(store=…)``. Make one with ``Database.store``.
+
+    A batch reads first, what was there before it, and then writes; of several puts to one key the last one
+    counts. Writes to one namespace are one commit as far as the backend's limits allow.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self, driver: Driver, *, tenant: str = "", ttl: TTLConfig | None = None, clock: Clock = _CLOCK
+    ) -> None:
+        self.ttl_config = _checked(ttl)
+        self._driver = driver
+        self._tenant = tenant
+        self._clock = clock
+        self._budget = Budget(driver.limits.ops, driver.limits.bytes)
+        self._sweeper: _Sweeper | None = None
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        return run(self._batch(list(ops)), self._driver)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        return await arun(self._batch(list(ops)), self._driver)
+
+    def sweep_ttl(self) -> int:
+        """Remove the tenant's items that are over, and say how many. Nobody needs it for correct answers:
+        what is over is never returned. DynamoDB removes them by itself; there it finds none."""
+        return run(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
+
+    async def asweep_ttl(self) -> int:
+        """See ``sweep_ttl``."""
+        return await arun(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
+
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> None:
+        """Sweep in a background thread, every so many minutes: the argument, else what the store's ``ttl``
+        says, else 5. Starting it again changes the interval. Closing the database stops it."""
+        minutes = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
+        self.stop_ttl_sweeper()
+        self._sweeper = _Sweeper(self.sweep_ttl, 60 * float(minutes or _SWEEP_MINUTES))
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
+        """Stop sweeping; whether the thread ended within ``timeout`` seconds. Repeatable."""
+        sweeper, self._sweeper = self._sweeper, None
+        return sweeper is None or sweeper.stop(timeout)
+
+    def _batch(self, ops: list[Op]) -> Program[list[Result]]:
+        for op in ops:
+            _validate(op)
+        writes = self._writes(ops)
+        now = self._clock.now()
+        results: list[Result] = [None] * len(ops)
+        touched: dict[Partition, dict[str, Record]] = {}
+        for partition, asked in self._gets(ops).items():
+            living = yield from items.read(partition, tuple({op.key: None for _, op in asked}), now)
+            for place, op in asked:
+                if record := living.get(op.key):
+                    results[place] = _item(tuple(op.namespace), record)
+                    if op.refresh_ttl:
+                        touched.setdefault(partition, {})[op.key] = record
+        for place, op in enumerate(ops):
+            if isinstance(op, SearchOp):
+                hits = yield from self._search(op, now)
+                results[place] = [_found(hit) for hit in hits]
+                for hit in hits if op.refresh_ttl else ():
+                    at = partition_of(self._tenant, hit.labels)
+                    touched.setdefault(at, {})[hit.record.key[0]] = hit.record
+            elif isinstance(op, ListNamespacesOp):
+                listed: list[Any] = yield from self._list(op, now)
+                results[place] = listed
+        for partition, records in touched.items():
+            left = [r for key, r in records.items() if key not in writes.get(partition, ())]
+            yield from items.renew(partition, [(r, _version()) for r in left], now, self._budget)
+        for partition, by_key in writes.items():
+            yield from items.write(partition, by_key.values(), self._budget)
+        return results
+
+    def _gets(self, ops: list[Op]) -> dict[Partition, list[tuple[int, GetOp]]]:
+        out: dict[Partition, list[tuple[int, GetOp]]] = {}
+        for place, op in enumerate(ops):
+            if isinstance(op, GetOp):
+                out.setdefault(partition_of(self._tenant, op.namespace), []).append((place, op))
+        return out
+
+    def _writes(self, ops: list[Op]) -> dict[Partition, dict[str, Write]]:
+        """The last write to each key, by namespace, each where the first one to its key stood."""
+        last: dict[tuple[Labels, str], PutOp] = {}
+        for op in ops:
+            if isinstance(op, PutOp):
+                last[tuple(op.namespace), op.key] = op
+        out: dict[Partition, dict[str, Write]] = {}
+        for (labels, key), op in last.items():
+            body = None if op.value is None else pack(op.value, f"item {key!r} of {labels!r}: value")
+            ttl = None if op.ttl is None else span(op.ttl)
+            write = Write(key, body, self._clock.stamp(), _version(), ttl)
+            out.setdefault(partition_of(self._tenant, labels), {})[key] = write
+        return out
+
+    def _search(self, op: SearchOp, now: int) -> Program[list[items.Hit[dict[str, Any]]]]:
+        wanted = filters.checked(op.filter or {})
+
+        def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
+            value = unpack(record.body, f"item {record.key[0]!r} of {labels!r}")
+            return value if filters.accepts(wanted, value) else None
+
+        return items.search(
+            self._tenant,
+            tuple(op.namespace_prefix),
+            judge,
+            offset=op.offset,
+            limit=op.limit,
+            everything=not wanted,
+            now=now,
+        )
+
+    def _list(self, op: ListNamespacesOp, now: int) -> Program[list[Labels]]:
+        conditions = [Condition(c.match_type, tuple(c.path)) for c in op.match_conditions or ()]
+        return items.list_namespaces(
+            self._tenant, conditions, depth=op.max_depth, offset=op.offset, limit=op.limit, now=now
+        )
+
+
+class _Sweeper:
+    def __init__(self, sweep: Callable[[], int], seconds: float) -> None:
+        self._sweep = sweep
+        self._seconds = seconds
+        self._ended = Event()
+        self._thread = Thread(target=self._run, name="perdure-ttl-sweeper", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float | None) -> bool:
+        self._ended.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                removed = self._sweep()
+            except PerdureError as error:
+                _log.warning("sweeping expired items failed and is tried again later: %s", error)
+            else:
+                _log.debug("swept %d expired items", removed)
+
+
+def _validate(op: Any) -> None:
+    """Refuse what could not be stored or found: before anything is read or written."""
+    validate_op_namespace(op)
+    if isinstance(op, GetOp | PutOp):
+        if isinstance(op, PutOp) and not op.namespace:
+            raise InvalidNamespaceError("Namespace cannot be empty.")
+        _well_keyed(op.key)
+        _well_formed(op.namespace)
+    elif isinstance(op, SearchOp):
+        _well_formed(op.namespace_prefix)
+        _in_range(limit=op.limit, offset=op.offset)
+    elif isinstance(op, ListNamespacesOp):
+        for condition in op.match_conditions or ():
+            _condition(condition)
+        _in_range(limit=op.limit, offset=op.offset, max_depth=op.max_depth or 0)
+    else:
+        raise ValueError(f"Unknown operation type: {type(op)}")
+
+
+def _condition(condition: MatchCondition) -> None:
+    if condition.match_type not in ("prefix", "suffix"):
+        raise ValueError(f"Unsupported match type: {condition.match_type}")
+    _well_formed(condition.path)
+
+
+def _well_formed(labels: Iterable[str]) -> None:
+    for label in labels:
+        if not _is_text(label):
+            raise InvalidNamespaceError(
+                f"the namespace label {label!r} is not well-formed Unicode (a lone surrogate)"
+            )
+
+
+def _well_keyed(key: object) -> None:
+    if not isinstance(key, str):
+        raise TypeError(f"an item's key is text, not {key!r}")
+    if not _is_text(key):
+        raise Unserialisable(f"the key {key!r} is not well-formed Unicode (a lone surrogate)")
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _in_range(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 0:
+            raise ValueError(f"{name} is 0 or more, not {number}")
+
+
+def _checked(ttl: TTLConfig | None) -> TTLConfig | None:
+    if ttl is None:
+        return None
+    if unknown := sorted(set(ttl) - _TTL_KEYS):
+        raise ValueError(f"ttl has no setting {unknown[0]!r}; it has {', '.join(sorted(_TTL_KEYS))}")
+    default = ttl.get("default_ttl")
+    if default is not None:
+        span(default)
+    return ttl
+
+
+def _version() -> int:
+    return secrets.randbits(_VERSION_BITS) + 1
+
+
+def _item(labels: Labels, record: Record) -> Item:
+    where = f"item {record.key[0]!r} of {labels!r}"
+    return Item(value=unpack(record.body, where), **_place(labels, record))
+
+
+def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
+    return SearchItem(value=hit.value, **_place(hit.labels, hit.record))
+
+
+def _place(labels: Labels, record: Record) -> Mapping[str, Any]:
+    return {
+        "namespace": labels,
+        "key": record.key[0],
+        "created_at": _EPOCH + timedelta(microseconds=record.fields["created_at"]),
+        "updated_at": _EPOCH + timedelta(microseconds=record.fields["updated_at"]),
+    }

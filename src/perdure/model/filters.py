@@ -1,0 +1,100 @@
+"""Which values a search filter accepts: LangGraph's operators, with one answer for what cannot be compared.
+
+A condition is a plain value to equal, a dict of operators, or a dict of conditions for a nested dict. An
+ordering (``$gt`` and the like) holds between two numbers, a number and text that reads as one, or two texts;
+any other pair is in no order, and the item is not accepted.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perdure.model.plain import plain
+
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+_OPERATORS = ("$eq", "$ne", *_ORDERS)
+
+Filter = Mapping[str, Any]
+
+
+def checked(conditions: Mapping[str, Any]) -> Filter:
+    """The filter in plain data; ``ValueError`` for an operator that is unknown or has nothing to compare
+    with, ``Unserialisable`` for what no stored value can equal."""
+    data: dict[str, Any] = plain(conditions, "filter")
+    for name, condition in data.items():
+        _check(condition, f"filter[{name!r}]")
+    return data
+
+
+def accepts(conditions: Filter, value: Mapping[str, Any]) -> bool:
+    """Whether a value meets every condition of a checked filter. What is absent counts as None."""
+    return all(_meets(value.get(name), condition) for name, condition in conditions.items())
+
+
+def _check(condition: Any, where: str) -> None:
+    if isinstance(condition, list):
+        for n, part in enumerate(condition):
+            _check(part, f"{where}[{n}]")
+    if not isinstance(condition, dict):
+        return
+    if not _has_operators(condition):
+        for name, part in condition.items():
+            _check(part, f"{where}[{name!r}]")
+        return
+    for name, operand in condition.items():
+        if name not in _OPERATORS:
+            raise ValueError(f"{where}: {name!r} is not an operator; use one of {', '.join(_OPERATORS)}")
+        if name in _ORDERS and not isinstance(operand, str | int | float):
+            raise ValueError(f"{where}: {name} compares with a number or text, not {operand!r}")
+
+
+def _meets(value: Any, condition: Any) -> bool:
+    if isinstance(condition, dict):
+        if _has_operators(condition):
+            return all(_holds(name, value, operand) for name, operand in condition.items())
+        return isinstance(value, dict) and accepts(condition, value)
+    if isinstance(condition, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(condition)
+            and all(_meets(part, wanted) for part, wanted in zip(value, condition, strict=True))
+        )
+    return bool(value == condition)
+
+
+def _holds(name: str, value: Any, operand: Any) -> bool:
+    if name == "$eq":
+        return bool(value == operand)
+    if name == "$ne":
+        return bool(value != operand)
+    pair = _comparable(value, operand)
+    return pair is not None and _ORDERS[name](*pair)
+
+
+def _has_operators(condition: Mapping[str, Any]) -> bool:
+    return any(name.startswith("$") for name in condition)
+
+
+def _comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:
+    left, right = _number(value), _number(operand)
+    if left is not None and right is not None:
+        return left, right
+    if isinstance(value, str) and isinstance(operand, str):
+        return value, operand
+    return None
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int | float) else None

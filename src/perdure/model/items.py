@@ -1,0 +1,129 @@
+"""How the store's namespaces are named and matched, and when an item is over.
+
+A namespace's name is its labels, each followed by a terminator below every character that a label can hold.
+So names are as many as namespaces, they are in the order of the tuples, and one namespace lies within
+another exactly when its name starts with the other's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from perdure.model.records import STORE, Partition, Record
+
+Labels = tuple[str, ...]
+
+_END = "\x01"
+_ESCAPE = "\x02"
+_AFTER = chr(ord(_END) + 1)
+_LOW = re.compile("[\x00-\x02]")
+_ESCAPED = re.compile(f"{_ESCAPE}(.)", re.DOTALL)
+_LIFT = 2
+
+MINUTE = 60_000_000
+"""Microseconds: the store's spans are given in minutes and kept in microseconds."""
+
+LAST = (1 << 53) - 1
+"""The latest time that is kept, in the year 2255; what would end later ends then."""
+
+
+class Condition(NamedTuple):
+    """What a namespace has to start or end with; ``"*"`` stands for any one label."""
+
+    kind: Literal["prefix", "suffix"]
+    path: Labels
+
+
+def name_of(labels: Labels) -> str:
+    """The name of a namespace: injective, in the tuples' order, a prefix for a prefix."""
+    return "".join(_LOW.sub(_lifted, label) + _END for label in labels)
+
+
+def labels_of(name: str) -> Labels:
+    """The namespace of a name that ``name_of`` made."""
+    return tuple(_ESCAPED.sub(_lowered, part) for part in name.split(_END)[:-1])
+
+
+def name_after(labels: Labels) -> str:
+    """A name that no namespace has: above that of ``labels`` and all within it, below all others above it."""
+    return name_of(labels)[: -len(_END)] + _AFTER
+
+
+def partition_of(tenant: str, labels: Labels) -> Partition:
+    return Partition(tenant, name_of(labels), STORE)
+
+
+def matches(labels: Labels, conditions: Iterable[Condition]) -> bool:
+    """Whether a namespace meets every condition; none is met by a namespace shorter than its path."""
+    return all(_matches(labels, condition) for condition in conditions)
+
+
+def common_prefix(conditions: Iterable[Condition]) -> Labels:
+    """The longest run of labels that every matching namespace is known to start with."""
+    best: Labels = ()
+    for condition in conditions:
+        if condition.kind == "prefix":
+            size = condition.path.index("*") if "*" in condition.path else len(condition.path)
+            best = max(best, condition.path[:size], key=len)
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One item to put, or without a body to delete, at the time ``at``. ``version`` is one that no other
+    write has: a guard on it then means this write and no later one, even if the item was deleted between."""
+
+    key: str
+    body: bytes | None
+    at: int
+    version: int
+    ttl: int | None = None
+
+
+def span(minutes: float) -> int:
+    """Minutes as a span that is kept."""
+    if not 0 < minutes < float("inf"):
+        raise ValueError(f"a ttl is a number of minutes above 0, not {minutes!r}; None means no end")
+    return min(LAST, max(1, round(minutes * MINUTE)))
+
+
+def is_over(record: Record, now: int) -> bool:
+    """Whether the item is gone for every reader, though its record is still there."""
+    expires_at: int | None = record.fields["expires_at"]
+    return expires_at is not None and expires_at <= now
+
+
+def expiry(ttl: int | None, now: int) -> int | None:
+    """When an item with this span ends that was touched now."""
+    return None if ttl is None else min(LAST, now + ttl)
+
+
+def renewed(record: Record, now: int) -> int | None:
+    """When the item ends that is read now, if that is later than what is stored; otherwise none."""
+    later = expiry(record.fields["ttl"], now)
+    stored: int | None = record.fields["expires_at"]
+    return later if later is not None and stored is not None and later > stored else None
+
+
+def by_age(records: Iterable[Record]) -> list[Record]:
+    """The order in which a namespace is searched: oldest first, equals by key."""
+    return sorted(records, key=lambda record: (record.fields["created_at"], record.key))
+
+
+def _matches(labels: Labels, condition: Condition) -> bool:
+    size = len(condition.path)
+    if size > len(labels):
+        return False
+    part: Sequence[str] = labels[:size] if condition.kind == "prefix" else labels[len(labels) - size :]
+    return all(wanted in ("*", label) for label, wanted in zip(part, condition.path, strict=True))
+
+
+def _lifted(low: re.Match[str]) -> str:
+    return _ESCAPE + chr(ord(low[0]) + _LIFT)
+
+
+def _lowered(escaped: re.Match[str]) -> str:
+    return chr(ord(escaped[1]) - _LIFT)

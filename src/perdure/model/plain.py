@@ -1,0 +1,78 @@
+"""What an item of the store may hold: plain JSON data, and the bytes that it is stored as.
+
+A body is a JSON object in UTF-8; its first byte is ``{``. Another first byte is free for another form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from perdure.errors import Corrupt, Unserialisable
+
+DEPTH = 256
+"""How deep a value may be nested."""
+
+
+def pack(value: object, where: str) -> bytes:
+    """The bytes of a value; ``where`` begins the path in the error of one that is not plain."""
+    if not isinstance(value, Mapping):
+        raise Unserialisable(f"{where} is {_a(value)}; an item's value is a dict")
+    data = plain(value, where)
+    try:
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise Unserialisable(
+            f"{where} holds text that is not well-formed Unicode (a lone surrogate)"
+        ) from error
+    except ValueError as error:
+        raise Unserialisable(
+            f"{where} holds an integer of more than 4,300 digits; store it as text"
+        ) from error
+
+
+def unpack(body: bytes, where: str) -> dict[str, Any]:
+    """The value of a stored body."""
+    if not body.startswith(b"{"):
+        raise Corrupt(f"{where} is stored in a form that this release does not know; upgrade perdure")
+    try:
+        value: dict[str, Any] = json.loads(body)
+    except ValueError as error:
+        raise Corrupt(f"{where}: what is stored is not an item's value; put it again or delete it") from error
+    return value
+
+
+def plain(value: object, where: str, depth: int = 0) -> Any:
+    """The value in the types that JSON has: tuples become lists, subclasses what they are made of."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        if not isfinite(value):
+            raise Unserialisable(f"{where} is {value!r}, which JSON does not have; store None or text")
+        return float.__float__(value)
+    if depth >= DEPTH:
+        raise Unserialisable(f"{where[:200]}… is nested deeper than {DEPTH} levels, or contains itself")
+    if isinstance(value, Mapping):
+        out: dict[str, Any] = {}
+        for name, part in value.items():
+            if not isinstance(name, str):
+                raise Unserialisable(f"{where} has the key {name!r}, {_a(name)}; keys are text")
+            out[str.__str__(name)] = plain(part, f"{where}[{name!r}]", depth + 1)
+        return out
+    if isinstance(value, list | tuple):
+        return [plain(part, f"{where}[{n}]", depth + 1) for n, part in enumerate(value)]
+    raise Unserialisable(
+        f"{where} is {_a(value)}; the store keeps plain JSON data: dict, list, str, int, float, bool, None. "
+        "Convert it first, e.g. model_dump(mode='json') or isoformat()"
+    )
+
+
+def _a(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,365 @@
+"""Records in one file that can be carried away: what an export writes and an import reads.
+
+The file is a log of frames: a head with the format's version, a frame for each record in the order in which
+it was written, and an end with the digest of all before it. It is a backend in all but opening: the same
+verbs, for one process, one after the other. It is written beside its place and moved there when it is whole;
+what ends early, was changed, or is of a newer format is refused before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct
+from threading import RLock
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+
+import ormsgpack
+
+from perdure.errors import BadArchive, NotFound, Unavailable
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Delete,
+    Expect,
+    Expectation,
+    Fetch,
+    Find,
+    Found,
+    Get,
+    Op,
+    Put,
+    Range,
+    Refused,
+    Stage,
+)
+from perdure.model.program import Effect
+from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
+from perdure.storage.port import Limits
+
+FORMAT = 1
+"""The version of the file's layout that this release reads and writes."""
+
+_MAGIC = b"perdure threads\n"
+_LENGTH = Struct(">I")
+_FRAME_MAX = 1 << 30
+_HEAD, _PUT, _DELETE, _END = 0, 1, 2, 3
+_KINDS = {kind.name: kind for kind in KINDS}
+
+R = TypeVar("R")
+
+
+class _Row(NamedTuple):
+    """Where a record is in the file, and its version."""
+
+    at: int
+    size: int
+    version: int
+
+
+Tables = dict[Partition, dict[str, dict[Key, _Row]]]
+
+
+class Archive:
+    """An open archive. Made by ``create`` for writing, until ``finish``, or by ``read`` for reading."""
+
+    def __init__(self, path: Path, file: BinaryIO, *, writing: bool) -> None:
+        self._path = path
+        self._file = file
+        self._writing = writing
+        self._size = 0
+        self._sum = blake2b(digest_size=32, person=b"perdure.archive")
+        self._tables: Tables = {}
+        self._lock = RLock()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(ops=100_000, bytes=64 << 20)
+
+    @classmethod
+    def create(cls, path: Path) -> Archive:
+        """Begin a file beside ``path``; an unfinished one of an earlier attempt is begun anew."""
+        beside = _beside(path)
+        try:
+            file = open(beside, "w+b", opener=_private)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        archive = cls(path, file, writing=True)
+        archive._write(_MAGIC)
+        archive._frame([_HEAD, FORMAT])
+        return archive
+
+    @classmethod
+    def read(cls, path: Path) -> Archive:
+        """Open a whole file. ``BadArchive`` when it is none, ends early, was changed, or is newer."""
+        try:
+            file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no file {path}") from error
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be read: {error.strerror}") from error
+        archive = cls(path, file, writing=False)
+        try:
+            archive._scan()
+        except BaseException:
+            file.close()
+            raise
+        return archive
+
+    def finish(self) -> None:
+        """Write the end, make everything durable, and move the file to its place."""
+        with self._lock:
+            self._frame([_END, self._sum.digest()])
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                os.replace(_beside(self._path), self._path)
+                folder = os.open(self._path.absolute().parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+            except OSError as error:
+                raise _unwritable(self._path, error) from error
+            self._writing = False
+
+    def close(self) -> None:
+        """Release the file; one that was not finished is removed."""
+        with self._lock:
+            if self._file.closed:
+                return
+            self._file.close()
+            if self._writing:
+                _beside(self._path).unlink(missing_ok=True)
+
+    def perform(self, effect: Effect[R]) -> R:
+        with self._lock:
+            return cast(R, self._perform(effect))
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return self.perform(effect)
+
+    def _perform(self, effect: Effect[Any]) -> Any:
+        if isinstance(effect, Fetch):
+            return tuple(tuple(self._fetch(effect.partition, item)) for item in effect.items)
+        if isinstance(effect, Find):
+            return tuple(self._find(effect))
+        if not self._writing:
+            raise Unavailable(f"{self._path} is an export; it is read, not written to")
+        if isinstance(effect, Commit):
+            for op in effect.ops:
+                if not _meets(self._table(effect.partition, op.kind).get(op.key), op.expect):
+                    return Refused(op.kind, op.key)
+            self._apply(effect.partition, effect.ops)
+            return Committed()
+        if isinstance(effect, Stage):
+            self._apply(effect.partition, effect.puts)
+            return None
+        raise TypeError(f"not a request to an archive: {type(effect).__name__}")
+
+    # Reading
+
+    def _scan(self) -> None:
+        if self._raw(len(_MAGIC)) != _MAGIC:
+            raise BadArchive(f"{self._path} is not an export of threads")
+        kind, *head = self._next()
+        if kind != _HEAD or len(head) < 1 or not isinstance(head[0], int):
+            raise BadArchive(f"{self._path} is not an export of threads")
+        if head[0] > FORMAT:
+            raise BadArchive(
+                f"{self._path} was written by a newer Perdure (format {head[0]}, this release reads "
+                f"{FORMAT}); upgrade, then import it"
+            )
+        while True:
+            before, at = self._sum.digest(), self._size
+            kind, *frame = self._next()
+            if kind == _END:
+                break
+            self._note(kind, frame, at)
+        if frame != [before] or self._file.read(1):
+            raise BadArchive(f"{self._path} was changed since it was written; export the threads again")
+
+    def _next(self) -> list[Any]:
+        (size,) = _LENGTH.unpack(self._raw(_LENGTH.size))
+        frame = self._unpacked(self._raw(min(size, _FRAME_MAX)))
+        if not isinstance(frame, list) or not frame:
+            raise self._changed()
+        return frame
+
+    def _raw(self, size: int) -> bytes:
+        try:
+            data = self._file.read(size)
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
+        if len(data) < size:
+            raise BadArchive(
+                f"{self._path} ends early: it was not written to its end, or not copied whole; nothing of it "
+                "was used. Export the threads again"
+            )
+        self._count(data)
+        return data
+
+    def _unpacked(self, data: bytes) -> Any:
+        try:
+            return ormsgpack.unpackb(data)
+        except ValueError as error:
+            raise self._changed() from error
+
+    def _note(self, kind: Any, frame: list[Any], at: int) -> None:
+        try:
+            partition, of, key, *rest = _place(frame)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._changed() from error
+        if kind == _PUT and len(rest) == 3:
+            row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, rest[1])
+            self._table(partition, of)[key] = row
+        elif kind == _DELETE:
+            self._table(partition, of).pop(key, None)
+        else:
+            raise self._changed()
+
+    def _changed(self) -> BadArchive:
+        return BadArchive(f"{self._path} was changed since it was written; export the threads again")
+
+    def _record(self, row: _Row) -> Record:
+        try:
+            self._file.seek(row.at)
+            data = self._file.read(row.size)
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
+        _, *frame = self._unpacked(data)
+        _, kind, key, fields, version, body = _place(frame)
+        values = _decoded(kind.fields, fields)
+        return Record(kind, key, dict(zip([c.name for c in kind.fields], values, strict=True)), version, body)
+
+    def _table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
+        return self._tables.setdefault(partition, {}).setdefault(kind.name, {})
+
+    def _fetch(self, partition: Partition, item: Get | Range) -> Iterable[Record]:
+        table = self._table(partition, item.kind)
+        if isinstance(item, Get):
+            return [self._record(table[item.key])] if item.key in table else []
+        keys = sorted(key for key in table if key[: len(item.prefix)] == item.prefix)
+        if item.by is not None:
+            return self._by(item, item.by, [self._record(table[key]) for key in keys])
+        if item.reverse:
+            keys.reverse()
+        if item.after is not None:
+            keys = [k for k in keys if (k < item.after if item.reverse else k > item.after)]
+        return [_shown(item, self._record(table[key])) for key in keys[: item.limit]]
+
+    def _by(self, item: Range, field: str, found: list[Record]) -> list[Record]:
+        found.sort(key=lambda r: r.fields[field], reverse=item.reverse)
+        if item.after is not None:
+            found = [
+                r
+                for r in found
+                if (r.fields[field] < item.after if item.reverse else r.fields[field] > item.after)
+            ]
+        return [_shown(item, record) for record in found[: item.limit]]
+
+    def _find(self, effect: Find) -> Iterator[Found]:
+        if effect.index != "threads":
+            raise TypeError(f"an archive has no index {effect.index!r}")
+        partitions = sorted(
+            p
+            for p, tables in self._tables.items()
+            if p != RESERVED
+            and any(tables.values())
+            and p.space == effect.space
+            and effect.tenant in (None, p.tenant)
+            and p.thread.startswith(effect.prefix)
+        )
+        start = 0 if effect.after is None else bisect_right(partitions, effect.after)
+        return iter([Found(p) for p in partitions[start : start + effect.limit]])
+
+    # Writing
+
+    def _apply(self, partition: Partition, ops: Iterable[Op]) -> None:
+        for op in ops:
+            if isinstance(op, Put):
+                fields = _encoded(op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
+                at = self._frame([_PUT, *_named(partition, op), fields, op.version, op.body])
+                row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, op.version)
+                self._table(partition, op.kind)[op.key] = row
+            elif isinstance(op, Delete):
+                self._frame([_DELETE, *_named(partition, op)])
+                self._table(partition, op.kind).pop(op.key, None)
+
+    def _frame(self, frame: list[Any]) -> int:
+        """Append a frame; where it begins."""
+        at = self._size
+        data = ormsgpack.packb(frame)
+        self._write(_LENGTH.pack(len(data)) + data)
+        return at
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(data)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+        self._count(data)
+
+    def _count(self, data: bytes) -> None:
+        self._sum.update(data)
+        self._size += len(data)
+
+
+def _named(partition: Partition, op: Op) -> list[Any]:
+    return [_texts(partition), op.kind.name, _encoded(op.kind.key, op.key)]
+
+
+def _place(frame: list[Any]) -> list[Any]:
+    """A frame with its partition, kind and key as the program knows them."""
+    names, kind_name, key, *rest = frame
+    kind = _KINDS[kind_name]
+    partition = Partition(*(name.decode("utf-8", "surrogatepass") for name in names))
+    return [partition, kind, tuple(_decoded(kind.key, key)), *rest]
+
+
+def _texts(values: Iterable[str]) -> list[bytes]:
+    return [value.encode("utf-8", "surrogatepass") for value in values]
+
+
+def _encoded(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
+    """Values as they can be packed, whatever Unicode they hold."""
+    return [
+        value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        for _, value in zip(columns, values, strict=True)
+    ]
+
+
+def _decoded(columns: tuple[Column, ...], values: list[Any]) -> list[Any]:
+    return [
+        value.decode("utf-8", "surrogatepass") if column.kind == "text" and value is not None else value
+        for column, value in zip(columns, values, strict=True)
+    ]
+
+
+def _shown(item: Range, record: Record) -> Record:
+    return record if item.bodies else record._replace(body=b"")
+
+
+def _meets(row: _Row | None, expect: Expectation) -> bool:
+    if expect is Expect.ANY:
+        return True
+    if expect is Expect.ABSENT:
+        return row is None
+    return row is not None and expect in (Expect.PRESENT, row.version)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _private(name: str, flags: int) -> int:
+    """Only the owner may read what was exported, until somebody decides otherwise."""
+    return os.open(name, flags, 0o600)
+
+
+def _unwritable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(f"{path} cannot be written: {error.strerror}; nothing is left there")

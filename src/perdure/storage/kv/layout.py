@@ -1,0 +1,217 @@
+"""Which bytes stand for a key, a partition and a record where a backend knows bytes only.
+
+Encoded keys are injective and in the order of what they encode, so that a range of keys is a range of bytes.
+A part that others follow ends in a mark that no part contains; the last part of a key stands bare. A record
+is its version, the integers that order it, its indexed field, its other fields, and its body, in that order.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+import ormsgpack
+
+from perdure.errors import TooLarge
+from perdure.model.records import Column, Key, Kind, Partition, Record
+
+LAYOUT_VERSION = 1
+"""The version of the encodings of this module; a change of the declared kinds changes it too."""
+
+_END = b"\x00\x01"
+_NUL, _ESCAPED = b"\x00", b"\x00\xff"
+_SIGN = 1 << 63
+_LARGEST = (1 << 64) - 1
+_INTEGER = struct.Struct(">Q")
+_SIZE = struct.Struct(">I")
+_NOTHING = 0xFFFFFFFF
+
+
+def encode_integer(value: int) -> bytes:
+    """Eight bytes in the order of the numbers; ``TooLarge`` past 64 bits."""
+    shifted = value + _SIGN
+    if not 0 <= shifted <= _LARGEST:
+        raise TooLarge(f"the number {value} does not fit 64 bits; nothing of this write was stored")
+    return _INTEGER.pack(shifted)
+
+
+def decode_integer(data: bytes) -> int:
+    return int(_INTEGER.unpack(data)[0]) - _SIGN
+
+
+def _bare(column: Column, value: Any) -> bytes:
+    if column.kind == "integer":
+        return encode_integer(value)
+    data: bytes = value if column.kind == "bytes" else value.encode("utf-8", "surrogatepass")
+    return data
+
+
+def _ended(column: Column, value: Any) -> bytes:
+    data = _bare(column, value)
+    return data if column.kind == "integer" else data.replace(_NUL, _ESCAPED) + _END
+
+
+def _value(column: Column, data: bytes) -> Any:
+    if column.kind == "integer":
+        return decode_integer(data)
+    return data if column.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+
+
+def encode_key(kind: Kind, key: Key) -> bytes:
+    """A whole key, in the order of the kind's keys."""
+    columns = kind.key
+    if len(columns) == 1:
+        return _bare(columns[0], key[0])
+    if not columns:
+        return b""
+    return encode_prefix(kind, key[:-1]) + _bare(columns[-1], key[-1])
+
+
+def encode_prefix(kind: Kind, parts: Key) -> bytes:
+    """The bytes with which every key begins that begins with these parts. All parts make a whole key."""
+    if len(parts) == len(kind.key):
+        return encode_key(kind, parts)
+    return b"".join([_ended(c, v) for c, v in zip(kind.key, parts, strict=False)])
+
+
+def decode_key(kind: Kind, data: bytes) -> Key:
+    """The key of ``encode_key``."""
+    columns = kind.key
+    if len(columns) == 1:
+        return (_value(columns[0], data),)
+    if not columns:
+        return ()
+    out: list[Any] = []
+    for column in columns[:-1]:
+        if column.kind == "integer":
+            part, data = data[:8], data[8:]
+        else:
+            part, _, data = data.partition(_END)
+            part = part.replace(_ESCAPED, _NUL)
+        out.append(_value(column, part))
+    return (*out, _value(columns[-1], data))
+
+
+def successor(prefix: bytes) -> bytes:
+    """The first bytes after all that begin with ``prefix``; empty when there are none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else b""
+
+
+def encode_text(value: str) -> bytes:
+    """Text that others follow."""
+    return value.encode("utf-8", "surrogatepass").replace(_NUL, _ESCAPED) + _END
+
+
+def encode_partition(partition: Partition) -> bytes:
+    """A partition, in the order of tenant, space and name."""
+    tail = partition.thread.encode("utf-8", "surrogatepass")
+    return encode_text(partition.tenant) + encode_text(partition.space) + tail
+
+
+def decode_partition(data: bytes) -> Partition:
+    """The partition of ``encode_partition``."""
+    tenant, _, rest = data.partition(_END)
+    space, _, thread = rest.partition(_END)
+    tenant, space = tenant.replace(_ESCAPED, _NUL), space.replace(_ESCAPED, _NUL)
+    return Partition(*(part.decode("utf-8", "surrogatepass") for part in (tenant, thread, space)))
+
+
+def bucket_of(encoded: bytes, buckets: int) -> int:
+    """The bucket, from 0, of an encoded partition: the same in every process and release."""
+    return crc32(encoded) % buckets
+
+
+class Shape:
+    """How the records of one kind are packed: ``ordered`` integers of fixed place first (the field that
+    grows, then those that order), then the indexed field, then the ``rest``."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        names = (*((kind.grows,) if kind.grows else ()), *kind.by)
+        columns = {c.name: c for c in kind.fields}
+        if any(columns[name].kind != "integer" or columns[name].nullable for name in names):
+            raise TypeError(f"{kind.name}: only integers that are never null order or grow")
+        self.ordered = names
+        self.index = columns[kind.index] if kind.index else None
+        self.rest = tuple(c.name for c in kind.fields if c.name not in (*names, kind.index))
+        self.head = 8 * (kind.versioned + len(names))
+
+    def pack(self, fields: Any, version: int, body: bytes) -> bytes:
+        """The bytes of a record; ``TooLarge`` when a number does not fit."""
+        out = [encode_integer(version)] if self.kind.versioned else []
+        out += [encode_integer(fields[name]) for name in self.ordered]
+        if self.index is not None:
+            out += self._packed_index(fields[self.index.name])
+        if self.rest:
+            packed = _packed([fields[name] for name in self.rest])
+            out += (_SIZE.pack(len(packed)), packed)
+        out.append(body)
+        return b"".join(out)
+
+    def column(self, name: str, value: Any) -> tuple[int, bytes]:
+        """Where a field stands (from 0: ordered, then indexed, then the rest) and the bytes that it has there
+        when it has this value."""
+        if name in self.ordered:
+            return self.ordered.index(name), encode_integer(value)
+        first = len(self.ordered)
+        if self.index is not None:
+            if name == self.index.name:
+                return first, b"".join(self._packed_index(value))
+            first += 1
+        return first + self.rest.index(name), _packed(value)
+
+    def record(self, key: Key, data: bytes) -> Record:
+        """The record of ``pack``."""
+        kind = self.kind
+        version, at = 0, 0
+        if kind.versioned:
+            version, at = decode_integer(data[:8]), 8
+        fields: dict[str, Any] = {}
+        for name in self.ordered:
+            fields[name] = decode_integer(data[at : at + 8])
+            at += 8
+        if self.index is not None:
+            (size,) = _SIZE.unpack_from(data, at)
+            at += 4
+            fields[self.index.name] = None
+            if size != _NOTHING:
+                fields[self.index.name] = self._index_value(data[at : at + size])
+                at += size
+        if self.rest:
+            (size,) = _SIZE.unpack_from(data, at)
+            at += 4 + size
+            fields.update(zip(self.rest, ormsgpack.unpackb(data[at - size : at]), strict=True))
+        return Record(kind, key, fields, version, data[at:])
+
+    def index_prefix(self, value: Any) -> bytes:
+        """The bytes with which an index entry of this value begins."""
+        if self.index is None:
+            raise TypeError(f"{self.kind.name} has no index")
+        return _ended(self.index, value)
+
+    def _index_value(self, data: bytes) -> Any:
+        if self.index is None or self.index.kind == "integer":
+            return decode_integer(data)
+        return _value(self.index, data.removesuffix(_END).replace(_ESCAPED, _NUL))
+
+    def _packed_index(self, value: Any) -> list[bytes]:
+        if value is None:
+            return [_SIZE.pack(_NOTHING)]
+        packed = self.index_prefix(value)
+        return [_SIZE.pack(len(packed)), packed]
+
+
+@lru_cache(maxsize=64)
+def shape(kind: Kind) -> Shape:
+    """The shape of a kind's records."""
+    return Shape(kind)
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return ormsgpack.packb(value)
+    except ormsgpack.MsgpackEncodeError as error:
+        raise TooLarge(f"a field cannot be stored ({error}); nothing of this write was stored") from error

@@ -1,0 +1,169 @@
+-- Checks what every operation expects, then writes all of them: 0, or the number of the first that failed.
+-- KEYS: records, order, passing order, catalogue, index. ARGV: partition, 1 when it belongs into the
+-- catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation
+-- head, name, and for a put the record, for a delete the fields that must be unchanged.
+-- A head is: operation, kind, expectation, split (4 bytes), and the version that is expected, if one is.
+
+local PUT, DELETE = 1, 2
+local ANY, NONE, SOME = 0, 1, 2
+local records, order, passing = KEYS[1], KEYS[2], KEYS[3]
+local partition, listed, life = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local existed = redis.call('EXISTS', records) == 1
+local ops, before = {}, {}
+
+local function unchanged(kind, wanted, value)
+  local at = 1
+  while at <= #wanted do
+    local place, size = struct.unpack('>I4I4', wanted:sub(at, at + 7))
+    if column(kind, value, place) ~= wanted:sub(at + 8, at + 7 + size) then
+      return false
+    end
+    at = at + 8 + size
+  end
+  return true
+end
+
+local function holds(n, op)
+  if op.wanted and op.wanted ~= '' then
+    before[n] = redis.call('HGET', records, op.field)
+    if not before[n] or not unchanged(op.kind, op.wanted, before[n]) then
+      return false
+    end
+  end
+  if op.expect == ANY then
+    return true
+  end
+  if op.expect == NONE then
+    return redis.call('HEXISTS', records, op.field) == 0
+  end
+  if op.expect == SOME then
+    return redis.call('HEXISTS', records, op.field) == 1
+  end
+  before[n] = before[n] or redis.call('HGET', records, op.field)
+  return before[n] and before[n]:sub(1, 8) == op.version
+end
+
+local at, count = 5, 0
+while ARGV[at] do
+  local head = ARGV[at]
+  local code, kind, expect = head:byte(1, 3)
+  local op = { code = code, kind = KINDS[kind], expect = expect, field = ARGV[at + 1], more = ARGV[at + 2] }
+  op.split = struct.unpack('>I4', head:sub(4, 7))
+  op.version = head:sub(8)
+  if code == DELETE then
+    op.wanted = op.more
+  end
+  count = count + 1
+  if not holds(count, op) then
+    return count
+  end
+  if expect == NONE then
+    before[count] = false
+  end
+  ops[count] = op
+  at = at + (code == PUT and 3 or code == DELETE and 3 or 2)
+end
+
+local is_passing = nil
+local function passes()
+  if is_passing == nil then
+    is_passing = redis.call('EXISTS', passing) == 1
+  end
+  return is_passing
+end
+
+local function unlist(kind, op, value)
+  for place = 1, #kind.by do
+    redis.call('ZREM', order, order_entry(kind, place, op.field, value, op.split))
+  end
+  local entry = index_entry(kind, op.field, value, partition)
+  if entry then
+    redis.call('ZREM', KEYS[5], entry)
+  end
+end
+
+local function put(kind, op, n)
+  local value = op.more
+  if kind.grows then
+    local old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
+    if old and less(value:sub(1, 8), old:sub(1, 8)) then
+      value = old:sub(1, 8) .. value:sub(9)
+    end
+    redis.call('HSET', records, op.field, value)
+    if not old and passes() then
+      redis.call('ZADD', passing, 0, op.field)
+    end
+    return
+  end
+  if kind.index or #kind.by > 0 then
+    local old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
+    if old then
+      unlist(kind, op, old)
+    end
+    for place = 1, #kind.by do
+      redis.call('ZADD', order, 0, order_entry(kind, place, op.field, value, op.split))
+    end
+    local entry = index_entry(kind, op.field, value, partition)
+    if entry then
+      redis.call('ZADD', KEYS[5], 0, entry)
+    end
+  end
+  if redis.call('HSET', records, op.field, value) == 1 then
+    redis.call('ZADD', order, 0, op.field)
+  end
+end
+
+local function delete(kind, op, n)
+  local old = nil
+  if kind.index or #kind.by > 0 then
+    old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
+  end
+  if redis.call('HDEL', records, op.field) == 0 then
+    return
+  end
+  if old then
+    unlist(kind, op, old)
+  end
+  if not kind.grows then
+    redis.call('ZREM', order, op.field)
+  elseif passes() then
+    redis.call('ZREM', passing, op.field)
+  end
+end
+
+local wrote, removed = false, false
+for n, op in ipairs(ops) do
+  if op.code == PUT then
+    put(op.kind, op, n)
+    wrote = true
+  elseif op.code == DELETE then
+    delete(op.kind, op, n)
+    removed = true
+  end
+end
+
+if wrote and listed and not existed then
+  redis.call('ZADD', KEYS[4], 0, partition)
+end
+if removed and not wrote and listed and redis.call('EXISTS', records) == 0 then
+  redis.call('ZREM', KEYS[4], partition)
+end
+if life > 0 and wrote then
+  redis.call('PEXPIRE', records, life)
+  redis.call('PEXPIRE', order, life)
+  if not existed then
+    -- Threads that ended leave entries behind; a new one takes some of those away.
+    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[4], 3)) do
+      if redis.call('EXISTS', ARGV[4] .. entry) == 0 then
+        redis.call('ZREM', KEYS[4], entry)
+      end
+    end
+    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[5], 9)) do
+      local kind, found = indexed_record(entry, ARGV[4])
+      if not found then
+        redis.call('ZREM', KEYS[5], entry)
+      end
+    end
+  end
+end
+return 0

@@ -1,0 +1,24 @@
+-- Removes a partition with its entries in the catalogue and the index.
+-- KEYS: records, order, passing order, catalogue, index. ARGV: partition.
+
+for _, kind in ipairs(KINDS) do
+  if kind.index then
+    local low = '[' .. kind.name .. ':'
+    local names = redis.call('ZRANGEBYLEX', KEYS[2], low, '(' .. kind.name .. ';')
+    sliced(names, function(first, last)
+      local entries = {}
+      for n, value in ipairs(redis.call('HMGET', KEYS[1], unpack(names, first, last))) do
+        local entry = value and index_entry(kind, names[first + n - 1], value, ARGV[1])
+        if entry then
+          entries[#entries + 1] = entry
+        end
+      end
+      if #entries > 0 then
+        redis.call('ZREM', KEYS[5], unpack(entries))
+      end
+    end)
+  end
+end
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+redis.call('ZREM', KEYS[4], ARGV[1])
+return 0

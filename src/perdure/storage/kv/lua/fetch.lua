@@ -1,0 +1,95 @@
+-- Reads records and ranges of one partition, all of one moment, in one string: for each record asked for by
+-- name its size and bytes (the largest size: there is none), then for each range the number of its records,
+-- and for each the size and bytes of its key and of itself.
+-- KEYS: records, order, passing order. ARGV: how many names, the names, then for each range head, low, high.
+-- A head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
+
+local BODIES, REVERSE, BY, PASSING = 1, 2, 4, 8
+local ALL = 4294967295
+local records, order, passing = KEYS[1], KEYS[2], KEYS[3]
+local out = {}
+
+local function flag(flags, bit)
+  return math.floor(flags / bit) % 2 == 1
+end
+
+-- The order of a kind that is seldom read in order is made when it is, and goes a minute after its last use.
+local function make_passing(name)
+  if redis.call('EXISTS', passing) == 0 then
+    local fields, members = redis.call('HKEYS', records), {}
+    for _, field in ipairs(fields) do
+      if field:sub(1, #name + 1) == name .. ':' then
+        members[#members + 1] = 0
+        members[#members + 1] = field
+      end
+    end
+    sliced(members, function(from, to)
+      redis.call('ZADD', passing, unpack(members, from, to))
+    end)
+  end
+  redis.call('PEXPIRE', passing, 60000)
+end
+
+local function range(head, low, high)
+  local number, flags = head:byte(1, 2)
+  local kind = KINDS[number]
+  local limit, split = struct.unpack('>I4I4', head:sub(3, 10))
+  local key = order
+  if flag(flags, PASSING) then
+    make_passing(kind.name)
+    key = passing
+  end
+  local command = flag(flags, REVERSE) and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX'
+  local from, to = low, high
+  if flag(flags, REVERSE) then
+    from, to = high, low
+  end
+  local names
+  if limit == ALL then
+    names = redis.call(command, key, from, to)
+  else
+    names = redis.call(command, key, from, to, 'LIMIT', 0, limit)
+  end
+  if flag(flags, BY) then
+    local skip = low:find(':', 1, true)
+    for n, name in ipairs(names) do
+      names[n] = kind.name .. ':' .. name:sub(skip, split) .. name:sub(split + 9)
+    end
+  end
+  local place, count = #out + 1, 0
+  out[place] = ''
+  sliced(names, function(first, last)
+    for n, value in ipairs(redis.call('HMGET', records, unpack(names, first, last))) do
+      if value then
+        if not flag(flags, BODIES) then
+          value = value:sub(1, body_at(kind, value) - 1)
+        end
+        local name = names[first + n - 1]:sub(#kind.name + 2)
+        local size = #out
+        out[size + 1], out[size + 2] = u32(#name), name
+        out[size + 3], out[size + 4] = u32(#value), value
+        count = count + 1
+      end
+    end
+  end)
+  out[place] = u32(count)
+end
+
+local gets = tonumber(ARGV[1])
+for from = 2, gets + 1, 2000 do
+  local to = math.min(from + 1999, gets + 1)
+  local found = redis.call('HMGET', records, unpack(ARGV, from, to))
+  for n = 1, to - from + 1 do
+    local value = found[n]
+    if value then
+      out[#out + 1] = u32(#value)
+      out[#out + 1] = value
+    else
+      out[#out + 1] = ABSENT
+    end
+  end
+end
+for at = gets + 2, #ARGV, 3 do
+  range(ARGV[at], ARGV[at + 1], ARGV[at + 2])
+end
+return table.concat(out)

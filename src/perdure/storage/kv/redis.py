@@ -1,0 +1,304 @@
+"""Redis or Valkey, one server or a cluster: each request is one atomic script in the slot of its bucket.
+
+Requests that arrive while others are on their way leave together with the next, in one trip. How durable an
+acknowledged commit is, is the server's to say: ``appendonly yes`` with ``appendfsync always`` keeps the
+promise; opening warns when the server keeps nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from redis.crc import key_slot
+
+from perdure.errors import PerdureError, Unavailable, Unmigrated
+from perdure.model.ops import Check, Commit, Drop, Fetch, Find, Put, Refused, Stage
+from perdure.model.program import Effect
+from perdure.storage.gather import Gatherer, Job
+from perdure.storage.kv import layout
+from perdure.storage.kv import redis_requests as requests
+from perdure.storage.kv.redis_errors import CLIENT_ERRORS, translate
+from perdure.storage.kv.redis_find import find
+from perdure.storage.kv.redis_links import Call, Links, Lost, Topology
+from perdure.storage.kv.redis_url import Settings, read
+from perdure.storage.port import Limits
+from perdure.storage.unknown import evidence, was_applied
+
+R = TypeVar("R")
+
+SCHEMA_VERSION = layout.LAYOUT_VERSION
+BUCKETS = 256
+"""How many buckets a new database has; stored with it, and never changed."""
+
+PATIENCE = 10.0
+"""Seconds for which a request waits for a server to come back before it is ``Unavailable``."""
+
+_GROUP_MAX = 128
+_LOGGER = logging.getLogger("perdure.storage.redis")
+
+
+class RedisDriver:
+    """One prefix of a Redis or Valkey server or cluster. Opening it connects to nothing yet."""
+
+    def __init__(self, settings: Settings, buckets: int) -> None:
+        self._shown = settings.shown
+        self._space = requests.Keyspace(settings.prefix, buckets, settings.life)
+        self._topology = Topology(settings)
+        self._limits = Limits(ops=10_000, bytes=16 << 20)
+        self._idle: deque[Links] = deque()
+        self._gatherer = Gatherer(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._gatherer.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await self._gatherer.aperform(effect)
+
+    def close(self) -> None:
+        self._gatherer.close()
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _links(self) -> Iterator[Links]:
+        """Connections for one worker's trip, those that were used last first."""
+        try:
+            links = self._idle.pop()
+        except IndexError:
+            links = Links(self._topology)
+        try:
+            yield links
+        except BaseException:
+            links.close()
+            raise
+        self._idle.append(links)
+
+    def _execute(self, group: Sequence[Job]) -> None:
+        with self._links() as links:
+            sent: list[tuple[Job, Call]] = []
+            for job in group:
+                try:
+                    if isinstance(job.effect, Find):
+                        job.answer = find(self._space, job.effect, lambda calls: _ask(links, calls))
+                    else:
+                        sent.append((job, self._call(job.effect)))
+                except PerdureError as error:
+                    job.error = error
+            for (job, _), answer in zip(sent, links.run([call for _, call in sent], PATIENCE), strict=True):
+                try:
+                    job.answer = self._answer(links, job.effect, answer)
+                except PerdureError as error:
+                    job.error = error
+
+    def _call(self, effect: Effect[Any]) -> Call:
+        if isinstance(effect, Fetch):
+            return requests.fetch(self._space, effect)
+        if isinstance(effect, Commit | Stage):
+            return requests.commit(self._space, effect)
+        if isinstance(effect, Drop):
+            return requests.drop(self._space, effect)
+        raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+    def _answer(self, links: Links, effect: Effect[Any], answer: Any) -> Any:
+        if isinstance(answer, Lost) and isinstance(effect, Commit):
+            return self._settle(links, effect, answer)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(effect, Fetch):
+            return requests.fetched(effect, answer)
+        if isinstance(effect, Commit | Stage):
+            return requests.committed(effect, answer)
+        return None
+
+    def _settle(self, links: Links, effect: Commit, lost: Lost) -> Any:
+        """What became of a commit whose answer was lost; it is made again if it was not applied."""
+        call = requests.commit(self._space, effect)
+        for _ in range(8):
+            if self._stands(links, effect, lost)[0]:
+                return requests.committed(effect, 0)
+            (answer,) = links.run([call], PATIENCE)
+            if isinstance(answer, Lost):
+                continue
+            outcome = self._answer(links, effect, answer)
+            if isinstance(outcome, Refused):
+                # The first sending may have been applied late, and may have been written over since.
+                whole, partly = self._stands(links, effect, lost)
+                if whole:
+                    return requests.committed(effect, 0)
+                if partly:
+                    break
+            return outcome
+        raise self._unknown(effect, lost)
+
+    def _stands(self, links: Links, effect: Commit, lost: Lost) -> tuple[bool, bool]:
+        """Whether everything that a commit writes stands as written, and whether something does that only it
+        can have written."""
+        asked = evidence(effect)
+        try:
+            (data,) = _ask(links, [requests.fetch(self._space, asked)])
+        except PerdureError as error:
+            raise self._unknown(effect, lost) from error
+        found = requests.fetched(asked, data)
+        writes = [op for op in effect.ops if isinstance(op, Put) and op.kind.grows is None and op.body]
+        by_key = dict(
+            zip([(op.kind, op.key) for op in effect.ops if not isinstance(op, Check)], found, strict=True)
+        )
+        partly = any(was_applied(Commit(effect.partition, (op,)), [by_key[op.kind, op.key]]) for op in writes)
+        return was_applied(effect, found), partly
+
+    def _unknown(self, effect: Commit, lost: Lost) -> Unavailable:
+        error = Unavailable(
+            f"{self._shown}: the connection broke in a write to thread {effect.partition.thread!r}, and it "
+            "could not be found out whether it was stored. Load the thread again and see"
+        )
+        error.__cause__ = lost.__cause__
+        return error
+
+
+def _ask(links: Links, calls: Sequence[Call]) -> list[Any]:
+    """The answers of calls that may be repeated; the first error among them is raised."""
+    answers = links.run(calls, PATIENCE)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+# The layout record
+
+
+def _layout_key(settings: Settings) -> bytes:
+    return settings.prefix + b":layout"
+
+
+def _once(settings: Settings, *parts: bytes) -> Any:
+    """The answer to one command on the layout record, without patience."""
+    links = Links(Topology(settings))
+    try:
+        (answer,) = links.run([Call(key_slot(_layout_key(settings)), parts, safe=True)], 0)
+    finally:
+        links.close()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _stored(settings: Settings) -> tuple[int, int]:
+    """Version and buckets of the layout that is there; zeros when there is none."""
+    found = _once(settings, b"GET", _layout_key(settings))
+    if found is None:
+        return 0, 0
+    try:
+        version, buckets = (int(word) for word in found.split())
+    except ValueError as error:
+        raise Unavailable(
+            f"{settings.shown} holds a key of another program under this prefix; choose one with ?prefix=…"
+        ) from error
+    return version, buckets
+
+
+def _refuse_newer(settings: Settings, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise Unmigrated(
+            f"{settings.shown} has layout version {version}, this release knows {SCHEMA_VERSION}; "
+            "upgrade perdure"
+        )
+
+
+def open_driver(url: str) -> RedisDriver:
+    """Open what is there; ``Unmigrated`` unless its layout is of this release's version. Warns with
+    ``RuntimeWarning`` when the server would keep nothing over a restart."""
+    settings = read(url)
+    version, buckets = _stored(settings)
+    _refuse_newer(settings, version)
+    if version < SCHEMA_VERSION:
+        what = (
+            "has no Perdure layout" if not version else f"has layout version {version}, not {SCHEMA_VERSION}"
+        )
+        raise Unmigrated(
+            f"{settings.shown} {what}; run `perdure migrate` with this URL, or connect with migrate=True"
+        )
+    _warn_of_loss(settings)
+    return RedisDriver(settings, buckets)
+
+
+def schema_version(url: str) -> int:
+    """The version of the layout that is there, 0 when there is none."""
+    return _stored(read(url))[0]
+
+
+def pending(url: str) -> list[str]:
+    """What ``migrate`` would write now."""
+    settings = read(url)
+    version, _ = _stored(settings)
+    _refuse_newer(settings, version)
+    key = _layout_key(settings).decode(errors="replace")
+    return [] if version else [f"SET {key} '{SCHEMA_VERSION} {BUCKETS}' NX"]
+
+
+def migrate(url: str) -> int:
+    """Write the layout record unless there is one; the version before."""
+    settings = read(url)
+    version, _ = _stored(settings)
+    _refuse_newer(settings, version)
+    if not version:
+        _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
+    return version
+
+
+# What the server promises
+
+
+def _warn_of_loss(settings: Settings) -> None:
+    """Warn when a server that takes writes would lose them at a restart, or may evict some."""
+    links = Links(topology := Topology(settings))
+    try:
+        for node in topology.nodes():
+            asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            answers = links.ask(node, *((b"CONFIG", b"GET", word.encode()) for word in asked))
+            _judge(settings, node, dict(zip(asked, answers, strict=True)))
+    except CLIENT_ERRORS as error:
+        raise translate(error, settings.shown) from error
+    finally:
+        links.close()
+
+
+def _judge(settings: Settings, node: tuple[str, int], answers: dict[str, Any]) -> None:
+    where = f"{settings.shown} ({node[0]}:{node[1]})"
+    if any(isinstance(answer, Exception) or len(answer) != 2 for answer in answers.values()):
+        _LOGGER.warning(
+            "%s does not show its settings, so whether acknowledged writes survive a restart is not known; "
+            "see that it runs with appendonly yes, appendfsync always and maxmemory-policy noeviction",
+            where,
+        )
+        return
+    found = {word: answer[1].decode() for word, answer in answers.items()}
+    if found["appendonly"] != "yes":
+        warnings.warn(
+            f"{where} runs without an append-only file: acknowledged writes are lost when it stops. Set "
+            "appendonly yes and appendfsync always there",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    elif found["appendfsync"] != "always":
+        _LOGGER.warning(
+            "%s runs with appendfsync %s: the writes of the last second or two are lost when it is killed",
+            where,
+            found["appendfsync"],
+        )
+    if found["maxmemory"] != "0" and found["maxmemory-policy"] != "noeviction":
+        warnings.warn(
+            f"{where} evicts keys when memory is short (maxmemory-policy {found['maxmemory-policy']}): "
+            "threads would vanish in part. Set maxmemory-policy noeviction there",
+            RuntimeWarning,
+            stacklevel=4,
+        )

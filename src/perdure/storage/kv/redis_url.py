@@ -1,0 +1,87 @@
+"""What a Redis URL says: where the servers are, under which names to keep what, and for how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis import connection as client
+
+from perdure.errors import BadUrl
+from perdure.storage.url import redacted
+
+CLUSTER = "redis+cluster"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# The client declares no types for it.
+_parsed: Any = client.parse_url
+_OWN = ("prefix", "ttl", "pool")
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever."""
+
+    shown: str
+    cluster: bool
+    connect: Mapping[str, Any] = field(repr=False)
+    prefix: bytes
+    life: int
+    pool: int
+
+
+def read(url: str) -> Settings:
+    """Read a URL, or raise ``BadUrl`` with what is wrong about it."""
+    parts = urlsplit(url)
+    shown = redacted(url)
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    own = {name: value for name, value in query if name in _OWN}
+    cluster = parts.scheme == CLUSTER
+    if parts.path.strip("/") and not parts.path.strip("/").isdigit():
+        raise BadUrl(f"{shown}: the path of a Redis URL is the number of a database, e.g. /0, or nothing")
+    if cluster and parts.path.strip("/") not in ("", "0"):
+        raise BadUrl(f"{shown}: a Redis Cluster has one database, number 0; leave the path out")
+    rest = [(name, value) for name, value in query if name not in _OWN]
+    tls = cluster and ("tls", "true") in rest
+    scheme = ("rediss" if tls else "redis") if cluster else parts.scheme
+    plain = urlencode([pair for pair in rest if not (cluster and pair[0] == "tls")])
+    try:
+        connect: dict[str, Any] = _parsed(urlunsplit((scheme, parts.netloc, parts.path, plain, "")))
+    except ValueError as error:
+        raise BadUrl(f"{shown}: {error}; use redis://user:password@host:6379/0") from error
+    connect.setdefault("host", "localhost")
+    connect.setdefault("port", 6379)
+    connect.setdefault("socket_connect_timeout", _CONNECT_SECONDS)
+    connect.setdefault("socket_timeout", _ANSWER_SECONDS)
+    connect.setdefault("socket_keepalive", True)
+    return Settings(
+        shown,
+        cluster,
+        connect,
+        _prefix(shown, own.get("prefix", "perdure")),
+        _milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
+        _pool(shown, own.get("pool", "4")),
+    )
+
+
+def _prefix(shown: str, value: str) -> bytes:
+    if not value or "{" in value or "}" in value:
+        raise BadUrl(f"{shown}: prefix={value!r} cannot begin keys; use letters, e.g. prefix=perdure")
+    return value.encode()
+
+
+def _milliseconds(shown: str, value: str) -> int:
+    found = re.fullmatch(r"(\d+)([smhd]?)", value)
+    if found is None or not int(found[1]):
+        raise BadUrl(f"{shown}: ttl={value!r} is no span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")
+    return int(found[1]) * _UNITS[found[2] or "s"] * 1000
+
+
+def _pool(shown: str, value: str) -> int:
+    if not value.isdigit() or not 1 <= int(value) <= 256:
+        raise BadUrl(f"{shown}: pool={value!r} is no number of connections; use 1 to 256, e.g. pool=4")
+    return int(value)

@@ -1,0 +1,305 @@
+"""PostgreSQL: requests that arrive while others are under way share the next trip.
+
+A commit is one call of a function in the database, so nothing is held there between two messages of ours,
+and a group of commits is one transaction, one flush of the log and one round trip. Reads go in groups as
+well, each group in one snapshot. The threads that wait for the server each own a connection.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+from psycopg import pq
+
+from perdure.errors import PerdureError, TooLarge, Unavailable, Unserialisable
+from perdure.model.ops import Check, Commit, Committed, Drop, Fetch, Find, Found, Refused, Stage
+from perdure.model.program import Effect
+from perdure.model.records import Partition, Record
+from perdure.storage.gather import Gatherer, Job
+from perdure.storage.port import Limits
+from perdure.storage.sql.postgres import wire
+from perdure.storage.sql.postgres.link import Again, Link, Lost
+from perdure.storage.sql.postgres.place import Place
+from perdure.storage.sql.postgres.statements import Statements, indexed
+from perdure.storage.unknown import evidence, was_applied
+
+R = TypeVar("R")
+
+_LIMITS = Limits(ops=20_000, bytes=16 << 20)
+_WRITES_MAX = 128
+_READS_MAX = 64
+_GROUP_BYTES = 32 << 20
+_ATTEMPTS = 4
+_DROP_ROWS = 5_000
+_ROLLBACKS = 8
+
+
+class PostgresDriver:
+    """One database. Opening it neither creates nor migrates the schema."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._sql = Statements(place)
+        self._stop = threading.Event()
+        self._own = threading.local()
+        self._links: list[Link] = []
+        self._linking = threading.Lock()
+        writers = place.pool // 2
+        self._writes = Gatherer(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
+        self._reads = Gatherer(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
+
+    @property
+    def limits(self) -> Limits:
+        return _LIMITS
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._gatherer(effect).perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await self._gatherer(effect).aperform(effect)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._writes.close()
+        self._reads.close()
+        with self._linking:
+            for link in self._links:
+                link.lose()
+            self._links.clear()
+
+    def _gatherer(self, effect: Effect[Any]) -> Gatherer:
+        return self._reads if isinstance(effect, Fetch | Find) else self._writes
+
+    def _link(self) -> Link:
+        link: Link | None = getattr(self._own, "link", None)
+        if link is None:
+            link = self._own.link = Link(self._place, self._stop)
+            with self._linking:
+                self._links.append(link)
+        return link
+
+    # Writing
+
+    def _write(self, group: Sequence[Job]) -> None:
+        for jobs in _portions(group):
+            if isinstance(jobs[0].effect, Drop):
+                self._alone(jobs[0], lambda job: self._drop(job.effect))
+            else:
+                self._write_together(jobs)
+
+    def _write_together(self, jobs: Sequence[Job]) -> None:
+        try:
+            outcomes = self._commit([cast(wire.Write, job.effect) for job in jobs])
+        except Lost:
+            for job in jobs:
+                self._alone(job, lambda job: self._settle(job.effect))
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].error = _raised(error, self._place)
+                return
+            # One bad write must not fail its neighbours.
+            for job in jobs:
+                self._write_together([job])
+        else:
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                job.answer = outcome
+
+    def _commit(self, writes: Sequence[wire.Write]) -> list[Any]:
+        link = self._link()
+
+        def once() -> list[int]:
+            link.connect(patiently=True)
+            values = wire.pack_writes(writes, link.deadline())
+            return link.ask(
+                self._sql.commit, values, lambda r: wire.unpack_outcomes(r.get_value(0, 0) or b"")
+            )
+
+        refusals = self._repeated(once)
+        return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
+
+    def _settle(self, effect: Effect[Any]) -> Any:
+        """Do a write whose answer was lost, unless it turns out to be done."""
+        try:
+            return self._patiently(lambda: self._done(effect))
+        except (Lost, Again, Unavailable) as error:
+            raise Unavailable(
+                f"{_raised(error, self._place)}. The connection was lost during this write: it may be stored "
+                "or not; load the thread again before repeating it"
+            ) from error
+
+    def _done(self, effect: Effect[Any]) -> Any:
+        if isinstance(effect, Commit) and self._stands(effect):
+            return Committed()
+        (outcome,) = self._commit([cast(wire.Write, effect)])
+        # The lost one may have been on its way still: then it is the one that refuses this.
+        late = isinstance(outcome, Refused) and isinstance(effect, Commit) and self._stands(effect)
+        return Committed() if late else outcome
+
+    def _stands(self, commit: Commit) -> bool:
+        if all(isinstance(op, Check) for op in commit.ops):
+            return False
+        (answers,) = self._fetch([evidence(commit)])
+        return was_applied(commit, answers)
+
+    def _reconnect(self) -> None:
+        try:
+            self._link().connect(patiently=True)
+        except Unavailable as error:
+            raise Unavailable(
+                f"{error}. The connection was lost during this write: it may be stored or not; load the "
+                "thread again before repeating it"
+            ) from error
+
+    def _drop(self, effect: Effect[Any]) -> None:
+        at = cast(Drop, effect).partition
+        names = [wire.escaped(part).encode() for part in at]
+        link = self._link()
+
+        def once() -> bool:
+            link.connect(patiently=True)
+            values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
+            return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
+
+        while self._patiently(lambda: self._repeated(once)):
+            pass
+
+    # Reading
+
+    def _read(self, group: Sequence[Job]) -> None:
+        fetches = [job for job in group if isinstance(job.effect, Fetch)]
+        for job in group:
+            if isinstance(job.effect, Find):
+                self._alone(job, lambda job: self._find(cast(Find, job.effect)))
+        if fetches:
+            self._read_together(fetches)
+
+    def _read_together(self, jobs: Sequence[Job]) -> None:
+        fetches = [cast(Fetch, job.effect) for job in jobs]
+        try:
+            answers = self._patiently(lambda: self._fetch(fetches))
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].error = _raised(error, self._place)
+                return
+            for job in jobs:
+                self._read_together([job])
+        else:
+            for job, answer in zip(jobs, answers, strict=True):
+                job.answer = answer
+
+    def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
+        link = self._link()
+        link.connect(patiently=True)
+        return link.ask(
+            self._sql.fetch,
+            wire.pack_fetches(fetches),
+            lambda r: wire.unpack_records(fetches, wire.Rows(r.ntuples, r.get_value)),
+        )
+
+    def _find(self, effect: Find) -> tuple[Found, ...]:
+        statement, values = self._sql.find(effect)
+
+        def unpack(result: pq.abc.PGresult) -> tuple[Found, ...]:
+            own = len(Partition._fields)
+            rows = [
+                [result.get_value(row, column) for column in range(result.nfields)]
+                for row in range(result.ntuples)
+            ]
+            at = [Partition(*(wire.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
+            if effect.index == "threads":
+                return tuple(Found(partition) for partition in at)
+            kind = indexed(effect)
+            return tuple(
+                Found(partition, wire.clear_record(kind, row[own:]))
+                for partition, row in zip(at, rows, strict=True)
+            )
+
+        def once() -> tuple[Found, ...]:
+            link = self._link()
+            link.connect(patiently=True)
+            return link.ask(statement, values, unpack)
+
+        return self._patiently(once)
+
+    # Trouble
+
+    def _alone(self, job: Job, work: Callable[[Job], Any]) -> None:
+        job.error = None
+        try:
+            job.answer = work(job)
+        except Exception as error:
+            job.error = _raised(error, self._place)
+
+    def _repeated(self, work: Callable[[], R]) -> R:
+        """What ``work`` returns once the server has not rolled it back because of others."""
+        for attempt in range(_ROLLBACKS):
+            try:
+                return work()
+            except Again:
+                self._stop.wait(0.005 * attempt)
+        return work()
+
+    def _patiently(self, work: Callable[[], R]) -> R:
+        """What ``work``, which may be done twice, returns on a connection that lasts."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return work()
+            except Lost:
+                self._stop.wait(0.05 * attempt)
+        return work()
+
+
+def _outcome(write: wire.Write, refused: int) -> Committed | Refused | None:
+    if not isinstance(write, Commit):
+        return None
+    if refused == 0:
+        return Committed()
+    op = write.ops[refused - 1]
+    return Refused(op.kind, op.key)
+
+
+def _portions(group: Sequence[Job]) -> Iterator[list[Job]]:
+    """The group in pieces that one trip carries; a drop goes alone, in its place."""
+    held: list[Job] = []
+    size = 0
+    for job in group:
+        if not isinstance(job.effect, Commit | Stage | Drop):
+            job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
+            continue
+        grown = 0 if isinstance(job.effect, Drop) else wire.weight([job.effect])
+        if held and (isinstance(job.effect, Drop) or size + grown > _GROUP_BYTES):
+            yield held
+            held, size = [], 0
+        if isinstance(job.effect, Drop):
+            yield [job]
+        else:
+            held.append(job)
+            size += grown
+    if held:
+        yield held
+
+
+def _raised(error: Exception, place: Place) -> Exception:
+    """What a caller gets for an error of this driver's own making."""
+    new: PerdureError
+    if isinstance(error, struct.error | OverflowError):
+        new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
+    elif isinstance(error, UnicodeEncodeError):
+        new = Unserialisable(
+            f"{place.name}: a name holds half of a character (a lone surrogate); it is no text"
+        )
+    elif isinstance(error, Again):
+        new = Unavailable(
+            f"{place.name}: the write was rolled back {_ROLLBACKS} times because of others; try again"
+        )
+    elif isinstance(error, Lost):
+        new = Unavailable(
+            f"{place.name}: the connection was lost again and again; try again when it is stable"
+        )
+    else:
+        return error
+    new.__cause__ = error
+    return new

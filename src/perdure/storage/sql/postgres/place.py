@@ -1,0 +1,121 @@
+"""What a ``postgresql://`` URL says: libpq's own parameters, and four of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from perdure.errors import BadUrl, MissingExtra
+from perdure.storage.url import redacted
+
+try:
+    import psycopg
+    from psycopg import conninfo
+except ModuleNotFoundError:
+    raise
+except ImportError as error:  # psycopg without its binary part finds no libpq
+    raise MissingExtra('postgresql:// needs an extra: pip install "perdure[postgres]"') from error
+
+_DEFAULTS: dict[str, str | int] = {
+    "application_name": "perdure",
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_SCHEMA, _POOL, _PATIENCE = "perdure", "8", "10"
+_FORCED = {"client_encoding": "UTF8"}
+_PASSABLE = 63
+"""How long a name may be in PostgreSQL; it would cut a longer one without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A database and a schema in it, and how it is used: connections of this process, whether statements may
+    be prepared by name, and how many seconds a lost server is waited for."""
+
+    url: str
+    conninfo: str
+    schema: str
+    pool: int
+    prepare: bool
+    patience: float
+
+    @property
+    def name(self) -> str:
+        """The URL as errors show it."""
+        return redacted(self.url)
+
+    @property
+    def migrate(self) -> str:
+        """The command that brings the schema there."""
+        parameters = "" if self.schema == _SCHEMA else f"?schema={self.schema}"
+        return f"perdure migrate {self.name}{parameters}"
+
+
+def place_of(url: str) -> Place:
+    """Read a URL; ``BadUrl`` for what it cannot mean."""
+    try:
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True)
+        name = redacted(url)
+    except ValueError as error:
+        raise BadUrl(f"the postgresql:// URL cannot be read: {error}") from None
+    if parts.fragment:
+        raise BadUrl(f"{name}: a '#' stands in the URL; write it as %23 within a password or a name")
+    own = {key: value for key, value in query if key in ("schema", "pool", "prepare", "patience")}
+    rest = [(key, value) for key, value in query if key not in own]
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    for key, _ in rest:
+        if key not in known:
+            raise BadUrl(
+                f"{name}: unknown parameter {key!r}; Perdure's are schema, pool, prepare and patience, "
+                "the rest are libpq's"
+            )
+    plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
+    try:
+        given = conninfo.conninfo_to_dict(plain)
+        if not all(port.isdecimal() for port in str(given.get("port") or "1").split(",") if port):
+            raise psycopg.ProgrammingError
+    except psycopg.Error:
+        raise BadUrl(
+            f"{name}: not a PostgreSQL URL; write postgresql://user:password@host:port/database, with "
+            "special characters percent-encoded"
+        ) from None
+    parameters: dict[str, Any] = {**_DEFAULTS, **{k: v for k, v in given.items() if v is not None}, **_FORCED}
+    return Place(
+        url,
+        conninfo.make_conninfo(**parameters),
+        _schema(name, own.get("schema", _SCHEMA)),
+        int(_number(name, "pool", own.get("pool", _POOL), 2, 1000, whole=True)),
+        _flag(name, "prepare", own.get("prepare", "0")),
+        _number(name, "patience", own.get("patience", _PATIENCE), 0, 3600),
+    )
+
+
+def _schema(name: str, schema: str) -> str:
+    if not schema or "\0" in schema or len(schema.encode()) > _PASSABLE or schema.startswith("pg_"):
+        raise BadUrl(
+            f"{name}: schema={schema!r} cannot name a schema; give 1 to {_PASSABLE} bytes, "
+            "not beginning with pg_"
+        )
+    return schema
+
+
+def _number(name: str, key: str, value: str, low: int, high: int, *, whole: bool = False) -> float:
+    try:
+        number = int(value) if whole else float(value)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        kind = "a whole number" if whole else "seconds"
+        raise BadUrl(f"{name}: {key}={value!r} must be {kind} from {low} to {high}")
+    return number
+
+
+def _flag(name: str, key: str, value: str) -> bool:
+    if value not in ("0", "1"):
+        raise BadUrl(f"{name}: {key}={value!r} must be 0 or 1")
+    return value == "1"

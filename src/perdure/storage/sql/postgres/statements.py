@@ -1,0 +1,100 @@
+"""What is sent: the calls of the functions in the database, and the pages of ``Find``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import cast
+
+from perdure.model.ops import Find
+from perdure.model.records import CHECKPOINT, ITEM, RESERVED, Kind
+from perdure.storage.sql.postgres import wire
+from perdure.storage.sql.postgres.place import Place
+from perdure.storage.sql.postgres.schema import SCHEMA_VERSION, quoted
+
+_TEXT, _BIGINT = 25, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement and the types of its parameters, which travel in binary when ``binary``, else as text."""
+
+    name: bytes
+    sql: bytes
+    types: tuple[int, ...]
+    binary: bool = True
+
+
+class Statements:
+    """The statements of a schema."""
+
+    def __init__(self, place: Place) -> None:
+        schema, version = quoted(place.schema), SCHEMA_VERSION
+        self._schema = schema
+        self.commit = _call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", wire.ARRAYS)
+        self.fetch = _call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", wire.ARRAYS)
+        texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
+        self.drop = _call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
+
+    def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+        """The statement of a ``Find`` and its parameters, as text."""
+        if effect.index == "threads":
+            return self._threads(effect)
+        kind = indexed(effect)
+        sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", effect.until)
+        columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
+        where = [f"r.{kind.index} {sign} $1"]
+        parameters: list[str | int] = [value, effect.limit]
+        if effect.tenant is not None:
+            where.append("p.tenant = $3")
+            parameters.append(effect.tenant)
+        return _typed(
+            f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.{kind.name} r"
+            f" JOIN {self._schema}.thread p ON p.pk = r.t WHERE {' AND '.join(where)} LIMIT $2",
+            parameters,
+        )
+
+    def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+        where, parameters = ["space = $1"], cast("list[str | int]", [effect.space])
+
+        def add(condition: str, *values: str) -> None:
+            numbers = [f"${len(parameters) + n}" for n in range(1, len(values) + 1)]
+            where.append(condition.format(*numbers))
+            parameters.extend(values)
+
+        after = effect.after
+        if effect.tenant is not None:
+            add("tenant = {}", effect.tenant)
+            if after is not None:
+                add("thread > {}", after.thread)
+        elif after is not None:
+            add("(tenant, thread) > ({}, {})", after.tenant, after.thread)
+        if effect.prefix:
+            add("thread >= {} AND thread < {}", effect.prefix, effect.prefix_end)
+        if effect.space == RESERVED.space:
+            where.append("NOT (tenant = '' AND thread = '')")
+        parameters.append(effect.limit)
+        return _typed(
+            f"SELECT tenant, thread, space FROM {self._schema}.thread WHERE {' AND '.join(where)}"
+            f" ORDER BY space, tenant, thread LIMIT ${len(parameters)}",
+            parameters,
+        )
+
+
+def _call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
+    name = f"perdure_{sha256(sql.encode()).hexdigest()[:16]}"
+    return Statement(name.encode(), sql.encode(), types, binary)
+
+
+def _typed(sql: str, parameters: Sequence[str | int]) -> tuple[Statement, list[bytes | None]]:
+    types = tuple(_TEXT if isinstance(p, str) else _BIGINT for p in parameters)
+    values: list[bytes | None] = [
+        wire.escaped(p).encode() if isinstance(p, str) else str(p).encode() for p in parameters
+    ]
+    return _call(sql, types, binary=False), values
+
+
+def indexed(effect: Find) -> Kind:
+    """The kind whose index a ``Find`` reads."""
+    return CHECKPOINT if effect.index == "runs" else ITEM

@@ -1,0 +1,226 @@
+"""What the store rests on: its own space of partitions, pages of namespaces by prefix, items that expire."""
+
+from __future__ import annotations
+
+from perdure.model.ops import Commit, Delete, Drop, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.records import ITEM, STORE, TAG, Partition
+from perdure.storage.port import Driver
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.rows import NAMES
+
+SPACE = Partition("acme", "thread", STORE)
+"""A namespace whose name is that of a thread of the same tenant."""
+
+NAMESPACES = (
+    "A\x01",
+    "a\x01",
+    "a\x01\x02\x02\x01",
+    "a\x01a\x01",
+    "a\x01b\x01",
+    "a\x01b\x01c\x01",
+    "a\x01bc\x01",
+    "a\x01é\x01",
+    "a\x01\U0010ffff\x01",
+    "a\x02\x02\x01",
+    "a \x01",
+    "a%\x01",
+    "a*\x01",
+    "a[b]\x01",
+    "a_\x01",
+    "aa\x01",
+    "ab\x01",
+    "b\x01",
+    "é\x01",
+)
+"""Names as the store makes them: each label, then a terminator below every character of a label."""
+
+LATER = 7_000_000_000_000_000
+"""A time far from now: a backend that removes expired items by itself leaves these alone."""
+
+FOREIGN = Partition("bull", "a\x01", STORE)
+
+
+def item(key: str, body: bytes = b"{}", *, expires_at: int | None = None, version: int = 1) -> Put:
+    ttl = None if expires_at is None else 60_000_000
+    fields = {"created_at": LATER - 9, "updated_at": LATER - 5, "ttl": ttl, "expires_at": expires_at}
+    return Put(ITEM, (key,), fields, body, version=version)
+
+
+class Items:
+    """The contract of the store's records. A backend that removes expired items by itself finds none of
+    them, ever; any other finds them all."""
+
+    def test_a_namespace_and_a_thread_of_one_name_are_apart(self, driver: Driver) -> None:
+        thread = Partition(SPACE.tenant, SPACE.thread)
+        rows.stored(driver, item("k", b"item"), rows.tag("t"), at=SPACE)
+        assert rows.everything(driver, thread) == []
+        assert rows.get(driver, ITEM, "k", at=thread) is None
+        rows.stored(driver, item("k", b"thread"), rows.tag("t", Expect.ABSENT), at=thread)
+        assert [f.partition for f in driver.perform(Find("threads", "acme"))] == [thread]
+        assert [f.partition for f in driver.perform(Find("threads", "acme", space=STORE))] == [SPACE]
+        rows.stored(driver, Delete(TAG, ("t",)), at=thread)
+        assert rows.get(driver, TAG, "t", at=SPACE) is not None
+        driver.perform(Drop(thread))
+        found = rows.get(driver, ITEM, "k", at=SPACE)
+        assert found is not None
+        assert found.body == b"item"
+        rows.stored(driver, rows.tag("t"), at=thread)
+        driver.perform(Drop(SPACE))
+        assert driver.perform(Find("threads", None, space=STORE)) == ()
+        assert len(rows.everything(driver, thread)) == 1
+
+    def test_an_item_comes_back_as_it_was_put(self, driver: Driver) -> None:
+        puts = [item("plain", bytes(range(256))), item("timed", b"", expires_at=LATER, version=(1 << 53) - 1)]
+        rows.stored(driver, *puts, at=SPACE)
+        for put in puts:
+            record = rows.get(driver, ITEM, *put.key, at=SPACE)
+            assert record is not None
+            assert (dict(record.fields), record.version, record.body) == (
+                dict(put.fields),
+                put.version,
+                put.body,
+            )
+
+    def test_an_item_is_rewritten_and_deleted_by_its_version(self, driver: Driver) -> None:
+        big = (1 << 52) + 1
+        rows.stored(driver, item("k", version=big), at=SPACE)
+        assert not rows.commit(driver, item("k", b"no", version=3)._replace(expect=big - 1), at=SPACE)
+        assert not rows.commit(driver, Delete(ITEM, ("k",), big + 1), at=SPACE)
+        # Versions of items are drawn, not counted: the next one may be smaller.
+        rows.stored(driver, item("k", b"new", version=2)._replace(expect=big), at=SPACE)
+        record = rows.get(driver, ITEM, "k", at=SPACE)
+        assert record is not None
+        assert (record.version, record.body) == (2, b"new")
+        rows.stored(driver, Delete(ITEM, ("k",), 2), at=SPACE)
+        rows.stored(driver, Delete(ITEM, ("k",)), at=SPACE)
+        assert rows.get(driver, ITEM, "k", at=SPACE) is None
+
+    def test_a_whole_key_as_a_prefix_is_that_record(self, driver: Driver) -> None:
+        rows.stored(driver, *(item(name, b"large", version=n + 1) for n, name in enumerate(NAMES)), at=SPACE)
+        ranges = tuple(Range(ITEM, (name,), bodies=False) for name in NAMES)
+        answers = driver.perform(Fetch(SPACE, ranges))
+        assert [[(r.key, r.version, r.body) for r in answer] for answer in answers] == [
+            [((name,), n + 1, b"")] for n, name in enumerate(NAMES)
+        ]
+        assert driver.perform(Fetch(SPACE, (Range(ITEM, ("absent",), bodies=False),))) == ((),)
+
+    def test_items_are_paged_in_order_of_their_keys(self, driver: Driver) -> None:
+        rows.stored(driver, *(item(name) for name in reversed(NAMES)), at=SPACE)
+        paged: list[tuple[str, ...]] = []
+        while page := rows.keys(
+            driver, Range(ITEM, after=paged[-1] if paged else None, limit=4, bodies=False), at=SPACE
+        ):
+            assert len(page) <= 4
+            paged += page
+        assert paged == [(name,) for name in sorted(NAMES)]
+
+    def test_namespaces_are_found_by_prefix_in_order_and_in_pages(self, driver: Driver) -> None:
+        for name in reversed(NAMESPACES):
+            rows.stored(driver, item("k"), at=Partition("acme", name, STORE))
+            rows.stored(driver, rows.tag("t"), at=Partition("acme", name))
+        rows.stored(driver, item("k"), at=FOREIGN)
+        for prefix in (
+            "",
+            "\x01",
+            "a\x01",
+            "a\x01b\x01",
+            "a\x01b\x01c\x01",
+            "a\x02\x02\x01",
+            "zz\x01",
+            "é\x01",
+        ):
+            expected = [n for n in sorted(NAMESPACES) if n.startswith(prefix)]
+            for size in (1, 3, 1000):
+                assert self._paged(driver, "acme", prefix, size) == [("acme", n) for n in expected]
+            foreign = [("bull", n) for n in (FOREIGN.thread,) if n.startswith(prefix)]
+            assert self._paged(driver, None, prefix, 2) == [("acme", n) for n in expected] + foreign
+        assert self._paged(driver, "acm", "a\x01", 5) == []
+
+    def test_a_page_begins_after_a_name_that_need_not_exist(self, driver: Driver) -> None:
+        for name in NAMESPACES:
+            rows.stored(driver, item("k"), at=Partition("acme", name, STORE))
+        inside = [n for n in sorted(NAMESPACES) if n.startswith("a\x01")]
+        for after in ("", "A", "a\x01", "a\x01az", "a\x01b\x02", "a\x02", "b\x01", "\U0010ffff"):
+            found = driver.perform(
+                Find(
+                    "threads",
+                    "acme",
+                    after=Partition("acme", after, STORE),
+                    space=STORE,
+                    prefix="a\x01",
+                    limit=50,
+                )
+            )
+            assert [f.partition.thread for f in found] == [n for n in inside if n > after]
+
+    def test_an_expired_item_is_found_and_removed_unless_it_was_renewed(self, driver: Driver) -> None:
+        """Found by the time that it carries, and deleted on condition that it still carries that time."""
+        other = Partition("acme", "b\x01", STORE)
+        rows.stored(
+            driver,
+            item("never"),
+            item("early", expires_at=LATER - 1),
+            item("now", expires_at=LATER),
+            item("late", expires_at=LATER + 1),
+            at=SPACE,
+        )
+        rows.stored(driver, item("early", expires_at=LATER - 2), at=other)
+        rows.stored(driver, item("early", expires_at=LATER - 2), at=FOREIGN)
+        finds = bool(driver.perform(Find("expired", None, until=LATER)))
+        due = {(SPACE, "early", LATER - 1), (SPACE, "now", LATER), (other, "early", LATER - 2)}
+        self._expired(driver, finds, "acme", due)
+        self._expired(driver, finds, "bull", {(FOREIGN, "early", LATER - 2)})
+        self._expired(driver, finds, None, {*due, (FOREIGN, "early", LATER - 2)})
+        self._expired(driver, finds, "acme", set(), until=LATER - 3)
+        page = driver.perform(Find("expired", "acme", until=LATER, limit=2))
+        assert len(page) == (2 if finds else 0)
+
+        renewed = item("early", expires_at=LATER + 9, version=2)
+        rows.stored(driver, renewed, at=SPACE)
+        stale = Delete(ITEM, ("early",), unchanged={"expires_at": LATER - 1})
+        assert not rows.commit(driver, Delete(ITEM, ("now",)), stale, at=SPACE)
+        assert not rows.commit(driver, Delete(ITEM, ("none",), unchanged={"expires_at": LATER}), at=SPACE)
+        assert rows.get(driver, ITEM, "now", at=SPACE) is not None
+        rows.stored(driver, Delete(ITEM, ("now",), unchanged={"expires_at": LATER}), at=SPACE)
+        rows.stored(driver, item("early", expires_at=None, version=3), at=other)
+        assert len(rows.keys(driver, Range(ITEM), at=SPACE)) == 3
+        self._expired(driver, finds, "acme", set())
+        driver.perform(Drop(FOREIGN))
+        self._expired(driver, finds, None, set())
+
+    def test_what_a_batch_deletes_is_no_longer_due(self, driver: Driver) -> None:
+        keys = [f"k{n}" for n in range(40)]
+        rows.stored(driver, *(item(key, expires_at=LATER - n) for n, key in enumerate(keys)), at=SPACE)
+        ops = [
+            Delete(ITEM, (key,), unchanged={"expires_at": LATER - n}) for n, key in enumerate(keys) if n % 2
+        ]
+        driver.perform(Commit(SPACE, tuple(ops)))
+        finds = bool(driver.perform(Find("expired", None, until=LATER)))
+        kept = {(SPACE, key, LATER - n) for n, key in enumerate(keys) if not n % 2}
+        self._expired(driver, finds, "acme", kept)
+        answers = driver.perform(Fetch(SPACE, tuple(Get(ITEM, (key,)) for key in keys)))
+        assert [len(answer) for answer in answers] == [1, 0] * 20
+
+    def _paged(self, driver: Driver, tenant: str | None, prefix: str, size: int) -> list[tuple[str, str]]:
+        out: list[Partition] = []
+        while page := driver.perform(
+            Find("threads", tenant, after=out[-1] if out else None, limit=size, space=STORE, prefix=prefix)
+        ):
+            assert len(page) <= size
+            assert all(f.partition.space == STORE for f in page)
+            out += [f.partition for f in page]
+        return [(at.tenant, at.thread) for at in out]
+
+    def _expired(
+        self,
+        driver: Driver,
+        finds: bool,
+        tenant: str | None,
+        expected: set[tuple[Partition, str, int]],
+        until: int = LATER,
+    ) -> None:
+        answer = driver.perform(Find("expired", tenant, until=until))
+        found = [(f.partition, f.record.key[0], f.record.fields["expires_at"]) for f in answer if f.record]
+        assert len(found) == len(answer)
+        assert len(set(found)) == len(found)
+        assert set(found) == (expected if finds else set())

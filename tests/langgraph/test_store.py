@@ -1,0 +1,277 @@
+"""The store in its places: in a graph, in threads and loops, on an encrypted file, beside look-alikes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.store.base import BaseStore, Op, PutOp
+
+import perdure
+from perdure.errors import Sealed
+from perdure.storage.port import Driver
+from perdure.testing.conformance import Backend
+from perdure.testing.conformance.memories import HOME, keys, there
+from tests.backends import BACKENDS, fresh
+from tests.langgraph.savers import opened
+
+KEY = bytes(range(32))
+
+
+class State(TypedDict, total=False):
+    said: str
+    known: list[str]
+
+
+def remembering(store: BaseStore, checkpointer: Any, awaited: bool) -> Any:
+    """A graph that remembers what each user said, in whatever thread."""
+
+    def remember(state: State, runtime: Runtime[dict[str, str]]) -> State:
+        assert runtime.store is not None
+        user = runtime.context["user"]
+        known = [item.value["said"] for item in runtime.store.search(("users", user))]
+        runtime.store.put(("users", user), f"m{len(known)}", {"said": state["said"]})
+        return {"known": known}
+
+    async def aremember(state: State, *, store: BaseStore, runtime: Runtime[dict[str, str]]) -> State:
+        user = runtime.context["user"]
+        known = [item.value["said"] for item in await store.asearch(("users", user))]
+        await store.aput(("users", user), f"m{len(known)}", {"said": state["said"]})
+        return {"known": known}
+
+    graph = StateGraph(State, context_schema=dict)
+    graph.add_node("remember", aremember if awaited else remember)  # type: ignore[type-var]
+    graph.add_edge(START, "remember")
+    return graph.compile(checkpointer=checkpointer, store=store)
+
+
+@pytest.fixture(params=BACKENDS)
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Database]:
+    with opened(request.param, tmp_path) as database:
+        yield database
+
+
+@pytest.fixture(params=BACKENDS)
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with fresh(request.param) as driver:
+        yield driver
+
+
+def test_a_graph_remembers_across_threads(db: perdure.Database) -> None:
+    store, checkpointer = db.store(), db.checkpointer()
+    graph, agraph = (remembering(store, checkpointer, awaited) for awaited in (False, True))
+
+    def say(thread: str, user: str, said: str) -> list[str]:
+        config = {"configurable": {"thread_id": thread}}
+        return graph.invoke({"said": said}, config, context={"user": user})["known"]
+
+    async def asay(thread: str, user: str, said: str) -> list[str]:
+        config = {"configurable": {"thread_id": thread}}
+        return (await agraph.ainvoke({"said": said}, config, context={"user": user}))["known"]
+
+    assert say("t1", "ada", "tea") == []
+    assert say("t2", "ada", "not coffee") == ["tea"]
+    assert say("t3", "bob", "coffee") == []
+    assert asyncio.run(asay("t4", "ada", "scones")) == ["tea", "not coffee"]
+    assert asyncio.run(asay("t1", "ada", "more")) == ["tea", "not coffee", "scones"]
+    assert sorted(t.thread_id for t in db.threads_sync()) == ["t1", "t2", "t3", "t4"]
+    assert db.store().list_namespaces() == [("users", "ada"), ("users", "bob")]
+
+
+def test_threads_and_loops_share_a_store(db: perdure.Database) -> None:
+    store = db.store()
+
+    def blocking(n: int) -> None:
+        for m in range(5):
+            store.put(("t", str(n)), str(m), {"n": n, "m": m})
+            assert there(store.get(("t", str(n)), str(m))).value == {"n": n, "m": m}
+
+    def awaited(n: int) -> None:
+        async def use() -> None:
+            await asyncio.gather(*(store.aput(("l", str(n)), str(m), {"m": m}) for m in range(5)))
+            assert len(await store.asearch(("l", str(n)))) == 5
+
+        asyncio.run(use())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: (awaited if n % 2 else blocking)(n), range(8)))
+    found = store.search((), limit=99)
+    assert len(found) == 40
+    assert {len([i for i in found if i.namespace == ns]) for ns in store.list_namespaces()} == {5}
+
+
+def look_alikes() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Pairs of namespaces that some encoding would take for one, or one for a part of the other."""
+    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    odd = [
+        "/",
+        ":",
+        "|",
+        "\x01",
+        "\x02",
+        "\x03",
+        "\x1f",
+        " ",
+        "%",
+        "_",
+        "\\",
+        "*",
+        ",",
+        "\n",
+        "\u200b",
+        "é",
+        "😀",
+    ]
+    for n in range(12):
+        for o in odd:
+            pairs += [
+                ((f"u{n}", "b"), (f"u{n}{o}b",)),
+                ((f"u{n}",), (f"u{n}{o}",)),
+                ((o, f"u{n}"), (f"{o}u{n}",)),
+                ((f"u{n}{o}", "c"), (f"u{n}", f"{o}c")),
+            ]
+    for n in range(46):
+        pairs += [
+            ((f"U{n}",), (f"u{n}",)),
+            ((f"e\u0301{n}",), (f"é{n}",)),
+            ((f"a{n}",), (f"а{n}",)),  # noqa: RUF001 - a Cyrillic letter
+            ((f"n{n}",), (f"n{n}", "x")),
+        ]
+    return pairs
+
+
+def test_users_whose_names_look_alike_see_nothing_of_each_other(
+    driver: Driver, request: pytest.FixtureRequest
+) -> None:
+    pairs = look_alikes()
+    assert len(pairs) >= 1000
+    backend = request.node.callspec.params["driver"]
+    if backend not in ("memory", "sqlite") and os.environ.get("PERDURE_CHAOS") != "full":
+        pairs = pairs[:: len(pairs) // 50]
+    store = Backend(driver).store()
+    owners = dict.fromkeys(namespace for pair in pairs for namespace in pair)
+    ops: list[Op] = [PutOp(owner, "secret", {"of": list(owner)}) for owner in owners]
+    store.batch(ops)
+    for left, right in pairs:
+        for me, other in ((left, right), (right, left)):
+            assert there(store.get(me, "secret")).value == {"of": list(me)}
+            seen = {item.namespace for item in store.search(me, limit=99)}
+            assert me in seen
+            assert all(found[: len(me)] == me for found in seen)
+            assert (other in seen) == (other[: len(me)] == me)
+            if "*" not in me:  # which stands for any label in a listing, as in every store of LangGraph
+                listed = store.list_namespaces(prefix=me)
+                assert (other in listed) == (other[: len(me)] == me)
+    store.batch([PutOp(left, "secret", None) for left, _ in pairs])
+    left_over = {item.namespace for item in store.search((), limit=10_000)}
+    assert left_over == set(owners) - {left for left, _ in pairs}
+
+
+def test_a_sweeper_runs_until_the_database_closes() -> None:
+    with perdure.connect_sync("memory://") as db:
+        store = db.store(ttl={"default_ttl": 0.0001, "sweep_interval_minutes": 1})
+        store.put(HOME, "k", {})
+        store.start_ttl_sweeper(0.0005)
+        (thread,) = [store._sweeper._thread]  # type: ignore[union-attr]
+        deadline = time.monotonic() + 20
+        while db._driver._inner._partitions[next(iter(db._driver._inner._partitions))]["item"]:  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline, "nothing was swept"
+            time.sleep(0.01)
+        store.start_ttl_sweeper()
+        assert not thread.is_alive(), "two sweepers run"
+        (thread,) = [store._sweeper._thread]  # type: ignore[union-attr]
+        assert thread.is_alive()
+    assert not thread.is_alive()
+    assert store.stop_ttl_sweeper()
+
+
+def test_a_sweep_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    from perdure.errors import Unavailable
+    from perdure.storage.memory import MemoryDriver
+    from perdure.testing.faults import FaultyDriver
+
+    calls = 0
+
+    def fail(n: int, _: object) -> None:
+        nonlocal calls
+        calls = n
+        if n == 1:
+            raise Unavailable("the database is away")
+
+    store = Backend(FaultyDriver(MemoryDriver(), on_effect=fail)).store()
+    store.start_ttl_sweeper(0.0002)
+    deadline = time.monotonic() + 20
+    while calls < 3:
+        assert time.monotonic() < deadline, "it gave up"
+        time.sleep(0.01)
+    assert store.stop_ttl_sweeper()
+    assert "the database is away" in caplog.text
+
+
+def test_under_a_key_values_are_sealed_and_names_are_clear(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'sealed.db'}"
+    with perdure.connect_sync(url, migrate=True, encryption_key=KEY) as db:
+        db.store().put(("clearname", "x"), "clearkey", {"hiddenfield": "hiddenvalue", "n": 3})
+        found = db.store().search((), filter={"hiddenfield": "hiddenvalue", "n": {"$gt": 2}})
+        assert keys(found) == ["clearkey"]
+    raw = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"clearname" in raw
+    assert b"clearkey" in raw
+    assert b"hidden" not in raw
+    with pytest.raises(Sealed):
+        perdure.connect_sync(url).__enter__()
+
+
+def test_a_database_with_items_in_the_clear_takes_no_key(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'clear.db'}"
+    with perdure.connect_sync(url, migrate=True) as db:
+        db.store().put(HOME, "k", {})
+    with pytest.raises(Sealed, match="items that are stored in the clear"):
+        perdure.connect_sync(url, encryption_key=KEY).__enter__()
+
+
+def test_an_item_that_was_moved_or_stripped_is_refused() -> None:
+    from perdure.model.items import partition_of
+    from perdure.model.ops import Commit, Fetch, Put, Range
+    from perdure.model.records import ITEM
+    from perdure.storage.memory import MemoryDriver
+    from perdure.storage.sealed import Keyring
+
+    driver = MemoryDriver()
+    sealed = Backend(driver, Keyring.of(KEY)).store()
+    sealed.put(HOME, "k", {"n": 1}, ttl=5)
+    ((record,),) = driver.perform(Fetch(partition_of("", HOME), (Range(ITEM),)))
+    with pytest.raises(
+        Sealed, match=r"store namespace \('users', 'ada'\): item k is encrypted; pass the key"
+    ):
+        Backend(driver).store().get(HOME, "k")
+    longer = {**record.fields, "expires_at": record.fields["expires_at"] + 1}
+    for namespace, key, fields in (
+        (("users", "bob"), "k", record.fields),
+        (HOME, "other", record.fields),
+        (HOME, "k", longer),
+    ):
+        put = Put(ITEM, (key,), fields, record.body, version=1)
+        driver.perform(Commit(partition_of("", namespace), (put,)))
+        with pytest.raises(Sealed, match="was changed or moved"):
+            sealed.get(namespace, key)
+
+
+def test_the_tenant_of_a_database_is_that_of_its_stores(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tenants.db'}"
+    with perdure.connect_sync(url, migrate=True, tenant="acme") as db:
+        db.store().put(HOME, "k", {})
+        db.store(tenant="bull").put(HOME, "l", {})
+        assert keys(db.store().search(())) == ["k"]
+    with perdure.connect_sync(url, tenant="bull") as db:
+        assert keys(db.store().search(())) == ["l"]
+    with perdure.connect_sync(url) as db:
+        assert db.store().list_namespaces() == []

@@ -1,0 +1,181 @@
+"""The file that threads are carried in: whole or refused, and a backend to whoever reads it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.database import new_archive, open_archive
+from perdure.engine.moving import State
+from perdure.errors import BadArchive, NotFound, Sealed, Unavailable
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Find, Get, Put, Range, Refused
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, KINDS, TAG, Partition
+from perdure.storage.archive import Archive
+from tests.engine.test_moving import grow, in_memory
+from tests.langgraph import graphs
+from tests.langgraph.session import config
+
+THREAD = Partition("tenant", "thread \x00 é")
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "threads.perdure"
+
+
+def export(path: Path, *, key: bytes | None = None) -> perdure.Database:
+    source = in_memory()
+    grow(source, "t", 3)
+    source.tag("t", "tag")
+    with new_archive(path, encryption_key=key) as archive:
+        source.move(Partition("", "t"), archive)
+    return source
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_was_written_is_read(path: Path, key: bytes | None) -> None:
+    source = export(path, key=key)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    assert (b"turn 1" in path.read_bytes()) == (key is None)
+    with open_archive(path, encryption_key=KEY) as archive:
+        assert archive.partitions(None) == [Partition("", "t")]
+        assert archive.digest("t").agrees(source.digest("t"))
+        assert archive.fsck("t") == []
+        target = in_memory(bytes(32))
+        assert archive.move(Partition("", "t"), target, Partition("x", "y")).found is State.ABSENT
+    saver = target.checkpointer(tenant="x")
+    after = graphs.chain(saver).get_state(config("y")).values
+    assert after == graphs.chain(source.checkpointer()).get_state(config("t")).values
+
+
+def test_every_byte_counts(path: Path) -> None:
+    """Whatever single byte is changed, and wherever the file is cut, it is refused."""
+    export(path)
+    whole = path.read_bytes()
+    step = max(1, len(whole) // 400)
+    other = path.with_name("other")
+    for at in [*range(0, len(whole), step), *range(len(whole) - 60, len(whole))]:
+        other.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(BadArchive, match="other"):
+            Archive.read(other)
+        other.write_bytes(whole[:at])
+        with pytest.raises(BadArchive, match="ends early"):
+            Archive.read(other)
+    other.write_bytes(whole + b"\0")
+    with pytest.raises(BadArchive, match="was changed"):
+        Archive.read(other)
+
+
+def test_a_newer_format_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.storage.archive.FORMAT", 2)
+    export(path)
+    monkeypatch.undo()
+    with pytest.raises(BadArchive, match=r"newer Perdure \(format 2, this release reads 1\)"):
+        Archive.read(path)
+
+
+def test_what_is_no_export_is_refused(path: Path) -> None:
+    for content in (b"", b"{}", b"perdure thread", b"SQLite format 3\0" * 100):
+        path.write_bytes(content)
+        with pytest.raises(BadArchive):
+            Archive.read(path)
+    with pytest.raises(NotFound, match="no file"):
+        Archive.read(path.with_name("none"))
+    with pytest.raises(Unavailable, match="cannot be read"):
+        Archive.read(path.parent)
+
+
+def test_a_sealed_file_needs_its_key(path: Path) -> None:
+    export(path, key=KEY)
+    for key in (None, bytes(32)):
+        with (
+            pytest.raises(Sealed, match=r"threads\.perdure is encrypted"),
+            open_archive(path, encryption_key=key),
+        ):
+            pass
+
+
+def test_a_failed_export_leaves_nothing(path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_archive(path):
+        raise ZeroDivisionError
+    assert list(path.parent.iterdir()) == []
+    path.write_bytes(b"what was there before")
+    with pytest.raises(ZeroDivisionError), new_archive(path):
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"what was there before"
+    with pytest.raises(Unavailable, match="cannot be written"), new_archive(path / "below"):
+        pass
+
+
+def test_it_keeps_the_verbs_of_a_backend(path: Path) -> None:
+    archive = Archive.create(path)
+    checkpoint = {"seq": 1, "parent_id": None, "run_id": "r", "source": "loop", "step": -1}
+    first = Commit(
+        THREAD,
+        (
+            Put(GC, (), expect=Expect.ABSENT, version=1),
+            Put(CHECKPOINT, ("", "b"), {**checkpoint, "seq": 1}, b"body"),
+            Put(CHECKPOINT, ("", "a"), {**checkpoint, "seq": 2}, b"body"),
+            Put(TAG, ("gone",), {"namespace": "", "checkpoint_id": "a"}, version=1),
+        ),
+    )
+    assert isinstance(archive.perform(first), Committed)
+    assert archive.perform(first) == Refused(GC, ())
+    guarded = Commit(THREAD, (Check(GC, (), 1), Delete(TAG, ("gone",), Expect.PRESENT)))
+    assert isinstance(archive.perform(guarded), Committed)
+    assert archive.perform(guarded) == Refused(TAG, ("gone",))
+    archive.finish()
+    archive.close()
+    again = Archive.read(path)
+    with pytest.raises(TypeError):
+        again.perform(Find("runs", None))
+    ranges = (
+        Range(CHECKPOINT, ("",)),
+        Range(CHECKPOINT, ("",), reverse=True, after=("", "b"), bodies=False),
+        Range(CHECKPOINT, ("",), "seq", reverse=True, limit=1),
+        Range(CHECKPOINT, ("",), "seq", after=1),
+        Range(TAG),
+        Get(GC, ()),
+        Get(HEAD, ("",)),
+    )
+    found = again.perform(Fetch(THREAD, ranges))
+    assert [[r.key[-1] if r.key else r.version for r in rows] for rows in found] == [
+        ["a", "b"], ["a"], ["a"], ["a"], [], [1], [],
+    ]  # fmt: skip
+    assert found[0][0].fields == {**checkpoint, "seq": 2}
+    assert (found[0][0].body, found[1][0].body) == (b"body", b"")
+    assert [f.partition for f in again.perform(Find("threads", "tenant"))] == [THREAD]
+    assert again.perform(Find("threads", None, after=THREAD)) == ()
+    with pytest.raises(Unavailable, match="read, not written"):
+        again.perform(first)
+    again.close()
+    again.close()
+
+
+def test_every_kind_can_be_written(path: Path) -> None:
+    values = {"text": "té\udcff", "integer": 1 << 52, "bytes": b"\xff"}
+    archive = Archive.create(path)
+    puts = [
+        Put(
+            kind,
+            tuple(values[c.kind] for c in kind.key),
+            {c.name: None if c.nullable else values[c.kind] for c in kind.fields},
+            b"body" if kind.body else b"",
+            version=3 if kind.versioned else 0,
+        )
+        for kind in KINDS
+    ]
+    archive.perform(Commit(THREAD, tuple(puts)))
+    archive.finish()
+    archive.close()
+    again = Archive.read(path)
+    for put in puts:
+        ((found,),) = again.perform(Fetch(THREAD, (Get(put.kind, put.key),)))
+        assert found[:5] == (put.kind, put.key, put.fields, put.version, put.body)
+    assert CHUNK in KINDS
+    again.close()

@@ -1,0 +1,396 @@
+"""D1 when answers are lost, late, wrong or refused: nothing is applied twice or acknowledged falsely."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from perdure.errors import TooLarge, Unavailable, Unmigrated, Unserialisable
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused, Stage
+from perdure.model.records import CHUNK, HEAD, KINDS, TAG, WRITE, Partition
+from perdure.storage.sql import d1 as backend
+from perdure.storage.sql import d1_batch as sql
+from perdure.storage.sql.d1_rest import Rest
+from perdure.storage.sql.d1_url import Target
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.concurrency import at_once
+from perdure.testing.conformance.rows import HERE
+from tests.servers import d1
+from tests.servers.d1_proxy import Change, Fault, Instead, Lose, Proxy, Request, proxy
+
+LOG = (
+    "CREATE TABLE applied (name TEXT NOT NULL)",
+    "CREATE TRIGGER inserted AFTER INSERT ON perdure_tag BEGIN INSERT INTO applied VALUES (new.name); END",
+    "CREATE TRIGGER updated AFTER UPDATE ON perdure_tag BEGIN INSERT INTO applied VALUES (new.name); END",
+)
+"""Counts how often each tag was really written."""
+
+
+@dataclass
+class Bench:
+    """A driver behind a proxy. ``naps`` are the pauses that it made, or would have made."""
+
+    proxy: Proxy
+    driver: backend.D1Driver
+    direct: Rest
+    naps: list[float] = field(default_factory=list)
+
+    def ask(self, *statements: str) -> list[sql.Rows]:
+        """Statements past the proxy and the driver."""
+        return self.direct.batch([(statement, ()) for statement in statements])
+
+    def writes(self) -> list[Request]:
+        return [r for r in self.proxy.requests if any("INSERT" in text for text, _ in r)]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with migrated() as id_, proxy(d1.started().origin) as between:
+        naps: list[float] = []
+        target = Target.of(d1.started().url(id_, between.endpoint))
+        with (
+            closing(backend.D1Driver(target.connect(), target.name, sleep=naps.append)) as driver,
+            Target.of(d1.started().url(id_)).session() as direct,
+        ):
+            yield Bench(between, driver, direct, naps)
+
+
+@contextmanager
+def migrated() -> Iterator[str]:
+    with d1.database() as id_:
+        backend.migrate(d1.started().url(id_))
+        yield id_
+
+
+def once(fault: Fault, of: Callable[[Request], bool] = lambda _: True) -> Callable[[Request], Fault]:
+    """A fault of the first request that is so."""
+    left = [fault]
+    return lambda request: left.pop() if left and of(request) else None
+
+
+def is_commit(request: Request) -> bool:
+    return any(text.startswith("INSERT INTO perdure_receipt") for text, _ in request)
+
+
+# Lost and late answers
+
+
+@pytest.mark.parametrize(("share", "of"), [(0.2, "all"), (0.7, "commits")])
+def test_lost_answers_apply_nothing_twice_and_refuse_nothing_falsely(
+    bench: Bench, share: float, of: str
+) -> None:
+    bench.ask(*LOG)
+    chance = random.Random(7)
+
+    def fault(request: Request) -> Fault:
+        meant = of == "all" or is_commit(request)
+        return Lose(twice=chance.random() < 0.3) if meant and chance.random() < share else None
+
+    bench.proxy.fault = fault
+    rounds = 120
+    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    for n in range(1, rounds + 1):
+        put = rows.head(seq=n, expect=n, version=n + 1)
+        assert rows.commit(bench.driver, put, rows.tag(f"t{n}", Expect.ANY)), f"write {n} was refused"
+        assert not rows.commit(bench.driver, put, rows.tag(f"t{n}", Expect.ANY)), f"write {n} held twice"
+    bench.proxy.fault = lambda _: None
+    ((counted,),) = bench.ask("SELECT count(*) AS a, count(DISTINCT name) AS b FROM applied")
+    assert counted == [rounds, rounds]
+    record = rows.get(bench.driver, HEAD, "")
+    assert record is not None
+    assert record.version == rounds + 1
+
+
+def test_lost_answers_under_many_writers_lose_no_increment(bench: Bench) -> None:
+    bench.ask(*LOG)
+    chance = random.Random(8)
+    bench.proxy.fault = lambda _: Lose(twice=chance.random() < 0.3) if chance.random() < 0.25 else None
+    rows.stored(bench.driver, rows.head(seq=0, version=1))
+
+    def work(n: int) -> None:
+        for i in range(12):
+            while True:
+                record = rows.get(bench.driver, HEAD, "")
+                assert record is not None
+                seq, version = record.fields["seq"], record.version
+                put = rows.head(seq=seq + 1, expect=version, version=version + 1)
+                if rows.commit(bench.driver, put, rows.tag(f"{n}-{i}", Expect.ANY)):
+                    break
+
+    at_once(6, work)
+    bench.proxy.fault = lambda _: None
+    record = rows.get(bench.driver, HEAD, "")
+    assert record is not None
+    assert record.fields["seq"] == 6 * 12
+    ((counted,),) = bench.ask("SELECT count(*) AS a, count(DISTINCT name) AS b FROM applied")
+    assert counted == [72, 72]
+
+
+def test_a_lost_answer_costs_one_look_at_the_receipt(bench: Bench) -> None:
+    bench.proxy.fault = once(Lose())
+    rows.stored(bench.driver, rows.tag("t", Expect.ABSENT))
+    assert [is_commit(r) for r in bench.proxy.requests] == [True, False]
+
+
+def test_a_lost_refusal_is_the_same_refusal(bench: Bench) -> None:
+    bench.proxy.fault = once(Lose())
+    outcome = bench.driver.perform(Commit(HERE, (rows.tag("t"), rows.head("a", expect=3))))
+    assert outcome == Refused(HEAD, ("a",))
+    assert rows.everything(bench.driver) == []
+
+
+def test_a_request_that_never_arrived_is_sent_again(bench: Bench) -> None:
+    bench.proxy.fault = once(Instead(500, b"<html>", {"Retry-After": "2"}))
+    rows.stored(bench.driver, rows.tag("t", Expect.ABSENT))
+    assert [is_commit(r) for r in bench.proxy.requests] == [True, False, True]
+    assert bench.naps == [2.0]
+
+
+def test_a_copy_that_arrives_late_is_refused_as_a_whole(bench: Bench) -> None:
+    rows.stored(bench.driver, rows.tag("t", version=1))
+    late = bench.proxy.requests[-1]
+    rows.stored(bench.driver, rows.tag("t", version=2))
+    with pytest.raises(backend.Rejected, match="NOT NULL constraint failed: perdure_receipt"):
+        bench.direct.batch([(text, tuple(given)) for text, given in late])
+    record = rows.get(bench.driver, TAG, "t")
+    assert record is not None
+    assert record.version == 2
+
+
+def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) -> None:
+    rows.stored(bench.driver, rows.tag("old"))
+    bench.driver.perform(Drop(HERE))
+    late = bench.proxy.requests[-1]
+    rows.stored(bench.driver, rows.tag("new"))
+    with pytest.raises(backend.Rejected):
+        bench.direct.batch([(text, tuple(given)) for text, given in late])
+    assert rows.keys(bench.driver, Range(TAG)) == [("new",)]
+
+
+def test_reads_that_shared_a_lost_request_are_read_again(bench: Bench) -> None:
+    rows.stored(bench.driver, rows.tag("t", version=1))
+    jobs = [
+        Fetch(HERE, (Get(TAG, ("t",)),)),
+        Commit(HERE, (rows.tag("t", 1, 2),)),
+        Stage(HERE, (rows.chunk(b"d"),)),
+    ]
+    group = [backend.Job(effect) for effect in jobs]
+    bench.proxy.fault = once(Lose())
+    bench.driver._execute(group)
+    assert [job.error for job in group] == [None] * 3
+    assert group[0].answer[0][0].key == ("t",)
+    assert group[1].answer == Committed()
+    assert rows.get(bench.driver, CHUNK, b"d") is not None
+
+
+def test_when_nothing_answers_any_more_the_error_says_what_is_unknown(bench: Bench) -> None:
+    bench.proxy.fault = lambda _: Lose()
+    with pytest.raises(Unavailable, match="whether the last write was stored could not be found out"):
+        rows.commit(bench.driver, rows.tag("t"))
+    bench.proxy.fault = lambda _: Instead(503)
+    with pytest.raises(Unavailable, match="status 503"):
+        bench.driver.perform(Find("threads", None))
+    bench.proxy.fault = lambda _: None
+    rows.stored(bench.driver, rows.tag("u"))
+
+
+def test_receipts_do_not_pile_up(bench: Bench) -> None:
+    bench.ask("INSERT INTO perdure_receipt VALUES ('gone.0', 1, unixepoch() - 8 * 86400, NULL)")
+    for n in range(60):
+        rows.stored(bench.driver, rows.tag(f"t{n}"))
+    ((found,),) = bench.ask("SELECT count(*) AS a, sum(id = 'gone.0') AS b FROM perdure_receipt")
+    assert found[0] <= 4
+    assert found[1] == 0
+
+
+# Answers that are none
+
+
+def test_too_many_requests_are_waited_out_as_long_as_asked(bench: Bench) -> None:
+    answers = [Instead(429, b"{}", {"Retry-After": "3"}), Instead(429), Instead(429, b"slow down")]
+    bench.proxy.fault = lambda _: answers.pop(0) if answers else None
+    rows.stored(bench.driver, rows.tag("t", Expect.ABSENT))
+    assert bench.naps[0] == 3.0
+    assert len(bench.naps) == 3
+    assert all(0 < nap < 2 for nap in bench.naps[1:])
+    assert [is_commit(r) for r in bench.proxy.requests] == [True] * 4
+
+
+def test_a_service_that_asks_for_too_much_patience_is_given_up(bench: Bench) -> None:
+    bench.proxy.fault = lambda _: Instead(429, b"", {"Retry-After": "3600"})
+    with pytest.raises(Unavailable, match="too many requests; nothing of the request was stored"):
+        rows.commit(bench.driver, rows.tag("t"))
+    assert bench.naps == []
+
+
+def edited(edit: Callable[[dict[str, object]], object]) -> Change:
+    def make(answer: bytes) -> Instead:
+        content = json.loads(answer)
+        edit(content)
+        return Instead(200, json.dumps(content).encode())
+
+    return Change(make)
+
+
+def _drop_one(content: dict[str, object]) -> None:
+    result = content["result"]
+    assert isinstance(result, list)
+    result.pop()
+
+
+def _fail_one(content: dict[str, object]) -> None:
+    result = content["result"]
+    assert isinstance(result, list)
+    result[0]["success"] = False
+
+
+BROKEN: dict[str, Fault] = {
+    "no success": edited(lambda content: content.update(success=False)),
+    "success and errors": edited(lambda content: content.update(errors=[{"code": 1, "message": "half"}])),
+    "a part is missing": edited(_drop_one),
+    "a part failed": edited(_fail_one),
+    "no result": edited(lambda content: content.pop("result")),
+    "not JSON": Change(lambda _: Instead(200, b"<html>maintenance</html>")),
+    "not an object": Change(lambda _: Instead(200, b"[]")),
+    "empty": Change(lambda _: Instead(200)),
+    "cut short": Change(lambda answer: Instead(200, answer[: len(answer) // 2])),
+    "a page of a proxy": Instead(502, b"<html>bad gateway</html>"),
+    "D1 is overloaded": Instead(
+        400, b'{"success": false, "errors": [{"code": 7500, "message": "D1 DB is overloaded."}]}'
+    ),
+    "an internal error": Instead(
+        500, b'{"success": false, "errors": [{"code": 7500, "message": "internal error; reference = x"}]}'
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN.values(), ids=BROKEN)
+def test_an_answer_that_does_not_tell_is_asked_for_again_and_never_believed(
+    bench: Bench, fault: Fault
+) -> None:
+    rows.stored(bench.driver, rows.tag("t", version=1))
+    bench.proxy.fault = once(fault)
+    rows.stored(bench.driver, rows.tag("t", 1, version=2))
+    bench.proxy.fault = once(fault)
+    record = rows.get(bench.driver, TAG, "t")
+    assert record is not None
+    assert record.version == 2
+    bench.proxy.fault = lambda _: fault
+    with pytest.raises(Unavailable):
+        rows.get(bench.driver, TAG, "t")
+    with pytest.raises(Unavailable):
+        rows.commit(bench.driver, rows.tag("t"))
+
+
+def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -> None:
+    bench.ask(
+        "CREATE TRIGGER no AFTER INSERT ON perdure_tag WHEN new.name = 'bad'"
+        " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+    )
+    group = [backend.Job(Commit(HERE, (rows.tag(name, Expect.ABSENT),))) for name in ("a", "bad", "b")]
+    bench.driver._execute(group)
+    assert [job.answer for job in group] == [Committed(), None, Committed()]
+    assert isinstance(group[1].error, Unavailable)
+    assert "not this one" in str(group[1].error)
+    assert rows.keys(bench.driver, Range(TAG)) == [("a",), ("b",)]
+
+
+def test_a_table_that_is_gone_is_named_as_unmigrated(bench: Bench) -> None:
+    bench.ask("DROP TABLE perdure_tag")
+    with pytest.raises(Unmigrated, match="run `perdure migrate d1://"):
+        rows.get(bench.driver, TAG, "t")
+
+
+# Limits
+
+
+def test_a_record_that_d1_cannot_hold_is_too_large(bench: Bench) -> None:
+    before = len(bench.proxy.requests)
+    with pytest.raises(TooLarge, match="write a smaller value"):
+        rows.commit(bench.driver, rows.chunk(b"d", body=bytes(1_000_000)))
+    with pytest.raises(TooLarge, match="64 bits"):
+        rows.commit(bench.driver, rows.gc(1 << 63))
+    assert len(bench.proxy.requests) == before
+    rows.stored(bench.driver, rows.chunk(b"d", body=bytes(range(256)) * 3515))
+
+
+def test_text_that_is_not_unicode_is_refused(bench: Bench) -> None:
+    with pytest.raises(Unserialisable):
+        rows.commit(bench.driver, rows.tag("\ud800"))
+    with pytest.raises(Unserialisable):
+        rows.commit(bench.driver, rows.tag("t"), at=Partition("", "\ud800"))
+
+
+def test_no_statement_passes_the_limits_of_d1(bench: Bench) -> None:
+    everything = [Range(kind) for kind in KINDS]
+    fields = rows.write("t", 0).fields
+    many = [
+        Put(WRITE, ("n" * 500, "c", f"t{n}", n), fields, b"x" * 300, Expect.ABSENT, n) for n in range(3000)
+    ]
+    rows.stored(bench.driver, *rows.every_kind())
+    rows.stored(bench.driver, *many)
+    bench.driver.perform(Fetch(HERE, (*everything, *(Get(WRITE, op.key) for op in many))))
+    assert len(rows.keys(bench.driver, Range(WRITE))) == 3001
+    for request in bench.proxy.requests:
+        for text, given in request:
+            assert len(text) < 100_000
+            assert len(given) <= 100
+            assert all(p is None or len(p.encode()) <= 2_000_000 for p in given)
+
+
+def test_commits_that_wait_share_a_request_within_the_limits(bench: Bench) -> None:
+    release = threading.Event()
+    bench.proxy.judging.acquire()
+    try:
+        with ThreadPoolExecutor(64) as pool:
+            jobs = [pool.submit(rows.commit, bench.driver, rows.tag(f"t{n}")) for n in range(64)]
+            time.sleep(0.3)
+            bench.proxy.judging.release()
+            release.set()
+            assert all(job.result() for job in jobs)
+    finally:
+        if not release.is_set():
+            bench.proxy.judging.release()
+    assert len(bench.proxy.requests) < 20
+    assert max(len(r) for r in bench.proxy.requests) <= 50
+    assert len(rows.keys(bench.driver, Range(TAG))) == 64
+
+
+# Dropping
+
+
+def test_a_large_partition_is_dropped_in_pages_and_out_of_sight_at_once(bench: Bench) -> None:
+    size = 2 * sql.DROP_ROWS + 10
+    rows.stored(bench.driver, *(rows.write("t", n) for n in range(size)), rows.checkpoint("c", run_id="run"))
+    pages = [0]
+
+    def die_after_one(request: Request) -> Fault:
+        pages[0] += any(text.startswith("DELETE FROM perdure_write ") for text, _ in request)
+        return Instead(500) if pages[0] > 1 else None
+
+    bench.proxy.fault = die_after_one
+    with pytest.raises(Unavailable):
+        bench.driver.perform(Drop(HERE))
+    bench.proxy.fault = lambda _: None
+    assert rows.everything(bench.driver) == []
+    assert bench.driver.perform(Find("threads", None)) == ()
+    assert bench.driver.perform(Find("runs", None, "run")) == ()
+    rows.stored(bench.driver, rows.tag("new"))
+    bench.driver.perform(Drop(Partition("acme", "another")))
+    left = bench.ask(*(f"SELECT count(*) AS n FROM perdure_{kind.name}" for kind in KINDS))
+    assert sum(found[0][0] for found in left) == 1, "a later drop did not finish what an earlier one left"
+    assert rows.keys(bench.driver, Range(TAG)) == [("new",)]
+
+
+def test_what_asks_for_nothing_costs_no_request(bench: Bench) -> None:
+    assert bench.driver.perform(Fetch(HERE, ())) == ()
+    bench.driver.perform(Stage(HERE, ()))
+    assert bench.proxy.requests == []

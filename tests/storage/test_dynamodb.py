@@ -1,0 +1,76 @@
+"""The DynamoDB driver keeps the contract of the storage port, through both of its doors."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.model.ops import Fetch, Find, Range
+from perdure.model.records import CHECKPOINT, TAG, Partition
+from perdure.storage.memory import MemoryDriver
+from perdure.storage.port import Driver
+from perdure.storage.url import open_driver
+from perdure.testing.conformance import Awaited, Blocking, DriverContract, rows
+from tests.servers import dynamodb
+
+
+class TestDynamoDb(DriverContract):
+    @pytest.fixture(params=[Blocking, Awaited])
+    def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
+        with dynamodb.empty() as url:
+            driver = open_driver(url, migrate=True)
+            yield request.param(driver)
+            driver.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Driver, Driver]]:
+    """An empty table, and the model."""
+    with dynamodb.empty() as url:
+        driver = open_driver(url, migrate=True)
+        yield driver, MemoryDriver()
+        driver.close()
+
+
+STEM = "n" * 990
+LONG = (
+    "n",
+    STEM,
+    *(STEM + tail for tail in ("n" * 9, "n" * 10, "n" * 11, "n" * 400, "o", "a" * 40, "z" * 60)),
+)
+"""Names about as long as a sort key may be, and longer, in which only the end differs."""
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_keys_past_the_length_of_an_index_keep_their_order(
+    pair: tuple[Driver, Driver], reverse: bool
+) -> None:
+    for one in pair:
+        rows.stored(one, *(rows.tag(name) for name in LONG), *(rows.head(name) for name in LONG))
+        rows.stored(one, *(rows.checkpoint("c", n, namespace=name) for n, name in enumerate(LONG)))
+    items = [
+        Range(TAG, after=after, reverse=reverse, limit=limit)
+        for after in (None, ("",), *((name,) for name in LONG), (STEM + "p",))
+        for limit in (None, 1, 3)
+    ]
+    items += [Range(CHECKPOINT, (name,), by, reverse=reverse) for name in LONG for by in (None, "seq")]
+    answers, expected = (one.perform(Fetch(rows.HERE, tuple(items))) for one in pair)
+    for item, answer, right in zip(items, answers, expected, strict=True):
+        assert [r.key for r in answer] == [r.key for r in right], item
+
+
+def test_long_names_of_threads_keep_their_order_in_the_catalogue(pair: tuple[Driver, Driver]) -> None:
+    places = [Partition(tenant, name) for tenant in ("acme", STEM) for name in LONG]
+    for one in pair:
+        for place in places:
+            rows.stored(one, rows.checkpoint("c", run_id="run"), at=place)
+    finds = [Find("threads", tenant, limit=limit) for tenant in (None, "acme", STEM) for limit in (3, 99)]
+    finds += [Find("threads", None, after=place, limit=2) for place in places]
+    finds += [
+        Find("threads", "acme", prefix=STEM + "n"),
+        Find("runs", STEM, "run"),
+        Find("runs", None, "run"),
+    ]
+    for find in finds:
+        found, right = ([f.partition for f in one.perform(find)] for one in pair)
+        assert sorted(found) == sorted(right)
+        assert find.index == "runs" or found == right

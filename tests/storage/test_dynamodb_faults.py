@@ -1,0 +1,199 @@
+"""DynamoDB throttles, conflicts, breaks off: nothing acknowledged is missing, nothing is applied twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from botocore.exceptions import ConnectionClosedError
+
+from perdure.errors import Unavailable
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Range, Stage
+from perdure.model.records import CHUNK, HEAD, TAG, WRITE, Partition
+from perdure.storage.kv.dynamodb import DynamoDriver, open_driver
+from perdure.storage.url import open_driver as open_migrated
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.rows import HERE
+from tests.servers import dynamodb
+from tests.servers.dynamodb_wire import answer, conflict, failing, lose, storm, watched
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with dynamodb.empty() as url:
+        yield url
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[DynamoDriver]:
+    opened = open_migrated(url, migrate=True)
+    assert isinstance(opened, DynamoDriver)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_a_storm_of_faults_every_increment_counts_once(driver: DynamoDriver, seed: int) -> None:
+    """Each worker raises one number by compare-and-set and leaves a row for every acknowledged step: a lost
+    answer that was repeated blindly would be refused, or counted twice."""
+    rows.stored(driver, rows.head(seq=0, version=1))
+    fault, seen = storm(seed)
+
+    def work(n: int) -> int:
+        acknowledged = 0
+        while acknowledged < 8:
+            record = rows.get(driver, HEAD, "")
+            assert record is not None
+            seq = record.fields["seq"] + 1
+            raised = rows.head(seq=seq, expect=record.version, version=record.version + 1)
+            if rows.commit(driver, raised, rows.write(f"w{n}", seq)):
+                acknowledged += 1
+        return acknowledged
+
+    with failing(driver, fault), ThreadPoolExecutor(4) as pool:
+        total = sum(pool.map(work, range(4)))
+    record = rows.get(driver, HEAD, "")
+    assert record is not None
+    assert (record.fields["seq"], record.version) == (total, total + 1)
+    assert sorted(key[3] for key in rows.keys(driver, Range(WRITE))) == list(range(1, total + 1))
+    assert set(seen) == {"throttled", "conflict", "broken", "lost"}
+
+
+def test_a_storm_over_every_verb_loses_nothing(driver: DynamoDriver) -> None:
+    fault, _ = storm(7)
+    at = [Partition("acme", f"t{n}") for n in range(4)]
+    big = bytes(range(256)) * 2500
+    with failing(driver, fault):
+        for n, place in enumerate(at):
+            driver.perform(Stage(place, tuple(rows.chunk(bytes((i,)) * 16, n) for i in range(12))))
+            rows.stored(driver, rows.checkpoint("c", body=big, run_id="run"), rows.tag("t"), at=place)
+        driver.perform(Drop(at[0]))
+        assert [f.partition for f in driver.perform(Find("threads", "acme"))] == at[1:]
+        for place in at[1:]:
+            (chunks,) = driver.perform(Fetch(place, (Range(CHUNK),)))
+            assert len(chunks) == 12
+            assert rows.everything(driver, place)[0].body == big
+        assert rows.everything(driver, at[0]) == []
+
+
+def test_a_commit_whose_every_answer_is_lost_is_known_by_its_traces(driver: DynamoDriver) -> None:
+    """Past the patience of the client the table itself is asked."""
+    rows.stored(driver, rows.head(version=1))
+    driver.client.patience = 0.2
+
+    def fault(name: str, request: Any) -> None:
+        if name == "TransactWriteItems":
+            lose(request)
+
+    with failing(driver, fault):
+        assert rows.commit(driver, rows.head(version=2, expect=1))
+    record = rows.get(driver, HEAD, "")
+    assert record is not None
+    assert record.version == 2
+    with watched(driver) as wire:
+        assert rows.commit(driver, rows.head(version=3, expect=2))
+    assert wire.count() == {"TransactWriteItems": 1}, "what was found out is remembered"
+
+
+def test_a_commit_that_never_arrives_is_unavailable_and_not_stored(driver: DynamoDriver) -> None:
+    rows.stored(driver, rows.head(version=1))
+    driver.client.patience = 0.2
+
+    def fault(name: str, request: Any) -> None:
+        if name == "TransactWriteItems":
+            raise ConnectionClosedError(endpoint_url=request.url)
+
+    with failing(driver, fault), pytest.raises(Unavailable, match="not known"):
+        rows.commit(driver, rows.head(version=2, expect=1))
+    record = rows.get(driver, HEAD, "")
+    assert record is not None
+    assert record.version == 1
+    assert rows.commit(driver, rows.head(version=2, expect=1)), "the driver goes on without being reopened"
+
+
+def test_throttling_without_end_is_unavailable_in_one_sentence(driver: DynamoDriver) -> None:
+    driver.client.patience = 0.2
+    with failing(driver, lambda *_: answer("ThrottlingException")):
+        for effect in (
+            Commit(HERE, (rows.tag("t"),)),
+            Fetch(HERE, (Get(TAG, ("t",)),)),
+            Find("threads", None),
+        ):
+            with pytest.raises(
+                Unavailable, match=r"throttled or contended.*Nothing of this write was stored"
+            ):
+                driver.perform(effect)
+    assert rows.get(driver, TAG, "t") is None
+
+
+def test_a_conflict_between_transactions_is_no_refusal(driver: DynamoDriver) -> None:
+    left = [3]
+
+    def fault(name: str, request: Any) -> Any:
+        if name != "TransactWriteItems" or not left[0]:
+            return None
+        left[0] -= 1
+        return conflict(2)
+
+    with failing(driver, fault), watched(driver) as wire:
+        assert driver.perform(Commit(HERE, (rows.tag("t", Expect.ABSENT),))) == Committed()
+    assert wire.count()["TransactWriteItems"] == 4
+
+
+def test_another_processes_drop_reaches_a_driver_that_remembers(url: str, driver: DynamoDriver) -> None:
+    """What a process remembers of a partition is a guess, checked by every request that rests on it."""
+    other = open_driver(url)
+    try:
+        rows.stored(driver, *rows.every_kind())
+        rows.stored(other, rows.tag("theirs"))
+        for again in range(3):
+            driver.perform(Drop(HERE))
+            assert rows.everything(other) == []
+            assert not rows.commit(other, rows.gc(2, expect=1))
+            other.perform(Stage(HERE, (rows.chunk(b"s" * 16, again),)))
+            assert rows.get(driver, CHUNK, b"s" * 16) is not None
+            rows.stored(driver, *rows.every_kind(f"{again}"))
+            rows.stored(other, rows.tag("theirs", Expect.ABSENT))
+            assert len(rows.everything(driver)) == len(rows.every_kind()) + 2
+    finally:
+        other.close()
+
+
+def test_a_drop_that_was_cut_short_is_finished_by_the_next(driver: DynamoDriver) -> None:
+    rows.stored(driver, *rows.every_kind(), *(rows.write("t", n) for n in range(60)))
+    driver.client.patience = 0.1
+
+    def fault(name: str, request: Any) -> Any:
+        return answer("ThrottlingException") if name == "BatchWriteItem" else None
+
+    with failing(driver, fault), pytest.raises(Unavailable):
+        driver.perform(Drop(HERE))
+    assert rows.everything(driver) == [], "what is being removed is not to be read any more"
+    rows.stored(driver, rows.tag("new"))
+    assert len(rows.everything(driver)) == 1
+    driver.perform(Drop(HERE))
+    boto, table = driver.client.boto, driver.client.table
+    left = boto.scan(TableName=table)["Items"]
+    assert len(left) == 1, "only the record of the layout is left"
+    assert driver.perform(Find("threads", None)) == ()
+
+
+def test_the_parts_of_a_large_body_go_with_it(driver: DynamoDriver) -> None:
+    big, bigger = b"a" * 700_000, b"b" * 1_000_000
+    boto, table = driver.client.boto, driver.client.table
+
+    def count() -> int:
+        return len(boto.scan(TableName=table)["Items"])
+
+    rows.stored(driver, rows.checkpoint("c", body=big))
+    held = count()
+    assert not rows.commit(driver, rows.checkpoint("c", body=big, expect=Expect.ABSENT))
+    assert count() == held, "a refused commit left parts behind"
+    rows.stored(driver, rows.checkpoint("c", body=bigger))
+    assert rows.everything(driver)[0].body == bigger
+    assert count() == held + 1
+    rows.stored(driver, rows.checkpoint("c", body=b"small"))
+    assert rows.everything(driver)[0].body == b"small"
+    assert count() == held - 3

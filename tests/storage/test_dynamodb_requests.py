@@ -1,0 +1,152 @@
+"""What a turn asks of DynamoDB: no scan, strong reads, bounded items, the same units early and late."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from operator import add
+from statistics import mean
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+
+from perdure.model.ops import Delete, Drop, Fetch, Find, Get, Range, Stage
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
+from perdure.storage.kv.dynamodb import DynamoDriver, open_driver
+from perdure.storage.url import open_driver as open_migrated
+from perdure.testing.conformance import Backend, rows
+from perdure.testing.conformance.rows import HERE
+from tests.servers import dynamodb
+from tests.servers.dynamodb_wire import Wire, size_of, watched
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+TURNS = 5000 if FULL else 160
+WINDOW = 20
+ITEM_MAX = 270_000
+
+
+class State(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+class Blob(TypedDict):
+    blob: bytes
+    seen: Annotated[list[int], add]
+
+
+@pytest.fixture
+def driver() -> Iterator[DynamoDriver]:
+    with dynamodb.empty() as url:
+        opened = open_migrated(url, migrate=True)
+        assert isinstance(opened, DynamoDriver)
+        yield opened
+        opened.close()
+
+
+def talking(driver: DynamoDriver) -> Any:
+    def answer(state: State) -> State:
+        return {"messages": [AIMessage(f"{len(state['messages'])} " + "answers " * 120)]}
+
+    builder = StateGraph(State).add_node("answer", answer).add_edge(START, "answer")
+    return builder.compile(checkpointer=Backend(driver).saver())
+
+
+def checked(wire: Wire) -> None:
+    """What holds of every request."""
+    for call in wire.calls:
+        assert call.operation != "Scan"
+        asked = call.parameters
+        if call.operation == "Query" and asked.get("IndexName") == "find":
+            assert asked["ConsistentRead"] is False, "an index across partitions has no strong reads"
+        elif call.operation in ("Query", "GetItem"):
+            assert asked["ConsistentRead"] is True
+        elif call.operation == "BatchGetItem":
+            assert all(request["ConsistentRead"] is True for request in asked["RequestItems"].values())
+        elif call.operation == "TransactWriteItems":
+            assert len(asked["TransactItems"]) <= 100
+            items = [action["Put"]["Item"] for action in asked["TransactItems"] if "Put" in action]
+            assert all(size_of(item) <= ITEM_MAX for item in items)
+            assert sum(map(size_of, items)) < 4_000_000
+
+
+def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> None:
+    with watched(driver) as wire:
+        rows.stored(driver, *rows.every_kind(), rows.checkpoint("big", 2, body=b"x" * 600_000, run_id="run"))
+        driver.perform(Stage(HERE, tuple(rows.chunk(bytes((n,)) * 16) for n in range(30))))
+        driver.perform(
+            Fetch(
+                HERE,
+                (
+                    Get(HEAD, ("x",)),
+                    Get(GC, ()),
+                    Range(WRITE, ("", "c")),
+                    Range(TAG, reverse=True, limit=3),
+                    Range(CHECKPOINT, ("",), "seq", reverse=True, after=9, limit=2),
+                    Range(CHUNK, bodies=False),
+                    *(Get(CHUNK, (bytes((n,)) * 16,)) for n in range(150)),
+                ),
+            )
+        )
+        for find in (
+            Find("threads", None),
+            Find("threads", "acme", prefix="th", after=Partition("acme", "t")),
+            Find("runs", "acme", "run"),
+            Find("runs", None, "run"),
+            Find("expired", None, until=1),
+        ):
+            driver.perform(find)
+        rows.stored(driver, Delete(TAG, ("x",)))
+        driver.perform(Drop(HERE))
+    checked(wire)
+    assert {"Query", "BatchGetItem", "GetItem", "TransactWriteItems"} <= set(wire.count())
+
+
+def test_a_turn_costs_the_same_early_and_late(driver: DynamoDriver) -> None:
+    graph = talking(driver)
+    config: Any = {"configurable": {"thread_id": "ada"}}
+    units: list[tuple[float, float, int]] = []
+    for n in range(TURNS):
+        weighed = n < 50 + WINDOW or n >= TURNS - WINDOW
+        with watched(driver, weigh=weighed) as wire:
+            graph.invoke({"messages": [("user", f"turn {n} " + "words " * 30)]}, config)
+        checked(wire)
+        if weighed:
+            units.append((wire.reads, wire.writes, len(wire.calls)))
+    early, late = units[50 : 50 + WINDOW], units[-WINDOW:]
+    figures = [[mean(u[i] for u in part) for i in range(3)] for part in (early, late)]
+    for what, (reads, writes, requests) in zip(("50", f"{TURNS}"), figures, strict=True):
+        print(f"\nturn {what}: {reads:.1f} read units, {writes:.1f} write units, {requests:.1f} requests")
+    (reads, writes, requests), (late_reads, late_writes, late_requests) = figures
+    assert late_writes <= 1.2 * writes
+    assert late_reads <= 1.2 * reads + 1
+    assert late_requests <= 1.1 * requests
+    assert len(graph.get_state(config).values["messages"]) == 2 * TURNS
+
+
+def test_a_cold_process_goes_on_with_the_thread(driver: DynamoDriver) -> None:
+    config: Any = {"configurable": {"thread_id": "ada"}}
+    for n in range(12):
+        talking(driver).invoke({"messages": [("user", f"turn {n}")]}, config)
+    other = open_driver(driver.client.target.url)
+    try:
+        assert len(talking(other).get_state(config).values["messages"]) == 24
+    finally:
+        other.close()
+
+
+def test_one_value_of_five_megabytes_comes_back(driver: DynamoDriver) -> None:
+    value = bytes(n * n % 251 for n in range(1000)) * 5243
+
+    def make(state: Blob) -> Blob:
+        return {"blob": value, "seen": [len(state.get("seen", ()))]}
+
+    builder = StateGraph(Blob).add_node("make", make).add_edge(START, "make")
+    config: Any = {"configurable": {"thread_id": "big"}}
+    with watched(driver) as wire:
+        builder.compile(checkpointer=Backend(driver).saver()).invoke({"seen": []}, config)
+    checked(wire)
+    state = builder.compile(checkpointer=Backend(driver).saver()).get_state(config)
+    assert state.values["blob"] == value

@@ -1,0 +1,396 @@
+"""The PostgreSQL driver keeps the contract of the storage port, and says in one sentence what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.proxy import Proxy
+from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrated, Unserialisable
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
+from perdure.storage.port import Driver
+from perdure.storage.sql import postgres as backend
+from perdure.storage.sql.postgres import driver as driver_module
+from perdure.storage.sql.postgres import wire
+from perdure.storage.sql.postgres.place import place_of
+from perdure.storage.url import open_driver
+from perdure.testing.conformance import Awaited, Blocking, DriverContract
+from tests.servers import postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+AT = Partition("", "thread")
+
+
+class TestPostgres(DriverContract):
+    @pytest.fixture(params=[Blocking, Awaited])
+    def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
+        with postgres.empty() as url, closing(open_driver(url, migrate=True)) as driver:
+            yield request.param(driver)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with postgres.empty() as url:
+        yield url
+
+
+@pytest.fixture
+def admin() -> Iterator[psycopg.Connection]:
+    with psycopg.connect(postgres.shared().url(), autocommit=True) as connection:
+        yield connection
+
+
+# Text and order
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
+def test_escaping_keeps_order_and_difference(left: str, right: str) -> None:
+    assert wire.unescaped(wire.escaped(left)) == left
+    assert "\0" not in wire.escaped(left)
+    assert (wire.escaped(left) < wire.escaped(right)) == (left < right)
+
+
+def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
+    url: str, admin: psycopg.Connection
+) -> None:
+    backend.migrate(url)
+    assert admin.execute("SELECT 'a' < 'B'").fetchone() == (True,), "this server's default collation is C"
+    others = admin.execute(
+        "SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+        " JOIN pg_collation o ON o.oid = a.attcollation"
+        " WHERE c.relnamespace = %s::regnamespace AND a.attnum > 0 AND o.collname <> 'C'",
+        (place_of(url).schema,),
+    ).fetchall()
+    assert others == []
+
+
+# One trip
+
+
+def test_commits_that_gather_leave_in_one_trip_and_so_do_fetches(url: str) -> None:
+    backend.migrate(url)
+    server = postgres.shared()
+    proxy = Proxy("127.0.0.1", server.port)
+    try:
+        passed = proxy.through(url).replace("pool=4", "pool=2") + "&sslmode=disable&gssencmode=disable"
+        with closing(open_driver(passed)) as driver:
+            commits = [Commit(Partition("", f"t{n}"), (Put(GC, (), version=n + 1),)) for n in range(40)]
+            fetches = [Fetch(commit.partition, (Get(GC, ()), Range(TAG))) for commit in commits]
+            driver.perform(commits[0])
+            driver.perform(fetches[0])
+            for effects, most in ((commits, 3), (fetches, 3)):
+                before = proxy.counts().round_trips
+                with ThreadPoolExecutor(40) as pool, held(driver):
+                    calls = [pool.submit(driver.perform, effect) for effect in effects]
+                    waiting(driver, 38)
+                answers = [call.result(10) for call in calls]
+                assert proxy.counts().round_trips - before <= most
+            assert [gc.version for ((gc,), _) in answers] == list(range(1, 41))
+    finally:
+        proxy.close()
+
+
+class held:  # noqa: N801 - reads as a state
+    """Keeps the workers of a driver from what is queued until the block ends."""
+
+    def __init__(self, driver: Driver) -> None:
+        assert isinstance(driver, backend.PostgresDriver)
+        self._driver = driver
+        self._go = threading.Event()
+
+    def __enter__(self) -> None:
+        link = self._driver._links
+        self._plain = [(each, each.ask) for each in link]
+        for each in link:
+
+            def ask(*arguments: object, plain: object = each.ask) -> object:
+                assert self._go.wait(10)
+                return plain(*arguments)  # type: ignore[operator]
+
+            each.ask = ask  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, *_: object) -> None:
+        for each, plain in self._plain:
+            each.ask = plain  # type: ignore[method-assign]
+        self._go.set()
+
+
+def waiting(driver: Driver, count: int) -> None:
+    """Wait until so many requests are queued behind the one under way."""
+    assert isinstance(driver, backend.PostgresDriver)
+    for _ in range(1000):
+        if max(len(driver._writes._queue), len(driver._reads._queue)) >= count:
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("requests did not gather")
+
+
+def test_jobs_of_one_partition_in_one_trip_see_each_other_in_order() -> None:
+    put, check = Put(GC, (), version=1), Check(GC, (), 1)
+    tag = Put(TAG, ("t",), {"namespace": "", "checkpoint_id": ""})
+    jobs = [
+        Commit(AT, (put,)),
+        Commit(AT, (check, tag)),
+        Commit(AT, (check,)),
+        Commit(AT, (put._replace(expect=1),)),
+    ]
+    other = Commit(Partition("", "other"), (put,))
+    rounds = wire._rounds([*jobs, other])
+    assert [[number for number, _ in held] for held in rounds] == [[1, 5], [2, 3], [4]]
+
+
+def test_a_group_in_which_commits_build_on_each_other(url: str) -> None:
+    with closing(open_driver(url, migrate=True)) as driver:
+        assert isinstance(driver, backend.PostgresDriver)
+        outcomes: list[object] = []
+        jobs: list[wire.Write] = []
+        for n in range(6):
+            jobs.append(Commit(AT, (Put(GC, (), expect=n or Expect.ABSENT, version=n + 1),)))
+            jobs.append(Commit(AT, (Put(GC, (), expect=99, version=n + 1),)))
+            jobs.append(Commit(AT, (Put(CHUNK, (b"%d" % (n % 2),), {"generation": n}, b"x"),)))
+        outcomes = driver._commit(jobs)
+        assert [isinstance(o, Committed) for o in outcomes] == [True, False, True] * 6
+        gc, chunks = driver.perform(Fetch(AT, (Get(GC, ()), Range(CHUNK))))
+        assert gc[0].version == 6
+        assert [r.fields["generation"] for r in chunks] == [4, 5]
+
+
+def test_a_refused_group_leaves_no_thread_and_no_neighbour_behind(url: str) -> None:
+    with closing(open_driver(url, migrate=True)) as driver:
+        assert isinstance(driver, backend.PostgresDriver)
+        no, yes = Check(GC, (), Expect.PRESENT), Put(GC, (), version=1)
+        ats = [Partition("", name) for name in "abcd"]
+        outcomes = driver._commit([Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)])
+        assert [isinstance(o, Committed) for o in outcomes] == [True, False, True, False]
+        assert [f.partition.thread for f in driver.perform(Find("threads", ""))] == ["a", "c"]
+
+
+def test_a_big_thread_is_dropped_in_pages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "_DROP_ROWS", 7)
+    with closing(open_driver(url, migrate=True)) as driver:
+        puts = [Put(CHUNK, (b"%d" % n,), {"generation": 0}, b"x") for n in range(100)]
+        tags = [Put(TAG, (f"{n}",), {"namespace": "", "checkpoint_id": ""}) for n in range(14)]
+        driver.perform(Commit(AT, (*puts, *tags)))
+        driver.perform(Drop(AT))
+        schema = place_of(url).schema
+        with psycopg.connect(postgres.shared().url(), autocommit=True) as connection:
+            for table in ("chunk", "tag", "dropped", "thread"):
+                assert connection.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchone() == (
+                    0,
+                )
+
+
+# Migration
+
+
+def test_thirty_cold_processes_migrate_one_database_at_once(url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.storage.postgres_client", "migrate", url],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outcomes = sorted(json.loads(done.stdout))
+    assert outcomes == ["migrated from 0"] + [f"migrated from {backend.SCHEMA_VERSION}"] * 29
+
+
+def test_pending_tells_what_migrate_does_and_changes_nothing(url: str, admin: psycopg.Connection) -> None:
+    assert backend.schema_version(url) == 0
+    statements = backend.pending(url)
+    assert backend.schema_version(url) == 0
+    for statement in statements:
+        admin.execute(statement.encode())
+    assert backend.pending(url) == []
+    assert backend.schema_version(url) == backend.SCHEMA_VERSION
+    assert backend.migrate(url) == backend.SCHEMA_VERSION
+    open_driver(url).close()
+
+
+# What goes wrong, and what it says
+
+
+def said(url: str, error: type[PerdureError]) -> str:
+    """The message of the error that opening ends in, which never shows a secret and is one line."""
+    with pytest.raises(error) as caught:
+        open_driver(url).close()
+    message = str(caught.value)
+    assert "secret" not in message
+    assert "\n" not in message
+    return message
+
+
+def test_a_database_without_a_schema_names_the_command(url: str) -> None:
+    message = said(url, Unmigrated)
+    assert (
+        f"perdure migrate postgresql://postgres@127.0.0.1:{postgres.shared().port}/postgres?schema="
+        in message
+    )
+
+
+def test_a_newer_schema_is_refused(url: str, admin: psycopg.Connection) -> None:
+    backend.migrate(url)
+    admin.execute(f"UPDATE {place_of(url).schema}.schema SET version = 99".encode())
+    assert "upgrade perdure" in said(url, Unmigrated)
+    with pytest.raises(Unmigrated, match="upgrade perdure"):
+        backend.migrate(url)
+
+
+def test_a_schema_that_went_away_is_named(url: str, admin: psycopg.Connection) -> None:
+    with closing(open_driver(url, migrate=True)) as driver:
+        driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+        admin.execute(f"DROP SCHEMA {place_of(url).schema} CASCADE".encode())
+        with pytest.raises(Unmigrated, match="perdure migrate"):
+            driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+        with pytest.raises(Unmigrated, match="perdure migrate"):
+            driver.perform(Fetch(AT, (Get(GC, ()),)))
+        with pytest.raises(Unmigrated, match="perdure migrate"):
+            driver.perform(Find("threads", ""))
+
+
+def test_a_wrong_password_an_unknown_database_and_user(admin: psycopg.Connection) -> None:
+    server = postgres.shared()
+    server.demand_password("locked")
+    admin.execute("DROP ROLE IF EXISTS locked")
+    admin.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
+    base = f"127.0.0.1:{server.port}"
+    assert "refused the user's name or password" in said(
+        f"postgresql://locked:secret@{base}/postgres", Unavailable
+    )
+    assert "refused the user's name or password" in said(f"postgresql://locked@{base}/postgres", Unavailable)
+    said(f"postgresql://locked:right@{base}/postgres?schema=none", Unmigrated)
+    assert "no such database" in said(f"postgresql://postgres:secret@{base}/nowhere", Unavailable)
+    assert "no such user" in said(f"postgresql://nobody_knows:secret@{base}/postgres", Unavailable)
+
+
+def test_a_host_where_nothing_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    message = said(f"postgresql://user:secret@127.0.0.1:{port}/postgres?patience=0", Unavailable)
+    assert "no server answers there" in message
+    assert "no server answers there" in said(
+        "postgresql://user:secret@nowhere.invalid/db?patience=0", Unavailable
+    )
+
+
+def test_a_user_without_rights_a_read_only_one_and_one_without_connections(
+    url: str, admin: psycopg.Connection
+) -> None:
+    backend.migrate(url)
+    schema = place_of(url).schema
+    put = Commit(AT, (Put(GC, (), version=1),))
+    for role in ("poor", "reader", "crowded"):
+        admin.execute(f"DROP OWNED BY {role}".encode()) if exists(admin, role) else None
+        admin.execute(f"DROP ROLE IF EXISTS {role}".encode())
+        admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+        admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {role}".encode())
+        if role != "poor":
+            admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}".encode())
+        else:
+            admin.execute(f"GRANT SELECT ON {schema}.schema TO {role}".encode())
+    admin.execute("ALTER ROLE reader SET default_transaction_read_only = on")
+    admin.execute("ALTER ROLE crowded CONNECTION LIMIT 0")
+    try:
+        poor = open_driver(url.replace("postgres@", "poor@"))
+        with closing(poor), pytest.raises(Unavailable, match="lacks a right"):
+            poor.perform(put)
+        with closing(open_driver(url.replace("postgres@", "reader@"))) as driver:
+            with pytest.raises(Unavailable, match="takes no writes"):
+                driver.perform(put)
+            assert driver.perform(Fetch(AT, (Get(GC, ()),))) == ((),)
+        crowded = url.replace("postgres@", "crowded@") + "&patience=0"
+        assert "no connection left" in said(crowded, Unavailable)
+    finally:
+        for role in ("poor", "reader", "crowded"):
+            admin.execute(f"DROP OWNED BY {role}".encode())
+            admin.execute(f"DROP ROLE {role}".encode())
+
+
+def exists(admin: psycopg.Connection, role: str) -> bool:
+    return admin.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is not None
+
+
+def test_settings_that_would_break_a_promise_do_not(url: str, admin: psycopg.Connection) -> None:
+    """Another isolation is refused; commits that are not waited for are waited for all the same."""
+    backend.migrate(url)
+    admin.execute("DROP ROLE IF EXISTS hasty")
+    admin.execute("CREATE ROLE hasty LOGIN SUPERUSER")
+    try:
+        admin.execute("ALTER ROLE hasty SET default_transaction_isolation = 'repeatable read'")
+        put = Commit(AT, (Put(GC, (), version=1),))
+        hasty = open_driver(url.replace("postgres@", "hasty@"))
+        with closing(hasty), pytest.raises(Unavailable, match="read committed"):
+            hasty.perform(put)
+        admin.execute("ALTER ROLE hasty RESET default_transaction_isolation")
+        admin.execute("ALTER ROLE hasty SET synchronous_commit = off")
+        with closing(open_driver(url.replace("postgres@", "hasty@"))) as driver:
+            assert driver.perform(put) == Committed()
+    finally:
+        admin.execute("DROP ROLE hasty")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "part"),
+    [
+        ("shema=x", "unknown parameter 'shema'"),
+        ("pool=1", "pool='1'"),
+        ("pool=many", "pool='many'"),
+        ("patience=-1", "patience"),
+        ("prepare=yes", "prepare='yes'"),
+        ("schema=", "schema"),
+        ("schema=pg_x", "schema"),
+        ("schema=" + "x" * 64, "schema"),
+    ],
+)
+def test_a_parameter_that_cannot_be_meant(parameters: str, part: str) -> None:
+    assert part in said(f"postgresql://user:secret@127.0.0.1/db?{parameters}", BadUrl)
+
+
+def test_a_url_that_is_none() -> None:
+    said("postgresql://user:se%ZZcret@127.0.0.1:1/db", BadUrl)
+    said("postgresql://user:secret@127.0.0.1:port/db", BadUrl)
+    assert "%23" in said("postgresql://user:secret@127.0.0.1/db#fragment", BadUrl)
+
+
+def test_a_missing_client_names_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "import perdure\n"
+        "try: perdure.connect_sync('postgresql://u@h/d').__enter__()\n"
+        "except perdure.MissingExtra as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert 'pip install "perdure[postgres]"' in done.stdout, done.stderr
+
+
+def test_values_that_postgresql_does_not_keep(url: str) -> None:
+    with closing(open_driver(url, migrate=True)) as driver:
+        for bad, error in (
+            (Put(HEAD, ("",), {"checkpoint_id": "c", "seq": 1 << 63}), TooLarge),
+            (Put(HEAD, ("\ud800",), {"checkpoint_id": "c", "seq": 1}), Unserialisable),
+            (Put(HEAD, (os.urandom(3000).hex(),), {"checkpoint_id": "c", "seq": 1}), TooLarge),
+        ):
+            with pytest.raises(error):
+                driver.perform(Commit(AT, (bad,)))
+        assert driver.perform(Find("threads", "")) == ()
+
+
+def test_statements_prepared_by_name_do_the_same(url: str) -> None:
+    with closing(open_driver(url + "&prepare=1", migrate=True)) as driver:
+        for version in range(1, 30):
+            assert driver.perform(Commit(AT, (Put(GC, (), version=version),))) == Committed()
+            assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == version
+            assert len(driver.perform(Find("threads", ""))) == 1
+        driver.perform(Drop(AT))

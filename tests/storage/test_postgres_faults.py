@@ -1,0 +1,306 @@
+"""PostgreSQL when its server is stopped hard, ends connections, loses answers, or is paused: what was
+acknowledged is there, nothing is applied twice, and the driver goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from perdure.errors import Unavailable
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Stage
+from perdure.model.records import CHUNK, GC, TAG, Partition
+from perdure.storage.port import Driver
+from perdure.storage.sql.postgres import link
+from perdure.storage.url import open_driver
+from tests.servers import postgres
+from tests.servers.lossy import Lossy
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+ROOT = Path(__file__).resolve().parents[2]
+AT = Partition("", "thread")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with postgres.empty(postgres.durable(), pool=8) as url:
+        open_driver(url, migrate=True).close()
+        yield url
+
+
+class Writers:
+    """Threads that write as fast as they can and remember what they were told. Each commit makes one record
+    that must not be there and raises the version of another from what it was."""
+
+    def __init__(self, driver: Driver, count: int = 8) -> None:
+        self.driver = driver
+        self.told: dict[Partition, list[int]] = {Partition("", f"t{n}"): [] for n in range(count)}
+        self.unknown: dict[Partition, set[int]] = {at: set() for at in self.told}
+        self.errors: list[Exception] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(at,)) for at in self.told]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self, at: Partition) -> None:
+        number = version = 0
+        while not self._stop.is_set():
+            number += 1
+            tag = Put(TAG, (f"{number}",), {"namespace": "", "checkpoint_id": "c"}, expect=Expect.ABSENT)
+            gc = Put(GC, (), expect=version or Expect.ABSENT, version=number)
+            try:
+                outcome = self.driver.perform(Commit(at, (tag, gc)))
+            except Unavailable:
+                self.unknown[at].add(number)
+                version = self._version(at)
+            except Exception as error:
+                self.errors.append(error)
+                return
+            else:
+                if isinstance(outcome, Committed):
+                    self.told[at].append(number)
+                    version = number
+                else:
+                    self.errors.append(RuntimeError(f"{at.thread}: {number} on {version} was refused"))
+                    return
+
+    def _version(self, at: Partition) -> int:
+        while not self._stop.is_set():
+            try:
+                ((record, *_),) = self.driver.perform(Fetch(at, (Get(GC, ()),))) or ((),)
+            except Unavailable:
+                continue
+            except ValueError:
+                return 0
+            return record.version
+        return 0
+
+    @property
+    def count(self) -> int:
+        return sum(len(told) for told in self.told.values())
+
+    def more(self, count: int = 20) -> None:
+        """Wait until so many more writes were acknowledged."""
+        target, deadline = self.count + count, time.monotonic() + 30
+        while self.count < target:
+            assert not self.errors, self.errors
+            assert time.monotonic() < deadline, "writes do not go on"
+            time.sleep(0.002)
+
+    def verify(self) -> None:
+        """Every acknowledged write is there, once; and nothing is that nobody wrote."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self.errors, self.errors
+        for at, told in self.told.items():
+            (found,) = self.driver.perform(Fetch(at, (Range(TAG),)))
+            stored = {int(record.key[0]) for record in found}
+            assert set(told) <= stored, f"acknowledged and not stored: {sorted(set(told) - stored)[:5]}"
+            assert stored <= set(told) | self.unknown[at]
+
+
+@pytest.mark.timeout(600)
+def test_a_server_stopped_hard_loses_nothing_that_was_acknowledged(url: str) -> None:
+    server = postgres.durable()
+    with closing(open_driver(url)) as driver:
+        writers = Writers(driver)
+        try:
+            for n in range(20):
+                writers.more()
+                server.stop(signal.SIGQUIT if n % 4 else signal.SIGINT)
+                server.start()
+            writers.more()
+        finally:
+            if server.process is None or server.process.poll() is not None:
+                server.start()
+            writers.verify()
+
+
+@pytest.mark.timeout(300)
+def test_two_hundred_connections_are_ended_and_nobody_notices(url: str) -> None:
+    with closing(open_driver(url)) as driver, psycopg.connect(url_of(url), autocommit=True) as other:
+        writers = Writers(driver)
+        ended = 0
+        try:
+            while ended < 200:
+                writers.more(5)
+                ended += len(
+                    other.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE application_name = 'perdure' ORDER BY random() LIMIT 3"
+                    ).fetchall()
+                )
+                driver.perform(Fetch(AT, (Get(GC, ()),)))
+                driver.perform(Find("threads", ""))
+            writers.more()
+        finally:
+            writers.verify()
+        assert not any(writers.unknown.values()), "a server that is there leaves no outcome unknown"
+
+
+@contextmanager
+def through_lossy(url: str) -> Iterator[tuple[Driver, Lossy]]:
+    relay = Lossy(postgres.durable().port)
+    passed = url.replace(f":{postgres.durable().port}/", f":{relay.port}/")
+    driver = open_driver(passed + "&sslmode=disable&gssencmode=disable")
+    try:
+        yield driver, relay
+    finally:
+        driver.close()
+        relay.close()
+
+
+def test_a_commit_whose_answer_was_lost_is_settled_and_not_repeated(url: str) -> None:
+    with through_lossy(url) as (driver, relay):
+        for version in range(1, 30):
+            put = Put(GC, (), expect=version - 1 or Expect.ABSENT, version=version)
+            relay.losing = 1 if version > 1 else 0
+            assert driver.perform(Commit(AT, (put,))) == Committed()
+        driver.perform(Fetch(AT, (Get(GC, ()),)))
+        assert relay.lost > 20
+        for effect in (Fetch(AT, (Get(GC, ()),)), Find("threads", ""), Stage(AT, ()), Drop(AT)):
+            relay.losing = 1
+            driver.perform(effect)
+        assert driver.perform(Find("threads", "")) == ()
+
+
+def test_a_lost_answer_of_a_group_is_settled_for_each(url: str) -> None:
+    with through_lossy(url) as (driver, relay), ThreadPoolExecutor(48) as pool:
+        for n in range(5):
+            relay.losing = 3
+            ats = [Partition(f"{n}", f"t{i % 24}") for i in range(48)]
+            puts = [
+                Put(TAG, (f"{i % 2}",), {"namespace": "", "checkpoint_id": ""}, expect=Expect.ABSENT)
+                for i in range(48)
+            ]
+            commits = [Commit(at, (put,)) for at, put in zip(ats, puts, strict=True)]
+            won = [isinstance(o, Committed) for o in pool.map(driver.perform, commits)]
+            assert len(won) == 48
+            keys = {(at, put.key) for at, put in zip(ats, puts, strict=True)}
+            assert sum(won) >= len(keys), "a write was stored and its caller was told that it was refused"
+
+
+def test_without_a_server_an_error_comes_in_bounded_time_and_later_all_is_well(url: str) -> None:
+    server = postgres.durable()
+    with closing(open_driver(url + "&patience=0.4")) as driver:
+        put = Put(GC, (), version=1)
+        driver.perform(Commit(AT, (put,)))
+        server.stop(signal.SIGQUIT)
+        try:
+            for effect in (Commit(AT, (put,)), Fetch(AT, (Get(GC, ()),)), Find("threads", "")):
+                began = time.monotonic()
+                with pytest.raises(Unavailable, match=r"no server answers|starting"):
+                    driver.perform(effect)
+                assert time.monotonic() - began < 20
+        finally:
+            server.start()
+        assert driver.perform(Commit(AT, (put,))) == Committed()
+        assert len(driver.perform(Fetch(AT, (Get(GC, ()),)))[0]) == 1
+
+
+def test_closing_does_not_wait_for_a_server_that_is_away(url: str) -> None:
+    server = postgres.durable()
+    driver = open_driver(url + "&patience=600")
+    driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+    server.stop(signal.SIGQUIT)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(driver.perform, Commit(AT, (Put(GC, (), version=2),)))
+            time.sleep(0.3)
+            driver.close()
+            assert isinstance(waiting.exception(20), Unavailable)
+    finally:
+        server.start()
+
+
+def test_a_server_that_says_nothing_counts_as_lost(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes are stopped, so that they take what is sent and never answer."""
+    with closing(open_driver(url)) as driver, psycopg.connect(url_of(url), autocommit=True) as other:
+        driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+        monkeypatch.setattr(link, "ANSWER_TIMEOUT_S", 0.5)
+        ours = [
+            pid
+            for (pid,) in other.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'perdure'"
+            ).fetchall()
+        ]
+        for pid in ours:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            for version in range(2, 12):
+                assert driver.perform(Commit(AT, (Put(GC, (), version=version),))) == Committed()
+        finally:
+            for pid in ours:
+                os.kill(pid, signal.SIGCONT)
+        monkeypatch.undo()
+        time.sleep(0.3)  # now they read what they were sent, and must not do it any more
+        assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == 11
+
+
+def test_a_paused_client_holds_nothing(url: str) -> None:
+    command = [sys.executable, "-m", "tests.storage.postgres_client", "write", url]
+    with (
+        closing(open_driver(url)) as driver,
+        psycopg.connect(url_of(url), autocommit=True) as other,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as client,
+    ):
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "writing\n"
+            for n in range(20):
+                time.sleep(0.005 * n % 0.03)
+                client.send_signal(signal.SIGSTOP)
+                began = time.monotonic()
+                put = Put(CHUNK, (b"%16d" % n,), {"generation": 0}, b"x")
+                assert driver.perform(Commit(Partition("", "thread"), (put,))) == Committed()
+                assert time.monotonic() - began < 5
+                held = other.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+                ).fetchone()
+                assert held == (0,)
+                client.send_signal(signal.SIGCONT)
+        finally:
+            client.kill()
+
+
+def test_somebody_s_open_transaction_is_named_and_waited_for_only_so_long(url: str) -> None:
+    with closing(open_driver(url)) as driver, psycopg.connect(url_of(url)) as other:
+        driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+        schema = url.partition("schema=")[2].partition("&")[0]
+        with other.transaction():
+            other.execute(f"SELECT FROM {schema}.thread FOR UPDATE".encode())
+            with pytest.raises(Unavailable, match="another session held rows"):
+                driver.perform(Commit(AT, (Put(GC, (), version=2),)))
+            assert driver.perform(Commit(Partition("", "other"), (Put(GC, (), version=2),))) == Committed()
+            assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == 1
+        assert driver.perform(Commit(AT, (Put(GC, (), version=2),))) == Committed()
+
+
+def test_many_callers_share_few_connections(url: str) -> None:
+    few = url.replace("pool=8", "pool=2")
+    with closing(open_driver(few)) as driver, ThreadPoolExecutor(64) as pool:
+
+        def work(n: int) -> int:
+            at = Partition("", f"t{n}")
+            for version in range(1, 11):
+                put = Put(GC, (), expect=version - 1 or Expect.ABSENT, version=version)
+                assert driver.perform(Commit(at, (put,))) == Committed()
+            return driver.perform(Fetch(at, (Get(GC, ()),)))[0][0].version
+
+        assert list(pool.map(work, range(64))) == [10] * 64
+
+
+def url_of(url: str) -> str:
+    """The same database for a client that knows only libpq's parameters."""
+    return url.partition("?")[0]

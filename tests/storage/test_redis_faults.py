@@ -1,0 +1,492 @@
+"""Redis when the server is killed, paused, full, foreign or out of reach, and when answers are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import pytest
+from redis.crc import key_slot
+
+import perdure
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused
+from perdure.model.records import CHUNK, GC, HEAD, ITEM, Partition
+from perdure.storage.kv import redis as backend
+from perdure.storage.kv.redis import RedisDriver
+from perdure.testing.conformance import rows
+from tests.servers import valkey
+from tests.servers.lossy import Lossy
+from tests.servers.valkey import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+AT = Partition("", "thread")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with valkey.empty() as url:
+        backend.migrate(url)
+        yield url
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[RedisDriver]:
+    with closing(backend.open_driver(url)) as driver:
+        yield driver
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A durable server of the test's own."""
+    server = Server(*valkey.DURABLE)
+    yield server
+    server.stop()
+
+
+def step(n: int) -> tuple[Put, ...]:
+    """The n-th write of a thread: the next version, and a checkpoint that only it writes."""
+    return rows.gc(n, n - 1 or Expect.ABSENT), rows.checkpoint(f"c{n}", n, body=b"%d" % n)
+
+
+def height(driver: RedisDriver, at: Partition) -> int:
+    """The version that a thread has; every checkpoint up to it has to be there, and none beyond."""
+    gc, checkpoints = driver.perform(Fetch(at, (Get(GC, ()), Range(rows.CHECKPOINT, ("",), "seq"))))
+    version = gc[0].version if gc else 0
+    assert [r.fields["seq"] for r in checkpoints] == list(range(1, version + 1))
+    return version
+
+
+def climb(driver: RedisDriver, at: Partition, stop: Event) -> tuple[int, int]:
+    """Write step after step alone on a thread: how far it came, and how often an outcome was unknown."""
+    n, unknown = height(driver, at), 0
+    while not stop.is_set():
+        try:
+            answer = driver.perform(Commit(at, step(n + 1)))
+        except perdure.Unavailable:
+            unknown += 1
+            n = max(n, height(driver, at))
+            continue
+        assert isinstance(answer, Committed), "a lone writer was refused: its own write came twice"
+        n += 1
+    return n, unknown
+
+
+# Killed, paused
+
+
+def test_nothing_acknowledged_is_lost_when_the_server_is_killed_and_the_driver_recovers(
+    server: Server,
+) -> None:
+    backend.migrate(server.url)
+    stop = Event()
+    threads = [Partition("", f"t{n}") for n in range(8)]
+    with closing(backend.open_driver(server.url)) as driver, ThreadPoolExecutor(8) as pool:
+        climbers = [pool.submit(climb, driver, at, stop) for at in threads]
+        for _ in range(5):
+            time.sleep(0.3)
+            server.kill()
+            time.sleep(0.05)
+            server.start()
+        time.sleep(0.3)
+        stop.set()
+        told = [climber.result(timeout=60) for climber in climbers]
+        reached = [height(driver, at) for at in threads]
+    assert all(version > 20 for version in reached)
+    assert reached == [n for n, _ in told]
+    assert sum(unknown for _, unknown in told) == 0, "the server was back in time for every request"
+
+
+def test_a_paused_server_is_waited_for(server: Server) -> None:
+    backend.migrate(server.url)
+    with closing(backend.open_driver(f"{server.url}?socket_timeout=0.2")) as driver:
+        assert driver.perform(Commit(AT, step(1))) == Committed()
+        server.signal(signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(driver.perform, Commit(AT, step(2)))
+            time.sleep(1)
+            server.signal(signal.SIGCONT)
+            assert late.result(timeout=30) == Committed()
+        assert height(driver, AT) == 2
+
+
+def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "PATIENCE", 0.3)
+    backend.migrate(server.url)
+    with closing(backend.open_driver(server.url)) as driver:
+        assert driver.perform(Commit(AT, step(1))) == Committed()
+        server.kill()
+        with pytest.raises(perdure.Unavailable):
+            driver.perform(Commit(AT, step(2)))
+        for effect in (Commit(AT, step(2)), Fetch(AT, (Get(GC, ()),)), Find("threads", None), Drop(AT)):
+            with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
+                driver.perform(effect)
+            with pytest.raises(perdure.Unavailable, match="cannot be reached"):
+                asyncio.run(driver.aperform(effect))
+        server.start()
+        assert height(driver, AT) == 1
+        assert driver.perform(Commit(AT, step(2))) == Committed()
+
+
+# Lost answers
+
+
+def test_a_commit_whose_answer_is_lost_is_applied_once_and_acknowledged(url: str) -> None:
+    relay = Lossy(valkey.shared().port)
+    with closing(relay), closing(backend.open_driver(_through(url, relay))) as driver:
+        for n, losses in enumerate((1, 0, 2, 1, 3), start=1):
+            relay.losing = losses
+            assert driver.perform(Commit(AT, step(n))) == Committed()
+            relay.losing = 0
+            assert height(driver, AT) == n
+        assert relay.lost == 7
+
+
+def test_a_refusal_whose_answer_is_lost_stays_a_refusal(url: str) -> None:
+    relay = Lossy(valkey.shared().port)
+    with closing(relay), closing(backend.open_driver(_through(url, relay))) as driver:
+        assert driver.perform(Commit(AT, step(1))) == Committed()
+        relay.losing = 1
+        other = (rows.gc(7, Expect.ABSENT), rows.checkpoint("x", 9))
+        assert driver.perform(Commit(AT, other)) == Refused(GC, ())
+        assert relay.lost == 1
+        assert height(driver, AT) == 1
+
+
+def test_many_writers_behind_a_bad_line_lose_and_double_nothing(url: str) -> None:
+    relay = Lossy(valkey.shared().port)
+    stop = Event()
+    threads = [Partition("", f"t{n}") for n in range(8)]
+    with closing(relay), closing(backend.open_driver(_through(url, relay))) as driver:
+        with ThreadPoolExecutor(8) as pool:
+            climbers = [pool.submit(climb, driver, at, stop) for at in threads]
+            for _ in range(40):
+                time.sleep(0.03)
+                relay.losing = 1
+            stop.set()
+            told = [climber.result(timeout=60) for climber in climbers]
+        relay.losing = 0
+        assert relay.lost > 20
+        assert [(height(driver, at), 0) for at in threads] == told
+
+
+def _through(url: str, relay: Lossy) -> str:
+    return url.replace(f":{valkey.shared().port}/", f":{relay.port}/")
+
+
+# What the server refuses
+
+
+def test_scripts_that_the_server_forgot_are_loaded_again(driver: RedisDriver) -> None:
+    assert driver.perform(Commit(AT, step(1))) == Committed()
+    for n in range(2, 5):
+        with valkey.shared().client() as client:
+            client.script_flush()
+        assert driver.perform(Commit(AT, step(n))) == Committed()
+        with valkey.shared().client() as client:
+            client.script_flush()
+        assert height(driver, AT) == n
+
+
+def test_a_server_without_memory_says_so_and_works_on_when_there_is_some(server: Server) -> None:
+    backend.migrate(server.url)
+    with closing(backend.open_driver(server.url)) as driver, server.client() as client:
+        assert driver.perform(Commit(AT, step(1))) == Committed()
+        client.config_set("maxmemory", "1")
+        with pytest.raises(perdure.Unavailable, match="out of memory"):
+            driver.perform(Commit(AT, step(2)))
+        assert height(driver, AT) == 1
+        driver.perform(Drop(Partition("", "nothing")))
+        client.config_set("maxmemory", "0")
+        assert driver.perform(Commit(AT, step(2))) == Committed()
+
+
+def test_a_replica_is_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "PATIENCE", 0.2)
+    backend.migrate(server.url)
+    with closing(backend.open_driver(server.url)) as driver, server.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", valkey.free_port())
+        with pytest.raises(perdure.Unavailable, match="give the address of the primary"):
+            driver.perform(Commit(AT, step(1)))
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        assert driver.perform(Commit(AT, step(1))) == Committed()
+
+
+def test_64_threads_share_a_few_connections(server: Server) -> None:
+    def work(n: int) -> int:
+        at = Partition("", f"t{n}")
+        for i in range(1, 11):
+            assert driver.perform(Commit(at, step(i))) == Committed()
+        return height(driver, at)
+
+    backend.migrate(server.url)
+    with closing(backend.open_driver(f"{server.url}?pool=3")) as driver:
+        with ThreadPoolExecutor(64) as pool:
+            assert list(pool.map(work, range(64))) == [10] * 64
+        with server.client() as client:
+            assert len(client.client_list()) <= 3 + 1
+    with server.client() as client:
+        assert len(client.client_list()) == 1, "a closed driver left connections behind"
+
+
+def test_the_documented_rights_are_enough(server: Server) -> None:
+    page = (ROOT / "docs" / "backends" / "redis.md").read_text()
+    rule = page.partition("ACL SETUSER perdure on >secret ")[2].partition("\n")[0]
+    backend.migrate(f"{server.url}?prefix=other")
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "perdure", "on", ">secret", *rule.split())
+    url = server.url.replace("//", "//perdure:secret@")
+    with pytest.raises(perdure.Unavailable, match="lacks a right"):
+        backend.open_driver(f"{url}?prefix=other")
+    assert backend.migrate(url) == 0
+    with closing(backend.open_driver(f"{url}?ttl=1d")) as driver:
+        for n in range(1, 4):
+            assert driver.perform(Commit(AT, (*step(n), rows.chunk(b"%d" % n)))) == Committed()
+        assert len(rows.keys(driver, Range(CHUNK), AT)) == 3
+        assert height(driver, AT) == 3
+        assert driver.perform(Find("runs", None, "run")) == ()
+        driver.perform(Drop(AT))
+        assert driver.perform(Find("threads", None)) == ()
+
+
+# Opening
+
+
+def test_a_wrong_password_is_said_without_showing_it() -> None:
+    server = Server(*valkey.DURABLE, "--requirepass", "sesame")
+    try:
+        for secret in (":open", "nobody:open", ""):
+            url = f"redis://{secret}@127.0.0.1:{server.port}/0" if secret else server.url
+            for act in (backend.migrate, backend.open_driver, backend.schema_version, backend.pending):
+                with pytest.raises(perdure.Unavailable, match="refused the user name or password") as caught:
+                    act(url)
+                assert ":open" not in str(caught.value)
+        right = f"redis://:sesame@127.0.0.1:{server.port}/0"
+        assert backend.migrate(right) == 0
+        backend.open_driver(right).close()
+    finally:
+        server.stop()
+
+
+def test_a_host_out_of_reach_is_said_at_once() -> None:
+    started = time.monotonic()
+    for scheme in ("redis", "redis+cluster"):
+        with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
+            backend.open_driver(f"{scheme}://127.0.0.1:{valkey.free_port()}/0")
+    assert time.monotonic() - started < 3
+
+
+def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        with pytest.raises(perdure.Unmigrated, match="run `perdure migrate`"):
+            backend.open_driver(url)
+        assert backend.schema_version(url) == 0
+        assert len(backend.pending(url)) == 1
+        with ThreadPoolExecutor(16) as pool:
+            assert set(pool.map(backend.migrate, [url] * 16)) <= {0, 1}
+        assert backend.schema_version(url) == backend.SCHEMA_VERSION
+        assert backend.pending(url) == []
+        key = f"{url.partition('prefix=')[2]}:layout"
+        client.set(key, "9 16")
+        for act in (backend.migrate, backend.open_driver, backend.pending):
+            with pytest.raises(perdure.Unmigrated, match="upgrade perdure"):
+                act(url)
+        client.set(key, "something else")
+        with pytest.raises(perdure.Unavailable, match="another program"):
+            backend.open_driver(url)
+
+
+def test_a_database_keeps_its_number_of_buckets() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        client.set(f"{url.partition('prefix=')[2]}:layout", "1 3")
+        assert backend.migrate(url) == 1
+        with closing(backend.open_driver(url)) as driver:
+            for n in range(20):
+                driver.perform(Commit(Partition("", f"t{n}"), step(1)))
+            assert len(driver.perform(Find("threads", ""))) == 20
+        tags = {key.partition(b"{")[2].partition(b"}")[0] for key in client.scan_iter("*{*", count=1000)}
+        assert tags >= {b"0", b"1", b"2"}
+
+
+@pytest.mark.parametrize(
+    ("tail", "says"),
+    [
+        ("/0?ttl=soon", "ttl='soon'"),
+        ("/0?ttl=0d", "ttl='0d'"),
+        ("/0?pool=none", "pool='none'"),
+        ("/0?pool=0", "pool='0'"),
+        ("/0?prefix={x}", "prefix='{x}'"),
+        ("/zero", "the number of a database"),
+        ("/0?colour=red", "a parameter that the Redis client does not know"),
+        ("/0?socket_timeout=long", "socket_timeout"),
+    ],
+)
+def test_a_url_that_says_nothing_is_refused(tail: str, says: str) -> None:
+    with pytest.raises(perdure.BadUrl) as caught:
+        backend.open_driver(f"redis://:secret@127.0.0.1:1{tail}")
+    assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_cluster_and_a_server_are_not_mixed_up() -> None:
+    plain = f"redis+cluster://127.0.0.1:{valkey.shared().port}"
+    with pytest.raises(perdure.Unavailable, match="write redis:// for redis"):
+        backend.open_driver(plain)
+    elsewhere = next(node for node in valkey.cluster() if not valkey.owns(node, key_slot(b"mixed:layout")))
+    with pytest.raises(perdure.Unavailable, match=r"write redis\+cluster://"):
+        backend.migrate(f"{elsewhere.url}?prefix=mixed")
+    with pytest.raises(perdure.BadUrl, match="one database"):
+        backend.open_driver(f"{plain}/3")
+
+
+def test_a_missing_client_names_the_install_command() -> None:
+    code = (
+        "import sys; sys.modules['redis'] = None\n"
+        "from perdure.storage.url import open_driver\n"
+        "try: open_driver('redis://127.0.0.1/0')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("MissingExtra"), done.stderr
+    assert 'pip install "perdure[redis]"' in done.stdout
+
+
+# What the server promises
+
+
+def test_a_server_that_keeps_nothing_is_warned_of() -> None:
+    server = Server("--save", "", "--appendonly", "no")
+    try:
+        backend.migrate(server.url)
+        with pytest.warns(RuntimeWarning, match="without an append-only file"):
+            backend.open_driver(server.url).close()
+    finally:
+        server.stop()
+
+
+def test_weaker_promises_are_logged_and_eviction_is_warned_of(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.migrate(server.url)
+    caplog.set_level(logging.WARNING)
+    backend.open_driver(server.url).close()
+    assert caplog.text == ""
+    with server.client() as client:
+        client.config_set("appendfsync", "everysec")
+        backend.open_driver(server.url).close()
+        assert "the writes of the last second or two" in caplog.text
+        client.config_set("maxmemory", "1gb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.warns(RuntimeWarning, match="evicts keys"):
+            backend.open_driver(server.url).close()
+        client.config_set("maxmemory-policy", "noeviction")
+        client.execute_command("ACL", "SETUSER", "default", "-config")
+        backend.open_driver(server.url).close()
+    assert "does not show its settings" in caplog.text
+
+
+# Time to live
+
+
+def test_threads_expire_whole_and_leave_nothing_behind() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        backend.migrate(url)
+        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
+            store = Partition("", "items", "store")
+            item = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": None}
+            driver.perform(Commit(store, (Put(ITEM, ("k",), item, b"v", version=1),)))
+            for n in range(30):
+                at = Partition("", f"t{n}")
+                driver.perform(Commit(at, (*step(1), rows.checkpoint("r", 2, run_id="run"), rows.head())))
+            assert len(driver.perform(Find("threads", ""))) == 30
+            assert len(driver.perform(Find("runs", "", "run"))) == 30
+            kept = Partition("", "t0")
+            for _ in range(4):
+                time.sleep(0.4)
+                driver.perform(Commit(kept, (rows.head(),)))
+            assert [f.partition for f in driver.perform(Find("threads", ""))] == [kept]
+            assert [f.partition for f in driver.perform(Find("runs", "", "run"))] == [kept]
+            assert rows.get(driver, HEAD, "", at=Partition("", "t1")) is None
+            assert (
+                driver.perform(Commit(Partition("", "t1"), (Check(HEAD, ("",), Expect.ABSENT),)))
+                == Committed()
+            )
+            assert rows.get(driver, ITEM, "k", at=store) is not None
+            time.sleep(1.1)
+            assert driver.perform(Find("threads", "")) == ()
+            assert driver.perform(Find("runs", "", "run")) == ()
+        prefix = url.partition("prefix=")[2]
+        left = [key for key in client.scan_iter(f"{prefix}:*", count=1000) if b"store" not in key]
+        assert left == [f"{prefix}:layout".encode()]
+
+
+def test_expired_threads_leave_the_catalogue_even_if_nobody_looks() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        prefix = url.partition("prefix=")[2]
+        client.set(f"{prefix}:layout", "1 1")
+        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
+            for n in range(100):
+                driver.perform(
+                    Commit(Partition("", f"old{n}"), (*step(1), rows.checkpoint("r", run_id="run")))
+                )
+            time.sleep(1.2)
+            for n in range(100):
+                driver.perform(Commit(Partition("", f"new{n}"), step(1)))
+            assert client.zcard(f"{prefix}:{{0}}:c:thread") < 150
+            assert client.zcard(f"{prefix}:{{0}}:i") < 20
+
+
+# The cluster
+
+
+def test_a_slot_that_moves_is_followed() -> None:
+    nodes = valkey.cluster()
+    with valkey.empty_on_cluster() as url:
+        backend.migrate(url)
+        stop = Event()
+        with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(1) as pool:
+            assert driver.perform(Commit(AT, step(1))) == Committed()
+            slot = driver._space.place(AT).slot
+            climber = pool.submit(climb, driver, AT, stop)
+            for _ in range(3):
+                valkey.move(slot, *_owner_and_other(nodes, slot))
+                time.sleep(0.2)
+            stop.set()
+            n, unknown = climber.result(timeout=30)
+            assert unknown == 0
+            assert height(driver, AT) == n > 3
+
+
+def test_a_node_that_is_killed_comes_back_with_everything() -> None:
+    nodes = valkey.cluster()
+    threads = [Partition("", f"t{n}") for n in range(8)]
+    with valkey.empty_on_cluster() as url:
+        backend.migrate(url)
+        stop = Event()
+        with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(8) as pool:
+            climbers = [pool.submit(climb, driver, at, stop) for at in threads]
+            for node in nodes[1:]:
+                time.sleep(0.3)
+                node.kill()
+                time.sleep(0.2)
+                node.start()
+            time.sleep(1)
+            stop.set()
+            told = [climber.result(timeout=60) for climber in climbers]
+            assert [height(driver, at) for at in threads] == [n for n, _ in told]
+            assert sum(unknown for _, unknown in told) == 0
+
+
+def _owner_and_other(nodes: tuple[Server, ...], slot: int) -> tuple[Server, Server]:
+    owner = next(node for node in nodes if valkey.owns(node, slot))
+    return owner, next(node for node in nodes if node is not owner)

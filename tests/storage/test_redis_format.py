@@ -1,0 +1,117 @@
+"""A Redis database that an earlier release wrote opens, keeps everything and goes on.
+
+``redis1.json`` holds the keys of such a database, and what they hold, in hexadecimal, as the first release of
+the layout wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.records import (
+    CHECKPOINT,
+    CHUNK,
+    EPOCH,
+    GC,
+    HEAD,
+    ITEM,
+    RESERVED,
+    SEAL,
+    STORE,
+    TAG,
+    WRITE,
+    Kind,
+    Partition,
+    Record,
+)
+from perdure.storage.kv import redis as backend
+from perdure.storage.kv.redis import RedisDriver
+from tests.servers import valkey
+
+FORMAT_1 = Path(__file__).with_name("redis1.json")
+PREFIX = "format1"
+PARTITIONS = (
+    Partition("", "a"),
+    Partition("acme", "\0 ü\U0001f600"),
+    Partition("acme", "docs", STORE),
+    RESERVED,
+)
+KINDS_1: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, SEAL, ITEM)
+"""The kinds that the layout began with."""
+
+
+def puts() -> tuple[Put, ...]:
+    """Records of every kind, with every sort of value."""
+    place = {"parent_id": None, "source": "loop", "step": -1}
+    texts = {"channel": "x", "task_path": "~", "nonce": ""}
+    item = {"created_at": 1, "updated_at": 2, "ttl": None}
+    return (
+        Put(HEAD, ("",), {"checkpoint_id": "c2", "seq": 2}, version=1 << 40),
+        Put(HEAD, ("n\0|s",), {"checkpoint_id": "é", "seq": -1}, version=2),
+        Put(GC, (), version=7),
+        Put(EPOCH, (), {"open_run": None}, version=3),
+        Put(CHECKPOINT, ("", "c1"), {**place, "seq": (1 << 53) + 1, "run_id": "r\0un"}, b"\0\xffbody"),
+        Put(CHECKPOINT, ("", "c2"), {**place, "seq": 1 << 53, "run_id": None, "parent_id": "c1"}, b""),
+        Put(CHUNK, (b"\0\x01\xff",), {"generation": 1 << 33}, b"\xfe" * 40),
+        Put(WRITE, ("", "c1", "task", -3), texts, b"write", version=9),
+        Put(TAG, ("t",), {"namespace": "", "checkpoint_id": "c1"}, version=1),
+        Put(SEAL, ("word",), {}, b"seal", version=1),
+        Put(ITEM, ("k\0",), {**item, "expires_at": 1 << 50}, b"item", version=4),
+        Put(ITEM, ("l",), {**item, "expires_at": None}, b"", version=5),
+    )
+
+
+@pytest.fixture
+def driver() -> Iterator[RedisDriver]:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        prefix = url.partition("prefix=")[2].encode()
+        for key, value in json.loads(FORMAT_1.read_text()).items():
+            name = bytes.fromhex(key).replace(PREFIX.encode(), prefix, 1)
+            if isinstance(value, str):
+                client.set(name, bytes.fromhex(value))
+            elif isinstance(value, dict):
+                client.hset(name, mapping={bytes.fromhex(f): bytes.fromhex(v) for f, v in value.items()})
+            else:
+                client.zadd(name, {bytes.fromhex(member): 0 for member in value})
+        assert backend.pending(url) == []
+        with closing(backend.open_driver(url)) as driver:
+            yield driver
+
+
+@pytest.mark.parametrize("at", PARTITIONS)
+def test_records_of_the_first_layout_are_all_there(driver: RedisDriver, at: Partition) -> None:
+    expected = [Record(p.kind, p.key, p.fields, p.version, p.body) for p in puts()]
+    gets = driver.perform(Fetch(at, tuple(Get(r.kind, r.key) for r in expected)))
+    assert list(gets) == [(r,) for r in expected]
+    ranges = driver.perform(Fetch(at, tuple(Range(kind) for kind in KINDS_1)))
+    assert [r for found in ranges for r in found] == expected
+    ((first, second),) = driver.perform(Fetch(at, (Range(CHECKPOINT, ("",), "seq"),)))
+    assert (first.key[1], second.key[1]) == ("c2", "c1")
+
+
+def test_threads_of_the_first_layout_are_found_and_removed(driver: RedisDriver) -> None:
+    named = {p for p in PARTITIONS if p != RESERVED}
+    for space in ("thread", STORE):
+        found = [f.partition for f in driver.perform(Find("threads", None, space=space))]
+        assert found == sorted(p for p in named if p.space == space)
+    assert {f.partition for f in driver.perform(Find("runs", None, "r\0un"))} >= named
+    assert {f.partition for f in driver.perform(Find("expired", None, until=1 << 50))} >= named
+    assert driver.perform(Find("expired", None, until=(1 << 50) - 1)) == ()
+    for at in PARTITIONS:
+        driver.perform(Drop(at))
+    assert driver.perform(Find("threads", None)) == driver.perform(Find("runs", None, "r\0un")) == ()
+
+
+def test_threads_of_the_first_layout_go_on(driver: RedisDriver) -> None:
+    at = PARTITIONS[1]
+    raised = puts()[2]._replace(expect=7, version=8)
+    assert driver.perform(Commit(at, (raised, puts()[0]._replace(expect=1 << 40)))) == Committed()
+    assert driver.perform(Commit(at, (raised,))) != Committed()
+    absent = Put(CHECKPOINT, ("", "c1"), puts()[4].fields, expect=Expect.ABSENT)
+    assert driver.perform(Commit(at, (absent,))) != Committed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -182,5 +183,11 @@ def _write(results: Results, results_folder: Path, docs: Path) -> None:
     console.print(f"wrote {results_folder / 'latest.json'}, {docs / 'benchmarks.md'} and {len(drawn)} plots")
 
 
+def _leave(*_: object) -> None:
+    """Being terminated ends servers and savers too, as an interrupt from the keyboard does."""
+    sys.exit(143)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)
     typer.run(bench)

@@ -34,6 +34,8 @@ class Postgres:
 
     def __init__(self, *, durable: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir="/tmp"))
+        self.process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
         self.port = _free_port()
         self._durable = durable
         self._binaries = _binaries(self.folder)
@@ -50,9 +52,7 @@ class Postgres:
         self._run(
             "initdb", "-D", "data", "-U", _USER, "-A", "trust", "-E", "UTF8", "--no-sync", "--no-instructions"
         )
-        self.process: subprocess.Popen[bytes] | None = None
         self.start()
-        atexit.register(self.close)
 
     def start(self) -> None:
         """Start it, or start it again where it was."""
@@ -95,7 +95,12 @@ class Postgres:
     def close(self) -> None:
         """Stop it and remove everything; repeatable."""
         self.stop(signal.SIGQUIT)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for _ in range(50):
+            # The server's own processes may outlive it by a moment and still write.
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                return
+            time.sleep(0.1)
 
     def url(self, database: str = "postgres", *, port: int | None = None, **parameters: object) -> str:
         """A URL of it, by way of another port where one is given."""

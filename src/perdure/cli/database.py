@@ -78,7 +78,7 @@ def fsck(
                     out.print(f"mended: {escape(str(finding))}")
                 findings = list(repaired.left)
             for finding in findings:
-                err.print(escape(str(finding)))
+                err.print(escape(str(finding)), soft_wrap=True)
             damaged += bool(findings)
     if damaged:
         raise typer.Exit(1)

@@ -77,10 +77,21 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file: int | None = None
+
+    def __enter__(self) -> Journal:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
     def line(self, *what: Any) -> None:
-        os.write(self._file, json.dumps(what).encode() + b"\n")
+        # A write that LangGraph left behind may be acknowledged after the client is done.
+        if self._file is not None:
+            os.write(self._file, json.dumps(what).encode() + b"\n")
 
     def lines(self) -> list[list[Any]]:
         return [json.loads(line) for line in self._path.read_text().splitlines()]
@@ -89,7 +100,11 @@ class Journal:
 def work(job: Job) -> None:
     """Bring the thread to the end of its last turn, from wherever it is; then say what the state is. A turn
     that the database fails is called once more, by its run id."""
-    journal = Journal(job.journal)
+    with Journal(job.journal) as journal:
+        _work(job, journal)
+
+
+def _work(job: Job, journal: Journal) -> None:
     faults = (Fault(job.at, ACTIONS[job.fault], job.when),) if job.at else ()
     counts = WRITES if job.fault == "refuse" else ALL
     with faulty(job.url, *faults, counts=counts, migrate=True) as (database, driver):

@@ -62,14 +62,24 @@ class Job:
 
 class Gatherer:
     """Worker threads over one queue. ``execute`` gets a group of at most ``most`` jobs and sets each one's
-    answer or error; an exception that it lets out is every job's. ``name`` stands in errors and threads."""
+    answer or error; an exception that it lets out is every job's. ``name`` stands in errors and threads.
+    Where trips are not ``distant``, on a local disk, one worker takes what there is and waits for nothing."""
 
     def __init__(
-        self, execute: Callable[[Sequence[Job]], None], *, name: str, workers: int = 1, most: int = 512
+        self,
+        execute: Callable[[Sequence[Job]], None],
+        *,
+        name: str,
+        workers: int = 1,
+        most: int = 512,
+        distant: bool = True,
     ) -> None:
+        if workers > 1 and not distant:
+            raise ValueError("several workers have to keep the writes of a partition apart: distant=True")
         self._execute = execute
         self._name = name
         self._most = most
+        self._distant = distant
         self._generation = _process.generation
         self._queue: deque[Job] = deque()
         # Until when further writes of a partition wait.
@@ -119,7 +129,7 @@ class Gatherer:
         with self._wake:
             self.refuse_when_closed()
             self._queue.append(job)
-            if isinstance(job.effect, _WRITES):
+            if self._distant and isinstance(job.effect, _WRITES):
                 if self._held.get(job.effect.partition) == _UNDER_WAY:
                     return  # whoever is under way with that partition takes it up
                 # Those that waited for company have it.
@@ -142,11 +152,15 @@ class Gatherer:
                 for job in group:
                     job.error = error
             took = time.monotonic() - started
-            with self._wake:
-                self._release(group, min(took * _MOMENT, _MOMENT_MOST_S) if took >= _LONG_TRIP_S else 0.0)
+            if self._distant:
+                moment = min(took * _MOMENT, _MOMENT_MOST_S) if took >= _LONG_TRIP_S else 0.0
+                with self._wake:
+                    self._release(group, moment)
             _answer(group)
 
     def _take(self) -> list[Job]:
+        if not self._distant:
+            return [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
         now = time.monotonic() if self._held else 0.0
         group: list[Job] = []
         waiting: list[Job] = []

@@ -63,7 +63,7 @@ class SqliteDriver:
         self._readers: list[apsw.Connection] = []
         self._reading = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
-        self._commits = Gatherer(self._write_group, name=str(path), most=_GROUP_MAX)
+        self._commits = Gatherer(self._write_group, name=str(path), most=_GROUP_MAX, distant=False)
 
     @property
     def limits(self) -> Limits:

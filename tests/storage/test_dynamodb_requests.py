@@ -104,6 +104,7 @@ def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> No
     assert {"Query", "BatchGetItem", "GetItem", "TransactWriteItems"} <= set(wire.count())
 
 
+@pytest.mark.timeout(3000)
 def test_a_turn_costs_the_same_early_and_late(driver: DynamoDriver) -> None:
     graph = talking(driver)
     config: Any = {"configurable": {"thread_id": "ada"}}

@@ -24,7 +24,7 @@ class D1:
         self._taken = taken
 
     def vary(self, variant: str) -> None:
-        raise NotImplementedError(variant)
+        raise ValueError(f"this server has one setting, not {variant!r}")
 
     def empty(self, name: str) -> str:
         from tests.servers import d1

@@ -31,7 +31,7 @@ class DynamoDB:
         self.settings = f"the emulator ministack {version}, tables on demand"
 
     def vary(self, variant: str) -> None:
-        raise NotImplementedError(variant)
+        raise ValueError(f"this server has one setting, not {variant!r}")
 
     def empty(self, name: str) -> str:
         return f"dynamodb://{name}?region={_REGION}&endpoint=http://127.0.0.1:{self.port}"

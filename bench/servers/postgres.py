@@ -30,7 +30,7 @@ class Postgres:
     variants: tuple[str, ...] = ()
 
     def vary(self, variant: str) -> None:
-        raise NotImplementedError(variant)
+        raise ValueError(f"this server has one setting, not {variant!r}")
 
     def empty(self, name: str) -> str:
         database = name.replace("-", "_")

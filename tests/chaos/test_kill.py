@@ -132,7 +132,7 @@ def test_nothing_acknowledged_is_lost_or_repeated_wherever_a_client_is_killed(
     request.node.user_properties.append(("killed", killed))
     assert not broken, report(broken)
     # Background writes come in varying order and number; a few of the last points may not be reached.
-    assert killed >= len(visited) * 0.9 - 1
+    assert killed >= max(1, len(visited) * 0.9 - 1)
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,6 @@ def collection(partition: Partition, incarnation: bytes, kind: Kind, *, parts: b
     return b"d" + incarnation + name + b"\x00" + shortened(layout.encode_partition(partition), _PK_MAX)
 
 
-def incarnation_of(item: Item) -> bytes:
-    """The incarnation that a record's item belongs to."""
-    return bytes(item["pk"]["B"][1 : 1 + INCARNATION])
-
-
 def sort_key(encoded: bytes) -> bytes:
     return _KEY + shortened(encoded, _SK_MAX)
 

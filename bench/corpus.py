@@ -7,6 +7,7 @@ machine.
 
 import random
 import zlib
+from functools import cache
 from itertools import accumulate
 
 _COMMON = (
@@ -42,8 +43,11 @@ _LETTERS = "aabcdeefghiiklmnooprstuvy"
 _CUMULATIVE = tuple(accumulate(1 / (rank + 2.7) ** 0.9 for rank in range(len(_WORDS))))
 
 
+@cache
 def text(seed: str, size: int) -> str:
-    """Exactly `size` ASCII characters: sentences of 6 to 16 words, and now and then a name or a number."""
+    """Exactly `size` ASCII characters: sentences of 6 to 16 words, and now and then a name or a number.
+
+    A text is made once: who wants that outside a clock asks for it before."""
     rng = random.Random(zlib.crc32(seed.encode()))
     words = rng.choices(_WORDS, cum_weights=_CUMULATIVE, k=size // 3 + 8)
     start = 0

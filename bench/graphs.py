@@ -113,6 +113,14 @@ class Scenario:
         builder.add_edge("respond", END)
         return builder
 
+    def rehearse(self, thread: str, turns: int) -> list[Payload]:
+        """The inputs of a thread's turns. The texts of the answers are made as well: what a model would
+        write elsewhere costs this process nothing then."""
+        payloads = [self.payload(thread, turn) for turn in range(turns)]
+        for payload in payloads:
+            self.node(payload)
+        return payloads
+
 
 def _blocking(node: Node, pause: float) -> Node:
     def respond(state: Any) -> Payload:

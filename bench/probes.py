@@ -135,20 +135,24 @@ class Probe:
 
     async def many(self, threads: int, turns: int) -> Reply:
         """All threads at once, each waiting for its own turn before the next; fails when a message is
-        missing.
+        missing. All that is said is made before the clock starts.
         """
+        script = {
+            f"thread {number}": self._scenario.rehearse(f"thread {number}", turns)
+            for number in range(threads)
+        }
         with ThreadPoolExecutor(threads) as executor:
             client = Client(self._candidate, self._scenario, self._saver, executor=executor)
             await client.turn("warm-up", self._scenario.payload("warm-up", 0))
 
             async def converse(thread: str) -> State:
                 state: State = {}
-                for turn in range(turns):
-                    state = await client.turn(thread, self._scenario.payload(thread, turn))
+                for payload in script[thread]:
+                    state = await client.turn(thread, payload)
                 return state
 
             start = time.perf_counter()
-            states = await asyncio.gather(*(converse(f"thread {number}") for number in range(threads)))
+            states = await asyncio.gather(*map(converse, script))
             took = time.perf_counter() - start
         short = [len(state["messages"]) for state in states if len(state["messages"]) != 2 * turns]
         if short:

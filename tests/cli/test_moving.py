@@ -357,6 +357,7 @@ def test_a_copy_that_is_killed_again_and_again_gets_there(
 ) -> None:
     target = database(tmp_path / "b.db", fill=empty)
     expected = digests(house)
+    stopped = 0
     for lines in (1, 12, 30):
         process = start(house, target)
         assert process.stdout is not None
@@ -370,13 +371,16 @@ def test_a_copy_that_is_killed_again_and_again_gets_there(
             with suppress(ProcessLookupError):
                 process.kill()
             process.wait()
-        assert process.returncode == (130 if blow is signal.SIGINT else -blow), err
-        if blow is signal.SIGINT:
+        # On a busy machine the blow may come when everything is done.
+        assert process.returncode in (0, 130 if blow is signal.SIGINT else -blow), err
+        stopped += process.returncode != 0
+        if process.returncode == 130:
             assert "Run the same command again" in err
             assert "Traceback" not in err
         there = arrived(target)
         assert there.items() <= expected.items()
         assert len(there) >= lines - 1
+    assert stopped
     process = start(house, target)
     out, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated, Any, TypedDict, cast
 
 import pytest
@@ -272,7 +271,7 @@ def test_a_hole_under_replayed_values_is_left_for_a_person(store: tuple[Database
 
     database, driver = store
     ids = talk(database)
-    record = replace(CheckpointRecord.read(one(driver, CHECKPOINT, ("", ids[5]))), deltas=("said",))
+    record = CheckpointRecord.read(one(driver, CHECKPOINT, ("", ids[5]))).moved(deltas=("said",))
     commit(driver, record.put(), Delete(CHECKPOINT, ("", ids[4])))
     hole = only(database.fsck())
     assert (hole.kind, hole.repairable) == (Damage.HOLE, False)

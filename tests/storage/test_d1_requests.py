@@ -115,7 +115,8 @@ def test_a_value_of_five_megabytes_comes_back(between: tuple[Proxy, str]) -> Non
         values = graph(db.checkpointer()).get_state(config).values
     assert values["messages"][0].content == large
     assert stored < 40
-    assert len(wire.requests) < 8
+    # One read a level of the tree; where its nodes end depends on the digests, so on the message's random id.
+    assert len(wire.requests) <= 8
 
 
 def plan(transport: Any, statement: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,10 +120,9 @@ def test_after_a_long_trip_writes_that_waited_go_with_the_one_that_its_answer_ca
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a busy machine the moment must not be over before the loop has heard its answer.
-    monkeypatch.setattr(gather, "_MOMENT", 100.0)
     monkeypatch.setattr(gather, "_MOMENT_MOST_S", PATIENCE)
     slow = Slow()
-    gatherer = Gatherer(slow, name="slow", workers=4)
+    gatherer = Gatherer(slow, name="slow", workers=4, moment=100.0)
 
     async def loop() -> None:
         first = asyncio.ensure_future(gatherer.aperform(commit("a")))
@@ -147,3 +147,67 @@ def test_after_a_long_trip_writes_that_get_no_company_go_alone() -> None:
         assert first.result(PATIENCE) == second.result(PATIENCE) == Committed()
     assert slow.groups == [["a"], ["a"]]
     gatherer.close()
+
+
+def test_where_trips_are_short_requests_wait_for_the_one_under_way() -> None:
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer.company = PATIENCE
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(gatherer.perform, commit("a"))]
+        assert gate.begun.acquire(timeout=PATIENCE)
+        calls += [pool.submit(gatherer.perform, commit(name)) for name in "bcd"]
+        while len(gatherer._queue) < 3:
+            threading.Event().wait(0.001)
+        gate.go.release(2)
+        assert [call.result(PATIENCE) for call in calls] == [Committed()] * 4
+        assert [sorted(group) for group in gate.groups] == [["a"], ["b", "c", "d"]]
+    gatherer.close()
+
+
+def test_a_trip_that_takes_long_is_not_waited_for_for_ever() -> None:
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer.company = 0.05
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(gatherer.perform, commit("a"))]
+        assert gate.begun.acquire(timeout=PATIENCE)
+        calls += [pool.submit(gatherer.perform, commit(name)) for name in "bac"]
+        # "a" is under way all the while; the others set out beside it.
+        assert gate.begun.acquire(timeout=PATIENCE)
+        assert sorted(gate.groups[1]) == ["b", "c"]
+        gate.go.release(3)
+        assert [call.result(PATIENCE) for call in calls] == [Committed()] * 4
+        assert gate.groups[2:] == [["a"]]
+    gatherer.close()
+
+
+@pytest.mark.parametrize("company", [0.0, 0.0005, 0.004])
+def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
+    """Many callers, few partitions, trips of any length: everyone is answered, each partition in order."""
+    under_way: set[str] = set()
+    beside: list[str] = []
+
+    def brief(jobs: Sequence[Job]) -> None:
+        names = {_thread(job.effect) for job in jobs}
+        beside.extend(under_way & names)
+        under_way.update(names)
+        threading.Event().wait(random.choice((0, 0.0004, 0.0015, 0.006)))
+        under_way.difference_update(names)
+        for job in jobs:
+            job.answer = Committed()
+
+    gatherer = Gatherer(brief, name="brief", workers=4)
+    gatherer.company = company
+
+    async def caller(number: int) -> None:
+        for step in range(30):
+            await gatherer.aperform(commit(f"{(number + step) % 5}"))
+
+    async def crowd() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(caller, range(12))), 60)
+
+    asyncio.run(crowd())
+    gatherer.close()
+    assert beside == []
+    assert gatherer._held == {}

@@ -69,22 +69,9 @@ def load(
     return Found(view, record, _sorted(answers[first + 1]))
 
 
-def put_checkpoint(
-    partition: Partition,
-    *,
-    namespace: str,
-    plan: Callable[[int, int, str | None], Draft],
-    parent: str | None,
-    source: str | None,
-    loaded: Loaded | None,
-    claim: Claim | None,
-    epoch: int | None,
-    fork_on_conflict: bool,
-    first_version: int,
-    budget: Budget,
-    view: View | None,
-) -> Program[tuple[View, CheckpointRecord]]:
-    """Store a checkpoint and move the head of its namespace to it, or raise ``HeadConflict``.
+@dataclass(slots=True, eq=False)
+class CheckpointPut:
+    """A checkpoint to be stored, the head of its namespace to be moved to it.
 
     ``plan`` encodes the checkpoint under a collection generation, for a place in the order and beside a root
     head; it is called again when another write or a collection came between. ``first_version`` starts the
@@ -92,37 +79,60 @@ def put_checkpoint(
     neither the versions nor the chunks of its past.
     """
 
-    def decide(view: View) -> tuple[tuple[Op, ...], int, Verdict]:
-        checks, generation = _guarded(partition, view, epoch, first_version)
-        head = view.head
+    partition: Partition
+    namespace: str
+    plan: Callable[[int, int, str | None], Draft]
+    parent: str | None
+    source: str | None
+    loaded: Loaded | None
+    claim: Claim | None
+    epoch: int | None
+    fork_on_conflict: bool
+    first_version: int
+    budget: Budget
+
+    def store(self, view: View | None) -> Program[tuple[View, CheckpointRecord]]:
+        """Store it, or raise ``HeadConflict``; the thread as it is then. ``view`` is how the caller knows the
+        thread."""
+        known = confirmed(view, self._decide)
+        return (yield from retrying(self.partition, known, self._load, self._attempt))
+
+    def _load(self) -> Program[View]:
+        return load_view(self.partition, self.namespace)
+
+    def _decide(self, view: View) -> tuple[tuple[Op, ...], int, Verdict]:
+        checks, generation = _guarded(self.partition, view, self.epoch, self.first_version)
+        head, parent = view.head, self.parent
         verdict = judge(
-            namespace=namespace,
+            namespace=self.namespace,
             head=head.checkpoint_id if head else None,
             parent=parent,
-            source=source,
-            loaded=loaded,
+            source=self.source,
+            loaded=self.loaded,
         )
-        if verdict is Verdict.ADVANCE and claim is not None and not _holds(claim, head):
-            raise _outrun(partition, parent)
-        if verdict is Verdict.LOST and not fork_on_conflict:
+        if verdict is Verdict.ADVANCE and self.claim is not None and not _holds(self.claim, head):
+            raise _outrun(self.partition, parent)
+        if verdict is Verdict.LOST and not self.fork_on_conflict:
             raise HeadConflict(
-                f"thread {partition.thread!r}: another run moved the head to "
+                f"thread {self.partition.thread!r}: another run moved the head to "
                 f"{head.checkpoint_id if head else None} while this one built on {parent}; nothing of this "
                 "step was stored. Load the thread again and repeat the call"
             )
         return checks, generation, verdict
 
-    def attempt(view: View) -> Program[tuple[View, CheckpointRecord] | None]:
-        checks, generation, verdict = decide(view)
+    def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
+        partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
+        checks, generation, verdict = self._decide(view)
         head = view.head
-        draft = plan(generation, head.seq + 1 if head else 1, None if namespace == ROOT else view.root_head)
+        root_head = None if namespace == ROOT else view.root_head
+        draft = self.plan(generation, head.seq + 1 if head else 1, root_head)
         record = draft.checkpoint
         if record is None:
             raise ValueError("the plan of a put has a checkpoint")
         # A fork's parent is not the head, so a prune may take it away meanwhile: it must still be there.
         forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
         parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
-        version = head.version + 1 if head else first_version
+        version = head.version + 1 if head else self.first_version
         moved = Put(
             HEAD,
             (namespace,),
@@ -134,12 +144,12 @@ def put_checkpoint(
         ops: list[Op] = [*checks, *parent_check, moved]
         new = record.put()
         outcome = yield from commit_with_chunks(
-            partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, budget
+            partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, self.budget
         )
         if outcome == Refused(CHECKPOINT, new.key):
             raised = _raising(checks, generation)
             outcome = yield from commit_with_chunks(
-                partition, [*raised, *parent_check, moved, new], chunks, budget
+                partition, [*raised, *parent_check, moved, new], chunks, self.budget
             )
             generation += raised != checks
         if not isinstance(outcome, Committed):
@@ -158,23 +168,10 @@ def put_checkpoint(
         )
         return after, record
 
-    known = confirmed(view, decide)
-    return (yield from retrying(partition, known, lambda: load_view(partition, namespace), attempt))
 
-
-def put_writes(
-    partition: Partition,
-    *,
-    plan: Callable[[int], Draft],
-    seen: Mapping[tuple[str, int], int] | None,
-    claim: Claim | None,
-    child: Callable[[], str | None],
-    epoch: int | None,
-    first_version: int,
-    budget: Budget,
-    view: View | None,
-) -> Program[None]:
-    """Store a task's writes; the checkpoint that they belong to need not be stored yet.
+@dataclass(slots=True, eq=False)
+class WritesPut:
+    """A task's writes to be stored; the checkpoint that they belong to need not be stored yet.
 
     A slot is written once; the reserved negative slots are overwritten. ``seen`` holds the versions of the
     slots that the writer's loop loaded, by task and index: a filled slot that is neither its own nor among
@@ -182,29 +179,50 @@ def put_writes(
     no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. With a ``claim`` the
     head must be as it was loaded or claimed, or have moved on to the loop's own ``child``, asked for at the
     last moment: a write may be later than the put that consumed it. For ``first_version`` see
-    ``put_checkpoint``.
+    ``CheckpointPut``.
     """
 
-    def decide(view: View) -> tuple[tuple[Op, ...], int]:
-        if claim is not None and child() is None and not _holds(claim, view.head):
-            raise _outrun(partition, claim.checkpoint_id)
-        return _guarded(partition, view, epoch, first_version)
+    partition: Partition
+    plan: Callable[[int], Draft]
+    seen: Mapping[tuple[str, int], int] | None
+    claim: Claim | None
+    child: Callable[[], str | None]
+    epoch: int | None
+    first_version: int
+    budget: Budget
 
-    def attempt(view: View) -> Program[bool | None]:
-        checks, generation = decide(view)
+    _known: View | None = None
+
+    def store(self, view: View | None) -> Program[None]:
+        """Store them, or raise ``HeadConflict``. ``view`` is how the caller knows the thread."""
+        self._known = confirmed(view, self._decide)
+        yield from retrying(self.partition, self._known, self._load, self._attempt)
+
+    def _load(self) -> Program[View]:
+        return load_view(self.partition, ROOT)
+
+    def _decide(self, view: View) -> tuple[tuple[Op, ...], int]:
+        claim = self.claim
+        if claim is not None and self.child() is None and not _holds(claim, view.head):
+            raise _outrun(self.partition, claim.checkpoint_id)
+        return _guarded(self.partition, view, self.epoch, self.first_version)
+
+    def _attempt(self, view: View) -> Program[bool | None]:
+        partition, claim = self.partition, self.claim
+        checks, generation = self._decide(view)
         head = view.head
         if claim is not None and head is not None and _holds(claim, head):
             checks = (*checks, _claiming(claim, head))
-        elif claim is not None and (own := child()) is not None:
+        elif claim is not None and (own := self.child()) is not None:
             (mine,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
-            if not mine and view is known:
+            if not mine and view is self._known:
                 return None
             if not mine:
                 raise _outrun(partition, claim.checkpoint_id)
-        draft = plan(generation)
+        draft = self.plan(generation)
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
-        outcome = yield from commit_with_chunks(partition, ops, chunks, budget)
+        outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         if isinstance(outcome, Committed):
             return True
         if outcome.kind is not WRITE:
@@ -216,7 +234,7 @@ def put_writes(
                 puts.append(write.put(expect=Expect.ABSENT))
                 continue
             stored = PendingWrite.read(answer[0])
-            if _is_foreign(stored, write, seen):
+            if _is_foreign(stored, write, self.seen):
                 raise HeadConflict(
                     f"thread {partition.thread!r}: another run has already written task {write.task_id} "
                     f"of checkpoint {write.checkpoint_id}; nothing of this write was stored. Load the "
@@ -225,11 +243,8 @@ def put_writes(
             if write.idx < 0:
                 puts.append(_over(write, stored))
                 checks = _raising(checks, generation)
-        outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, budget)
+        outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, self.budget)
         return True if isinstance(outcome, Committed) else None
-
-    known = confirmed(view, decide)
-    yield from retrying(partition, known, lambda: load_view(partition, ""), attempt)
 
 
 def _guarded(

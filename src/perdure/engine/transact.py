@@ -42,7 +42,8 @@ def commit_with_chunks(
             f"{budget.ops} at once; write fewer values in one step"
         )
     if size <= budget.bytes and len(ops) + len(chunks) <= budget.ops:
-        return (yield from ask(Commit(partition, (*ops, *chunks))))
+        outcome: Committed | Refused = yield Commit(partition, (*ops, *chunks))
+        return outcome
     batch: list[Put] = []
     held = 0
     for put in chunks:

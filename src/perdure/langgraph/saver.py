@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -31,10 +30,10 @@ from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.listing import Listing
 from perdure.langgraph.loads import Loop, Loops
+from perdure.langgraph.plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.serde import Serde, TypeName
 from perdure.langgraph.translate import Address
-from perdure.langgraph.values import Caches, Encoding, ThreadCache
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.langgraph.values import Caches, ThreadCache
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
@@ -320,61 +319,47 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         loop = self._loops.of(partition, namespace, at.configurable)
         if loop is not None and loop.lost is not None:
             raise loop.lost
-        cache = self._caches.of(partition)
         full = translate.metadata(config, metadata, self._metadata_keys)
         source = full.get("source")
         is_copy = source == "fork" and loop is not None and parent != loop.loaded.addressed
         if loop is not None and parent == loop.loaded.addressed:
             loop.child = checkpoint["id"]
-        encoding: Encoding | None = None
-
-        def plan(generation: int, seq: int, root_head: str | None) -> checkpoints.Draft:
-            nonlocal encoding
-            encoding = Encoding(self._packer, self._digest, cache, generation)
-            base = None if loop is None or is_copy else loop.built_on(parent, generation)
-            place = translate.Place(namespace, parent, seq, root_head, *_authors(loop, parent, is_copy))
-            with translate.noted(partition, checkpoint["id"]):
-                record = translate.to_record(
-                    self._packer, encoding, place, checkpoint, full, new_versions, base
-                )
-            return checkpoints.Draft(encoding.chunks, checkpoint=record)
-
+        plan = CheckpointPlan(
+            self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions
+        )
+        put = checkpoints.CheckpointPut(
+            partition,
+            namespace,
+            plan=plan.draft,
+            parent=parent,
+            source=source,
+            loaded=None if loop is None else loop.loaded,
+            claim=self._claim(loop, namespace, parent),
+            epoch=at.epoch,
+            fork_on_conflict=self._fork,
+            first_version=self._first_version(),
+            budget=self._budget,
+        )
         try:
-            view, record = yield from checkpoints.put_checkpoint(
-                partition,
-                namespace=namespace,
-                plan=plan,
-                parent=parent,
-                source=source,
-                loaded=None if loop is None else loop.loaded,
-                claim=self._claim(loop, namespace, parent),
-                epoch=at.epoch,
-                fork_on_conflict=self._fork,
-                first_version=self._first_version(),
-                budget=self._budget,
-                view=self._views.get((partition, namespace)),
-            )
+            view, record = yield from put.store(self._views.get((partition, namespace)))
         except Conflict as error:
             self._views.pop((partition, namespace), None)
             self._loops.lose(partition.thread, loop, error)
             raise
-        self._acknowledge(encoding, loop, view, record)
+        plan.encoder.acknowledge()
+        if loop is not None and loop.loaded.addressed is not None:
+            loop.base, loop.generation = record, view.generation
         self._remember(partition, namespace, view)
         self._caches.weigh(partition)
         return translate.stored_config(at, namespace, checkpoint["id"])
+
+    def _encoder(self, partition: Partition) -> Encoder:
+        return Encoder(self._packer, self._digest, partition, self._caches.of(partition))
 
     def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> Claim | None:
         if loop is None or self._fork or namespace != ROOT:
             return None
         return claim(loop.loaded, checkpoint_id, loop.nonce)
-
-    def _acknowledge(
-        self, encoding: Encoding | None, loop: Loop | None, view: View, record: CheckpointRecord
-    ) -> None:
-        if encoding is not None:
-            encoding.acknowledge()
-        if loop is not None and loop.loaded.addressed is not None:
-            loop.base, loop.generation = record, view.generation
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -387,49 +372,27 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         loop = self._loops.of(partition, namespace, at.configurable)
         if loop is not None and loop.lost is not None:
             raise loop.lost
-        cache = self._caches.of(partition)
-        encoding: Encoding | None = None
-
-        def plan(generation: int) -> checkpoints.Draft:
-            nonlocal encoding
-            encoding = Encoding(self._packer, self._digest, cache, generation)
-            with translate.noted(partition, checkpoint_id):
-                translate.require_text(task_id, task_path, *(channel for channel, _ in writes))
-                pending = tuple(
-                    PendingWrite(
-                        namespace,
-                        checkpoint_id,
-                        task_id,
-                        WRITES_IDX_MAP.get(channel, position),
-                        channel,
-                        task_path,
-                        loop.nonce if loop is not None else "",
-                        encoding.write(value),
-                    )
-                    for position, (channel, value) in enumerate(writes)
-                )
-            # Of several writes to one reserved slot the last counts.
-            slots = {w.idx: w for w in pending}
-            return checkpoints.Draft(encoding.chunks, writes=tuple(slots.values()))
-
-        strict = loop is not None and not self._fork
+        plan = WritesPlan(
+            self._encoder(partition), loop, namespace, checkpoint_id, writes, task_id, task_path
+        )
+        put = checkpoints.WritesPut(
+            partition,
+            plan=plan.draft,
+            seen=loop.seen if loop is not None and not self._fork else None,
+            claim=self._claim(loop, namespace, checkpoint_id),
+            child=plan.child,
+            epoch=at.epoch,
+            first_version=self._first_version(),
+            budget=self._budget,
+        )
         try:
-            yield from checkpoints.put_writes(
-                partition,
-                plan=plan,
-                seen=loop.seen if loop is not None and strict else None,
-                claim=self._claim(loop, namespace, checkpoint_id),
-                child=lambda: None if loop is None else loop.child,
-                epoch=at.epoch,
-                first_version=self._first_version(),
-                budget=self._budget,
-                view=self._views.get((partition, namespace)) or self._views.get((partition, "")),
+            yield from put.store(
+                self._views.get((partition, namespace)) or self._views.get((partition, ROOT))
             )
         except Conflict as error:
             self._loops.lose(partition.thread, loop, error)
             raise
-        if encoding is not None:
-            encoding.acknowledge()
+        plan.encoder.acknowledge()
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(str(thread_id))
@@ -460,13 +423,3 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             del self._views[key]
         self._caches.forget(partition)
         self._loops.forget(partition)
-
-
-def _authors(loop: Loop | None, parent: str | None, is_copy: bool) -> tuple[str, tuple[str, ...]]:
-    """The nonce of the loop that makes a checkpoint, and those whose writes on the parent it had loaded. A
-    copy stands where its original stands, so it takes the original's."""
-    if loop is None:
-        return "", ()
-    if is_copy and loop.base is not None:
-        return loop.base.nonce, loop.base.seen
-    return loop.nonce, loop.seen_nonces if parent == loop.loaded.addressed else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -268,13 +267,22 @@ def _write_refs(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> dic
     return {name: write.ref for name, write in _named(record, writes)}
 
 
-@contextmanager
-def noted(partition: Partition, checkpoint_id: str) -> Iterator[None]:
+class noted:  # noqa: N801 - read as a statement: with noted(…)
     """Name the checkpoint in errors about its content."""
-    try:
-        yield
-    except PerdureError as error:
-        raise type(error)(f"thread {partition.thread!r}, checkpoint {checkpoint_id}: {error}") from error
+
+    __slots__ = ("_checkpoint_id", "_partition")
+
+    def __init__(self, partition: Partition, checkpoint_id: str) -> None:
+        self._partition = partition
+        self._checkpoint_id = checkpoint_id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PerdureError):
+            thread, checkpoint = self._partition.thread, self._checkpoint_id
+            raise type(error)(f"thread {thread!r}, checkpoint {checkpoint}: {error}") from error
 
 
 def to_tuple(

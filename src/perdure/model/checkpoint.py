@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ormsgpack
@@ -32,8 +32,10 @@ class Carried(NamedTuple):
     writes: tuple[CarriedWrite, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+_NOTHING: Mapping[str, Carried] = MappingProxyType({})
+
+
+class CheckpointRecord(NamedTuple):
     """A stored checkpoint.
 
     ``seq`` orders the checkpoints of a namespace by commit. ``root`` and ``root_head`` place a subgraph's
@@ -66,7 +68,7 @@ class CheckpointRecord:
     root_head: str | None = None
     cut: bool = False
     deltas: tuple[str, ...] = ()
-    carried: Mapping[str, Carried] = field(default_factory=dict)
+    carried: Mapping[str, Carried] = _NOTHING
 
     def put(self) -> Put:
         """The operation that stores it. A checkpoint stored again under its id replaces the first."""
@@ -178,7 +180,7 @@ class CheckpointRecord:
 
     def moved(self, **changes: Any) -> CheckpointRecord:
         """The same checkpoint with other links."""
-        return replace(self, **changes)
+        return self._replace(**changes)
 
 
 class PendingWrite(NamedTuple):

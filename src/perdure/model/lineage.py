@@ -7,7 +7,6 @@ the head when it was loaded. Everything else lost a race. Ids are never compared
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ class Verdict(Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What a loop loaded: the checkpoint it addressed (``None``: the thread was absent), and whether that
     was the head at the time, of which version."""
 

@@ -118,8 +118,7 @@ class Commit(Effect[Committed | Refused]):
     ops: tuple[Op, ...]
 
     def __post_init__(self) -> None:
-        keys = {(op.kind.name, op.key) for op in self.ops}
-        if len(keys) != len(self.ops):
+        if len({op[:2] for op in self.ops}) != len(self.ops):
             raise ValueError("a commit holds at most one operation a key")
 
 

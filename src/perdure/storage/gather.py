@@ -4,8 +4,9 @@ Each worker takes what has gathered and executes it as one group; a group is ans
 each caller with its own answer or error. A write waits while another of its partition is under way: a loop
 sends its writes and the next checkpoint so closely that they then share one trip, in the order they came.
 It sends that checkpoint when it has the answer to the one before; so where a trip takes long, writes that
-have waited wait a moment more, a small part of such a trip, for it to come along. Callers block, or await
-from any event loop.
+have waited wait a moment more, a small part of such a trip, for it to come along. Where trips are short,
+most of one is work that a fuller group shares: there requests wait a little for the one under way to end
+before another worker sets out beside it. Callers block, or await from any event loop.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from perdure.model.records import Partition
 R = TypeVar("R")
 _WRITES = (Commit, Stage, Drop)
 _LONG_TRIP_S = 0.001
-_MOMENT = 0.25
-_MOMENT_MOST_S = 0.002
-_UNDER_WAY = float("inf")
+_MOMENT_MOST_S = 0.02
+_UNDER_WAY = _NEVER = float("inf")
 
 
 class _Process:
@@ -63,7 +63,13 @@ class Job:
 class Gatherer:
     """Worker threads over one queue. ``execute`` gets a group of at most ``most`` jobs and sets each one's
     answer or error; an exception that it lets out is every job's. ``name`` stands in errors and threads.
-    Where trips are not ``distant``, on a local disk, one worker takes what there is and waits for nothing."""
+    Where trips are not ``distant``, on a local disk, one worker takes what there is and waits for nothing.
+
+    ``moment`` is the part of a long trip that writes which had to wait for it wait on for more of theirs. It
+    is won back when more comes: without the wait that would have to follow in a trip of its own.
+    ``company`` is how many seconds requests wait while a worker is under way, before another one takes them;
+    whoever learns how far the server is may set it at any time.
+    """
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Gatherer:
         workers: int = 1,
         most: int = 512,
         distant: bool = True,
+        moment: float = 0.25,
     ) -> None:
         if workers > 1 and not distant:
             raise ValueError("several workers have to keep the writes of a partition apart: distant=True")
@@ -80,6 +87,12 @@ class Gatherer:
         self._name = name
         self._most = most
         self._distant = distant
+        self._moment = moment
+        self.company = 0.0
+        self._trips = 0
+        # Since when requests wait that may go, and until when somebody sleeps who will take them.
+        self._since = _NEVER
+        self._minded = _NEVER
         self._generation = _process.generation
         self._queue: deque[Job] = deque()
         # Until when further writes of a partition wait.
@@ -134,6 +147,10 @@ class Gatherer:
                     return  # whoever is under way with that partition takes it up
                 # Those that waited for company have it.
                 self._held.pop(job.effect.partition, None)
+            if self._trips and self.company:
+                self._since = min(self._since, time.monotonic())
+                if self._minded <= self._since + self.company:
+                    return
             self._wake.notify()
 
     def _work(self) -> None:
@@ -142,8 +159,9 @@ class Gatherer:
                 while not (group := self._take()):
                     if self._closed and not self._queue:
                         return
-                    self._wake.wait(self._patience())
-                if self._patience() is not None:
+                    self._sleep()
+                self._trips += 1
+                if self._deadline() < self._minded:
                     self._wake.notify()  # somebody else minds the clock
             started = time.monotonic()
             try:
@@ -152,16 +170,19 @@ class Gatherer:
                 for job in group:
                     job.error = error
             took = time.monotonic() - started
-            if self._distant:
-                moment = min(took * _MOMENT, _MOMENT_MOST_S) if took >= _LONG_TRIP_S else 0.0
-                with self._wake:
-                    self._release(group, moment)
+            with self._wake:
+                self._trips -= 1
+                if self._distant:
+                    moment = min(took * self._moment, _MOMENT_MOST_S)
+                    self._release(group, moment if took >= _LONG_TRIP_S else 0.0)
             _answer(group)
 
     def _take(self) -> list[Job]:
         if not self._distant:
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
-        now = time.monotonic() if self._held else 0.0
+        now = time.monotonic() if self._held or self._trips else 0.0
+        if self.company and self._trips and now < self._since + self.company and not self._closed:
+            return []
         group: list[Job] = []
         waiting: list[Job] = []
         while self._queue and len(group) < self._most:
@@ -169,6 +190,7 @@ class Gatherer:
             held = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
             (waiting if held else group).append(job)
         self._queue.extendleft(reversed(waiting))
+        self._since = _NEVER
         self._held.update(dict.fromkeys(_written(group), _UNDER_WAY))
         return group
 
@@ -183,12 +205,27 @@ class Gatherer:
         if self._closed:
             self._wake.notify_all()
         elif self._queue:
+            if self._trips:
+                self._since = min(self._since, time.monotonic())
             self._wake.notify()
 
-    def _patience(self) -> float | None:
-        """Seconds until the first of the moments is over."""
+    def _deadline(self) -> float:
+        """When the first of the moments is over, or the wait for a trip under way."""
         moments = [until for until in self._held.values() if until != _UNDER_WAY]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        if self._trips and self._queue:
+            moments.append(self._since + self.company)
+        return min(moments, default=_NEVER)
+
+    def _sleep(self) -> None:
+        """Wait to be woken; until the next deadline unless another worker does."""
+        deadline = self._deadline()
+        if deadline >= self._minded:
+            self._wake.wait()
+            return
+        self._minded = deadline
+        self._wake.wait(max(0.0, deadline - time.monotonic()))
+        if self._minded == deadline:
+            self._minded = _NEVER
 
 
 def _written(group: Iterable[Job]) -> set[Partition]:

@@ -47,7 +47,7 @@ class D1Driver:
         self._sleep = sleep
         self._limits = Limits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
-        self._gatherer = Gatherer(self._execute, name=name, workers=_WORKERS, most=64)
+        self._gatherer = Gatherer(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
 
     @property
     def limits(self) -> Limits:

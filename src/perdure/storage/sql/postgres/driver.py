@@ -35,6 +35,8 @@ _GROUP_BYTES = 32 << 20
 _ATTEMPTS = 4
 _DROP_ROWS = 5_000
 _ROLLBACKS = 8
+_NEAR_S = 0.002
+_COMPANY_S = 0.005
 
 
 class PostgresDriver:
@@ -81,6 +83,15 @@ class PostgresDriver:
                 self._links.append(link)
         return link
 
+    def _connected(self) -> Link:
+        """This thread's connection, made if need be, with patience."""
+        link = self._link()
+        link.connect(patiently=True)
+        # Near the server a trip is mostly work; far from it mostly a way, which nobody has to wait for.
+        company = _COMPANY_S if link.distance_s < _NEAR_S else 0.0
+        self._writes.company = self._reads.company = company
+        return link
+
     # Writing
 
     def _write(self, group: Sequence[Job]) -> None:
@@ -108,10 +119,8 @@ class PostgresDriver:
                 job.answer = outcome
 
     def _commit(self, writes: Sequence[wire.Write]) -> list[Any]:
-        link = self._link()
-
         def once() -> list[int]:
-            link.connect(patiently=True)
+            link = self._connected()
             values = wire.pack_writes(writes, link.deadline())
             return link.ask(
                 self._sql.commit, values, lambda r: wire.unpack_outcomes(r.get_value(0, 0) or b"")
@@ -144,22 +153,12 @@ class PostgresDriver:
         (answers,) = self._fetch([evidence(commit)])
         return was_applied(commit, answers)
 
-    def _reconnect(self) -> None:
-        try:
-            self._link().connect(patiently=True)
-        except Unavailable as error:
-            raise Unavailable(
-                f"{error}. The connection was lost during this write: it may be stored or not; load the "
-                "thread again before repeating it"
-            ) from error
-
     def _drop(self, effect: Effect[Any]) -> None:
         at = cast(Drop, effect).partition
         names = [wire.escaped(part).encode() for part in at]
-        link = self._link()
 
         def once() -> bool:
-            link.connect(patiently=True)
+            link = self._connected()
             values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
             return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
 
@@ -191,9 +190,7 @@ class PostgresDriver:
                 job.answer = answer
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
-        link = self._link()
-        link.connect(patiently=True)
-        return link.ask(
+        return self._connected().ask(
             self._sql.fetch,
             wire.pack_fetches(fetches),
             lambda r: wire.unpack_records(fetches, wire.Rows(r.ntuples, r.get_value)),
@@ -218,9 +215,7 @@ class PostgresDriver:
             )
 
         def once() -> tuple[Found, ...]:
-            link = self._link()
-            link.connect(patiently=True)
-            return link.ask(statement, values, unpack)
+            return self._connected().ask(statement, values, unpack)
 
         return self._patiently(once)
 

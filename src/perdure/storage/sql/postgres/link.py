@@ -42,7 +42,10 @@ class Again(Exception):
 
 
 class Link:
-    """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server."""
+    """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server.
+
+    ``distance_s`` is how long a question that costs the server nothing took when it connected.
+    """
 
     def __init__(self, place: Place, stop: threading.Event | None = None) -> None:
         self._place = place
@@ -52,6 +55,7 @@ class Link:
         self._poll = select.poll()
         self._socket = -1
         self._ahead = 0
+        self.distance_s = float("inf")
 
     def connect(self, *, patiently: bool = False) -> None:
         """Connect unless connected; ``patiently`` waits for a server that is away or starting."""
@@ -64,7 +68,9 @@ class Link:
                 self._connection = psycopg.Connection.connect(
                     self._place.conninfo, autocommit=True, prepare_threshold=None
                 )
+                asked = time.monotonic()
                 self._ahead = _clock_ahead(self._connection)
+                self.distance_s = time.monotonic() - asked
                 break
             except psycopg.Error as error:
                 self.lose()

@@ -1,0 +1,115 @@
+"""What a loop's put becomes under a collection generation: the engine asks for a draft, again where another
+write or a collection came between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+
+from perdure.engine.checkpoints import Draft
+from perdure.langgraph import translate
+from perdure.langgraph.loads import Loop
+from perdure.langgraph.serde import Serde
+from perdure.langgraph.values import Encoding, ThreadCache
+from perdure.model.checkpoint import PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.records import Partition
+
+
+@dataclass(slots=True, eq=False)
+class Encoder:
+    """Encodes for one write of a thread; only the last draft counts."""
+
+    serde: Serde
+    digest: Digester
+    partition: Partition
+    cache: ThreadCache
+    _last: Encoding | None = None
+
+    def begin(self, generation: int) -> Encoding:
+        """A new draft's encoding; the one before is forgotten."""
+        self._last = Encoding(self.serde, self.digest, self.cache, generation)
+        return self._last
+
+    def acknowledge(self) -> None:
+        """The write is durable: what the last draft held may be believed from now on."""
+        if self._last is not None:
+            self._last.acknowledge()
+
+
+@dataclass(slots=True, eq=False)
+class CheckpointPlan:
+    """How a checkpoint will be stored, by the loop that made it (``None``: a bare put)."""
+
+    encoder: Encoder
+    loop: Loop | None
+    namespace: str
+    parent: str | None
+    is_copy: bool
+    checkpoint: Checkpoint
+    metadata: Mapping[str, Any]
+    new_versions: ChannelVersions
+
+    def draft(self, generation: int, seq: int, root_head: str | None) -> Draft:
+        """The checkpoint for a place in the order, beside a root head."""
+        encoder, loop, checkpoint = self.encoder, self.loop, self.checkpoint
+        encoding = encoder.begin(generation)
+        base = None if loop is None or self.is_copy else loop.built_on(self.parent, generation)
+        place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
+        with translate.noted(encoder.partition, checkpoint["id"]):
+            record = translate.to_record(
+                encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
+            )
+        return Draft(encoding.chunks, checkpoint=record)
+
+    def _authors(self) -> tuple[str, tuple[str, ...]]:
+        """The nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
+        loaded. A copy stands where its original stands, so it takes the original's."""
+        loop = self.loop
+        if loop is None:
+            return "", ()
+        if self.is_copy and loop.base is not None:
+            return loop.base.nonce, loop.base.seen
+        return loop.nonce, loop.seen_nonces if self.parent == loop.loaded.addressed else ()
+
+
+@dataclass(slots=True, eq=False)
+class WritesPlan:
+    """How a task's writes on a checkpoint will be stored."""
+
+    encoder: Encoder
+    loop: Loop | None
+    namespace: str
+    checkpoint_id: str
+    writes: Sequence[tuple[str, Any]]
+    task_id: str
+    task_path: str
+
+    def child(self) -> str | None:
+        """The checkpoint that the loop has put, or tries to, on what it loaded."""
+        return None if self.loop is None else self.loop.child
+
+    def draft(self, generation: int) -> Draft:
+        """The writes, one a slot."""
+        encoder, nonce = self.encoder, "" if self.loop is None else self.loop.nonce
+        encoding = encoder.begin(generation)
+        # Of several writes to one reserved slot the last counts.
+        slots: dict[int, PendingWrite] = {}
+        with translate.noted(encoder.partition, self.checkpoint_id):
+            translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
+            for position, (channel, value) in enumerate(self.writes):
+                idx = WRITES_IDX_MAP.get(channel, position)
+                slots[idx] = PendingWrite(
+                    self.namespace,
+                    self.checkpoint_id,
+                    self.task_id,
+                    idx,
+                    channel,
+                    self.task_path,
+                    nonce,
+                    encoding.write(value),
+                )
+        return Draft(encoding.chunks, writes=tuple(slots.values()))

@@ -26,8 +26,8 @@ demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs o
 test: $(OWN_UV) $(D1_ENGINE) ## Run every test, in random order
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
 
-chaos: $(OWN_UV) $(D1_ENGINE) ## Kill real processes at every storage effect; about ten minutes
-	PERDURE_CHAOS=full $(RUN) --group test --all-extras pytest tests/chaos --timeout 3000 $(ARGS)
+chaos: $(OWN_UV) $(D1_ENGINE) ## Every test at full size: all kill points, mutants, races; over an hour
+	PERDURE_CHAOS=full $(RUN) --group test --all-extras pytest -n $(WORKERS) --timeout 3000 $(or $(ARGS),tests)
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import Sequence
@@ -197,7 +198,14 @@ def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
         for job in jobs:
             job.answer = Committed()
 
-    gatherer = Gatherer(brief, name="brief", workers=4)
+    looks = itertools.count()
+
+    class Counted(Gatherer):
+        def _take(self) -> list[Job]:
+            next(looks)
+            return super()._take()
+
+    gatherer = Counted(brief, name="brief", workers=4)
     gatherer.company = company
 
     async def caller(number: int) -> None:
@@ -211,3 +219,4 @@ def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
     gatherer.close()
     assert beside == []
     assert gatherer._held == {}
+    assert next(looks) < 6 * 12 * 30, "workers spin"

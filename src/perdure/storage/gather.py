@@ -190,7 +190,7 @@ class Gatherer:
             held = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
             (waiting if held else group).append(job)
         self._queue.extendleft(reversed(waiting))
-        self._since = _NEVER
+        self._since = now if waiting else _NEVER
         self._held.update(dict.fromkeys(_written(group), _UNDER_WAY))
         return group
 
@@ -210,11 +210,10 @@ class Gatherer:
             self._wake.notify()
 
     def _deadline(self) -> float:
-        """When the first of the moments is over, or the wait for a trip under way."""
-        moments = [until for until in self._held.values() if until != _UNDER_WAY]
-        if self._trips and self._queue:
-            moments.append(self._since + self.company)
-        return min(moments, default=_NEVER)
+        """When there may be something to take although nothing happens."""
+        if self.company and self._trips:
+            return self._since + self.company if self._queue else _NEVER
+        return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
     def _sleep(self) -> None:
         """Wait to be woken; until the next deadline unless another worker does."""

@@ -36,7 +36,7 @@ _ATTEMPTS = 4
 _DROP_ROWS = 5_000
 _ROLLBACKS = 8
 _NEAR_S = 0.002
-_COMPANY_S = 0.005
+_COMPANY_S = 0.02
 
 
 class PostgresDriver:
@@ -87,9 +87,9 @@ class PostgresDriver:
         """This thread's connection, made if need be, with patience."""
         link = self._link()
         link.connect(patiently=True)
-        # Near the server a trip is mostly work; far from it mostly a way, which nobody has to wait for.
-        company = _COMPANY_S if link.distance_s < _NEAR_S else 0.0
-        self._writes.company = self._reads.company = company
+        if link.distance_s < _NEAR_S:
+            # Here a trip is mostly work; over a network it is mostly way, which nobody has to wait for.
+            self._writes.company = self._reads.company = _COMPANY_S
         return link
 
     # Writing

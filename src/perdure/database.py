@@ -19,6 +19,7 @@ from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
 from perdure.engine.moving import At, Moved, Place, Terms
 from perdure.engine.transact import Budget
+from perdure.errors import Sealed
 from perdure.langgraph import inspect
 from perdure.langgraph.inspect import CheckpointView
 from perdure.langgraph.saver import OnConflict, PerdureSaver
@@ -278,13 +279,15 @@ def new_archive(path: Path, *, encryption_key: bytes | Collection[bytes] | None 
 
 @contextmanager
 def open_archive(
-    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None
+    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None, sealed_only: bool = False
 ) -> Iterator[Database]:
     """The threads in a file, as a database to read. ``encryption_key`` is used if the file is sealed.
     ``BadArchive`` when the file is not whole, ``Sealed`` when the key is not its own."""
     archive = Archive.read(path)
     try:
         (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
+        if sealed_only and not sealed:
+            raise Sealed(f"{path} is in the clear, although a key was given for it; it was not used")
         yield _archived(archive, path, encryption_key if sealed else None)
     finally:
         archive.close()

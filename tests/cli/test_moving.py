@@ -401,9 +401,12 @@ with faulty(target, Fault(int(at), kill, when), counts=WRITES) as (there, driver
 """
 
 
-@pytest.mark.parametrize(("at", "when"), [(1, "after"), (2, "before"), (2, "after"), (4, "before")])
+@pytest.mark.parametrize(
+    ("at", "when", "found"),
+    [(1, "after", "absent"), (2, "after", "partial"), (3, "before", "partial"), (5, "before", "partial")],
+)
 def test_a_process_that_dies_at_a_write_leaves_no_thread_behind(
-    house: str, tmp_path: Path, at: int, when: str
+    house: str, tmp_path: Path, at: int, when: str, found: str
 ) -> None:
     target = database(tmp_path / "b.db", fill=empty)
     done = subprocess.run(
@@ -414,6 +417,6 @@ def test_a_process_that_dies_at_a_write_leaves_no_thread_behind(
     assert arrived(target) == {}
     with perdure.connect_sync(house) as here, perdure.connect_sync(target) as there:
         assert there.partitions(None) == [partition]
-        assert here.move(partition, there).found.value == "partial"
+        assert here.move(partition, there).found.value == found
         assert there.fsck(partition.thread) == []
     assert digests(target)[partition] == digests(house)[partition]

@@ -259,7 +259,7 @@ def test_what_is_there_already_is_not_written_twice(house: perdure.Database) -> 
     made: list[FaultyDriver] = []
 
     def wrap(driver: Driver) -> Driver:
-        made.append(FaultyDriver(driver, Fault(3, fail("unavailable")), counts=WRITES))
+        made.append(FaultyDriver(driver, Fault(4, fail("unavailable")), counts=WRITES))
         return made[0]
 
     target = in_memory(wrap=lambda driver: wrap(Narrow(driver, Limits(ops=1000, bytes=400_000))))

@@ -98,7 +98,10 @@ def import_(
     """
     key = key_of(key_file)
     file_key = key_of(file_key_file) or key
-    with opened(db, tenant, key) as database, open_archive(file, encryption_key=file_key) as archive:
+    with (
+        opened(db, tenant, key) as database,
+        open_archive(file, encryption_key=file_key, sealed_only=file_key_file is not None) as archive,
+    ):
         moves = _moves(archive, file, threads, as_, tenant)
         found = [(into, archive.move(each, database, into, dry_run=True)) for each, into in moves]
         taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]

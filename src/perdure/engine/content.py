@@ -37,6 +37,10 @@ _FEW, _MANY = 16, 1000
 _BATCH_BYTES = 8 << 20
 
 
+def anything(contents: Contents) -> None:
+    """The check that lets every thread pass."""
+
+
 def silent(count: int) -> None:
     """The report that nobody reads."""
 
@@ -124,7 +128,11 @@ def fetch(partition: Partition, reading: Reading, names: list[bytes]) -> Program
 
 
 def digest_thread(
-    partition: Partition, digest: Digester, report: Report = silent, root: HeadView | None = None
+    partition: Partition,
+    digest: Digester,
+    report: Report = silent,
+    root: HeadView | None = None,
+    check: Callable[[Contents], None] = anything,
 ) -> Program[Digest]:
     """The digest of a thread as it stands. ``root`` stands in for the root's head of a thread that has not
     arrived yet. Raises ``Contention`` when the thread is written to all the time."""
@@ -137,6 +145,7 @@ def digest_thread(
             reading.contents.heads[""] = root
         found = digest_of(reading.contents, reading.graft, size)
         if reading.pulse == (yield from pulse(partition)):
+            check(reading.contents)
             return found
     raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
 

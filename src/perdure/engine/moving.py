@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from perdure.engine import content
+from perdure.engine import arrival, content
 from perdure.engine.content import Digest, Reading, Report
 from perdure.engine.paging import read_all
 from perdure.engine.retention import Contents, batches, collect
@@ -127,7 +127,13 @@ class Exists(Conflict):
 
 def compare_thread(partition: Partition, target: Partition, terms: Terms) -> Program[Moved]:
     """What the target has of a thread; nothing is changed."""
-    digest = yield from at(Place.SOURCE, content.digest_thread(partition, terms.source, terms.report))
+
+    def whole(contents: Contents) -> None:
+        _refuse_headless(partition, contents)
+
+    digest = yield from at(
+        Place.SOURCE, content.digest_thread(partition, terms.source, terms.report, check=whole)
+    )
     if not digest.checkpoints and not digest.writes:
         raise _gone(partition)
     view = yield from at(Place.TARGET, load_view(target, ""))
@@ -167,6 +173,7 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
         if not reading.contents.checkpoints and not reading.contents.writes:
             raise _gone(partition)
         _refuse_headless(partition, reading.contents)
+        yield from at(Place.TARGET, _commit(target, arrival.claim(terms.first_version)))
         held = yield from at(Place.TARGET, _hold(target))
         found = found or held.state
         sent = yield from _send_chunks(partition, target, reading, held, terms)
@@ -174,7 +181,7 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
             continue
         written += sent.written
         digest = content.digest_of(reading.contents, reading.graft, sent.read)
-        written += yield from at(Place.TARGET, _send_rows(target, reading, held, terms.budget))
+        written += yield from at(Place.TARGET, _send_rows(target, reading, held, terms))
         root = reading.contents.heads.get("")
         arrived = yield from at(Place.TARGET, content.digest_thread(target, terms.target, root=root))
         if not arrived.agrees(digest):
@@ -291,16 +298,16 @@ def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: B
     return sum(map(len, fresh.values()))
 
 
-def _send_rows(target: Partition, reading: Reading, held: _Held, budget: Budget) -> Program[int]:
+def _send_rows(target: Partition, reading: Reading, held: _Held, terms: Terms) -> Program[int]:
     """Write what is not there yet or differs, oldest first, then remove what does not belong there."""
     wanted = _rows(reading)
     ops: list[Op] = [put for put in wanted if not _is_same(held.rows.get((put.kind.name, put.key)), put)]
     written = sum(len(op.body) for op in ops if isinstance(op, Put))
     names = {(put.kind.name, put.key) for put in wanted}
     ops += [Delete(r.kind, r.key) for name, r in held.rows.items() if name not in names]
-    absent: list[Op] = [Check(GC, (), Expect.ABSENT), Check(HEAD, _ROOT, Expect.ABSENT)]
-    for batch in batches(ops, budget, reserve=len(absent)):
-        yield from _commit(target, [*absent, *batch])
+    ours = arrival.checks(terms.first_version)
+    for batch in batches(ops, terms.budget, reserve=len(ours)):
+        yield from _commit(target, [*ours, *batch])
     return written
 
 
@@ -317,7 +324,10 @@ def _arrive(target: Partition, reading: Reading, held: _Held, terms: Terms) -> P
     """Put the thread in place, and take away the chunks that an earlier attempt left."""
     view, root = reading.contents.view, reading.contents.heads.get("")
     generation = max(terms.first_version, held.generation + 1)
-    ops: list[Op] = [Put(GC, (), expect=Expect.ABSENT, version=generation)]
+    ops: list[Op] = [
+        Put(GC, (), expect=Expect.ABSENT, version=generation),
+        arrival.release(terms.first_version),
+    ]
     if root is not None:
         ops.append(_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
     there = yield from load_view(target, "")

@@ -61,6 +61,7 @@ def move_items(partition: Partition, target: Partition, terms: Terms, now: Now) 
     without items is moved by doing nothing."""
     first: Moved | None = None
     written = 0
+    sent: dict[Key, int] = {}
     for _ in range(ATTEMPTS):
         mine = yield from at(Place.SOURCE, _survey(partition, now(), terms.report))
         there = yield from at(Place.TARGET, _survey(target, now()))
@@ -72,9 +73,11 @@ def move_items(partition: Partition, target: Partition, terms: Terms, now: Now) 
                     f"{name(target)} is at the target already and has other items than the source; it was "
                     "left as it is. Pass --replace to bring it up to date"
                 )
+        elif _foreign(mine, there, sent, now()):
+            raise _written_to(target)
         if compared.found is State.SAME:
             return Moved(first.found, compared.digest, written)
-        written += yield from _send(partition, target, mine, there, terms)
+        written += yield from _send(partition, target, mine, there, terms, sent)
         arrived = yield from at(Place.TARGET, _survey(target, now()))
         edge = now() + MARGIN
         lasting = {k: i.record.version for k, i in mine.items() if not is_over(i.record, edge)}
@@ -125,15 +128,39 @@ def _compared(mine: Items, there: Items, now: int) -> Moved:
 
     if not agrees(there, mine):
         return Moved(State.DIFFERENT, digest)
-    if agrees(mine, there):
+    if agrees(mine, there) and not any(_ends_early(there.get(key), i) for key, i in mine.items()):
         return Moved(State.SAME, digest)
     return Moved(State.PARTIAL if there else State.ABSENT, digest)
 
 
-def _send(partition: Partition, target: Partition, mine: Items, there: Items, terms: Terms) -> Program[int]:
+def _ends_early(held: _Item | None, item: _Item) -> bool:
+    """Whether the target's item ends before the source's, which was renewed since it was copied."""
+    if held is None or item.record.fields["expires_at"] is None:
+        return False
+    ends: int | None = held.record.fields["expires_at"]
+    return ends is not None and ends < item.record.fields["expires_at"]
+
+
+def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
+    """Whether the target has, besides what this move has sent, what the source does not have."""
+    return any(
+        sent.get(key) != item.record.version
+        and not is_over(item.record, now + MARGIN)
+        and (key not in mine or _signature(mine[key]) != _signature(item))
+        for key, item in there.items()
+    )
+
+
+def _send(
+    partition: Partition, target: Partition, mine: Items, there: Items, terms: Terms, sent: dict[Key, int]
+) -> Program[int]:
     """Write the items that are missing or differ, then remove those that do not belong there."""
     written = 0
-    wanted = [k for k, item in mine.items() if k not in there or _signature(there[k]) != _signature(item)]
+    wanted = [
+        key
+        for key, item in mine.items()
+        if key not in there or _signature(there[key]) != _signature(item) or _ends_early(there[key], item)
+    ]
     for start in range(0, len(wanted), _PAGE):
         records = yield from at(Place.SOURCE, _get(partition, wanted[start : start + _PAGE]))
         puts: list[Op] = []
@@ -142,6 +169,7 @@ def _send(partition: Partition, target: Partition, mine: Items, there: Items, te
             version = max(record.version, held + 1)
             expect = held or Expect.ABSENT
             puts.append(Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version))
+            sent[record.key] = version
             written += len(record.body)
         yield from at(Place.TARGET, _commit(target, puts, terms))
     extra: list[Op] = [Delete(ITEM, key, i.record.version) for key, i in there.items() if key not in mine]
@@ -158,7 +186,11 @@ def _commit(target: Partition, ops: list[Op], terms: Terms) -> Program[None]:
     for batch in batches(ops, terms.budget):
         outcome = yield from ask(Commit(target, tuple(batch)))
         if not isinstance(outcome, Committed):
-            raise Conflict(f"{name(target)} is written to at the target while it arrives; move it again")
+            raise _written_to(target)
+
+
+def _written_to(target: Partition) -> Conflict:
+    return Conflict(f"{name(target)} is written to at the target while it arrives; move it again")
 
 
 def _signature(item: _Item) -> bytes:

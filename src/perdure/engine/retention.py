@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from perdure.engine import arrival
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
 from perdure.engine.threads import HeadView, View, load_view
@@ -144,8 +145,11 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
                 break
 
 
-def copy_thread(source: Partition, target: Partition, digest: Digester, budget: Budget) -> Program[None]:
-    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist."""
+def copy_thread(
+    source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
+) -> Program[None]:
+    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist. ``first_version``
+    names this copying among others."""
     for _ in range(ATTEMPTS):
         contents = yield from read(source)
         if not contents.checkpoints and not contents.writes:
@@ -158,12 +162,14 @@ def copy_thread(source: Partition, target: Partition, digest: Digester, budget: 
             if after.generation == contents.view.generation:
                 raise
             continue
-        yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget)
+        yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget, first_version)
         return
     raise Contention(f"thread {source.thread!r} is being pruned again and again; copy it later")
 
 
-def _write_copy(target: Partition, contents: Contents, chunks: list[Put], budget: Budget) -> Program[None]:
+def _write_copy(
+    target: Partition, contents: Contents, chunks: list[Put], budget: Budget, first_version: int
+) -> Program[None]:
     heads: list[Op] = [
         Put(
             HEAD,
@@ -177,20 +183,30 @@ def _write_copy(target: Partition, contents: Contents, chunks: list[Put], budget
     rows: list[Op] = [c.put() for c in contents.checkpoints]
     rows.extend(w.put() for w in contents.writes)
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
+    yield from _commit_copy(target, arrival.claim(first_version))
+    there = yield from read(target)
+    if there.heads or there.checkpoints or there.writes or there.tags:
+        raise _occupied(target)
     for batch in batches(chunks, budget):
         yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
-    # Heads last: until they are there the copy is invisible. Every commit checks that they still are not.
-    absent = [Check(HEAD, (namespace,), Expect.ABSENT) for namespace in contents.heads]
-    for batch in batches(rows, budget, reserve=len(absent)):
-        outcome = yield from ask(Commit(target, (*absent, *batch)))
-        if not isinstance(outcome, Committed):
-            break
-    else:
-        outcome = yield from ask(Commit(target, tuple(heads)))
+    # Heads last: until they are there the copy is invisible.
+    ours = arrival.checks(first_version)
+    for batch in batches(rows, budget, reserve=len(ours)):
+        yield from _commit_copy(target, [*ours, *batch])
+    yield from _commit_copy(target, [arrival.release(first_version), *heads])
+
+
+def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
+    outcome = yield from ask(Commit(target, tuple(ops)))
     if not isinstance(outcome, Committed):
-        raise Conflict(
-            f"thread {target.thread!r} already has checkpoints; copy to a thread that does not exist"
-        )
+        raise _occupied(target)
+
+
+def _occupied(target: Partition) -> Conflict:
+    return Conflict(
+        f"thread {target.thread!r} already has checkpoints, or is half a copy; copy to a thread that "
+        "does not exist, or delete it first"
+    )
 
 
 def _remove(

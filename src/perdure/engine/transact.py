@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perdure.errors import Conflict, Contention, TooLarge
-from perdure.model.ops import Commit, Committed, Op, Put, Refused, Stage
+from perdure.model.ops import Check, Commit, Committed, Expect, Op, Put, Refused, Stage
 from perdure.model.program import Program, ask
-from perdure.model.records import CHUNK, Partition
+from perdure.model.records import CHUNK, GC, Partition
 
 ATTEMPTS = 64
 """How often a commit is planned anew before it gives up with ``Contention``."""
@@ -44,6 +44,16 @@ def commit_with_chunks(
     if size <= budget.bytes and len(ops) + len(chunks) <= budget.ops:
         outcome: Committed | Refused = yield Commit(partition, (*ops, *chunks))
         return outcome
+    # A thread without a generation is given one before anything is staged: a drop in between takes both, and
+    # the commit is refused instead of referring to what is gone.
+    born = next(
+        (op for op in ops if isinstance(op, Put) and op.kind is GC and op.expect is Expect.ABSENT), None
+    )
+    if born is not None:
+        begun: Committed | Refused = yield Commit(partition, (born,))
+        if not isinstance(begun, Committed):
+            return begun
+        ops = [Check(GC, (), born.version) if op is born else op for op in ops]
     batch: list[Put] = []
     held = 0
     for put in chunks:

@@ -401,7 +401,11 @@ class PerdureSaver(BaseCheckpointSaver[int]):
 
     def _copy(self, source: str, target: str) -> Program[None]:
         yield from retention.copy_thread(
-            self._partition(source), self._partition(target), self._digest, self._budget
+            self._partition(source),
+            self._partition(target),
+            self._digest,
+            self._budget,
+            self._first_version(),
         )
         self._forget(self._partition(target))
 

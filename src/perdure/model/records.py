@@ -136,7 +136,8 @@ TAG = Kind(
 """A named anchor: the checkpoint that it points at is never pruned."""
 
 SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
-"""A sealed word in the reserved partition: who opens the database shows with it that the key is right."""
+"""A sealed word in the reserved partition: who opens the database shows with it that the key is right. In a
+thread's partition it is the claim of who is bringing that thread (``engine.arrival``)."""
 
 ITEM = Kind(
     "item",

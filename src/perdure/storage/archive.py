@@ -8,9 +8,10 @@ what ends early, was changed, or is of a newer format is refused before anything
 
 from __future__ import annotations
 
+import fcntl
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -84,9 +85,21 @@ class Archive:
         """Begin a file beside ``path``; an unfinished one of an earlier attempt is begun anew."""
         beside = _beside(path)
         try:
-            file = open(beside, "w+b", opener=_private)  # noqa: SIM115 - closed by close()
+            file = os.fdopen(_private(beside), "w+b")
         except OSError as error:
             raise _unwritable(path, error) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine, there = os.fstat(file.fileno()), os.lstat(beside)
+            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+                raise BlockingIOError
+            os.fchmod(file.fileno(), 0o600)
+            file.truncate(0)
+        except OSError as error:
+            file.close()
+            raise Unavailable(
+                f"another export to {path} is under way; wait for it, or name another file"
+            ) from error
         archive = cls(path, file, writing=True)
         archive._write(_MAGIC)
         archive._frame([_HEAD, FORMAT])
@@ -166,7 +179,7 @@ class Archive:
         if self._raw(len(_MAGIC)) != _MAGIC:
             raise BadArchive(f"{self._path} is not an export of threads")
         kind, *head = self._next()
-        if kind != _HEAD or len(head) < 1 or not isinstance(head[0], int):
+        if kind != _HEAD or len(head) < 1 or type(head[0]) is not int or head[0] < 1:
             raise BadArchive(f"{self._path} is not an export of threads")
         if head[0] > FORMAT:
             raise BadArchive(
@@ -211,15 +224,18 @@ class Archive:
     def _note(self, kind: Any, frame: list[Any], at: int) -> None:
         try:
             partition, of, key, *rest = _place(frame)
+            sound = _fit(of.key, key) and (
+                _is_sound(of, *rest) if kind == _PUT else kind == _DELETE and not rest
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._changed() from error
-        if kind == _PUT and len(rest) == 3:
+        if not sound:
+            raise self._changed()
+        if kind == _PUT:
             row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, rest[1])
             self._table(partition, of)[key] = row
-        elif kind == _DELETE:
-            self._table(partition, of).pop(key, None)
         else:
-            raise self._changed()
+            self._table(partition, of).pop(key, None)
 
     def _changed(self) -> BadArchive:
         return BadArchive(f"{self._path} was changed since it was written; export the threads again")
@@ -340,6 +356,22 @@ def _decoded(columns: tuple[Column, ...], values: list[Any]) -> list[Any]:
     ]
 
 
+_TYPES: dict[str, type] = {"text": str, "integer": int, "bytes": bytes}
+
+
+def _is_sound(kind: Kind, fields: list[Any], version: Any, body: Any) -> bool:
+    """Whether a frame holds a record as the kind declares it: a checksum proves no more than that the file is
+    as somebody wrote it."""
+    return _fit(kind.fields, _decoded(kind.fields, fields)) and type(version) is int and type(body) is bytes
+
+
+def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
+    return all(
+        type(value) is _TYPES[column.kind] or (value is None and column.nullable)
+        for column, value in zip(columns, values, strict=True)
+    )
+
+
 def _shown(item: Range, record: Record) -> Record:
     return record if item.bodies else record._replace(body=b"")
 
@@ -356,9 +388,9 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _private(name: str, flags: int) -> int:
+def _private(path: Path) -> int:
     """Only the owner may read what was exported, until somebody decides otherwise."""
-    return os.open(name, flags, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _unwritable(path: Path, error: OSError) -> Unavailable:

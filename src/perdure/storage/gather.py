@@ -120,7 +120,7 @@ class Gatherer:
 
     def refuse_when_closed(self) -> None:
         """Raise ``Unavailable`` when closed, or on the far side of a fork."""
-        if self._generation != _process.generation:
+        if self.is_inherited:
             raise Unavailable(
                 f"{self._name} was opened before this process was forked; a child opens it for itself, "
                 "with perdure.connect after the fork"
@@ -128,28 +128,38 @@ class Gatherer:
         if self._closed:
             raise Unavailable(f"{self._name} is closed; open it again with perdure.connect")
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's."""
+        return self._generation != _process.generation
+
     def close(self) -> None:
         """Finish what was accepted, then stop; repeatable."""
+        if self.is_inherited:
+            self._closed = True
+            return
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-        if self._generation != _process.generation:
-            return
         for thread in self._threads:
             thread.join()
 
     def _submit(self, job: Job) -> None:
+        # Before the lock: in a forked child it may be held for ever by a thread that is not there.
+        self.refuse_when_closed()
         with self._wake:
             self.refuse_when_closed()
-            self._queue.append(job)
             if self._distant and isinstance(job.effect, _WRITES):
                 if self._held.get(job.effect.partition) == _UNDER_WAY:
+                    self._queue.append(job)
                     return  # whoever is under way with that partition takes it up
                 # Those that waited for company have it.
                 self._held.pop(job.effect.partition, None)
-            if self._trips and self.company:
+            self._queue.append(job)
+            if self._trips:
+                # Also where nobody waits for company yet: that may change before this is taken.
                 self._since = min(self._since, time.monotonic())
-                if self._minded <= self._since + self.company:
+                if self.company and self._minded <= self._since + self.company:
                     return
             self._wake.notify()
 
@@ -190,7 +200,7 @@ class Gatherer:
             held = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
             (waiting if held else group).append(job)
         self._queue.extendleft(reversed(waiting))
-        self._since = now if waiting else _NEVER
+        self._since = now if self._queue else _NEVER
         self._held.update(dict.fromkeys(_written(group), _UNDER_WAY))
         return group
 

@@ -149,7 +149,11 @@ class Client:
                 lost = lost or _is_lost(error)
                 pause = random.uniform(bound / 4, bound)  # noqa: S311 - spreads repetitions
                 if not _is_repeated(error) or time.monotonic() + pause > end:
-                    raise self._translated(error, lost=lost) from error
+                    raised = self._translated(error, lost=lost)
+                    if lost and not isinstance(raised, Unanswered):
+                        # An earlier attempt may have been carried out, whatever this one says.
+                        raised = Unanswered(f"{raised}. Whether the last write was stored is not known")
+                    raise raised from error
                 time.sleep(pause)
                 bound = min(2 * bound, _LONGEST_WAIT)
             else:
@@ -203,7 +207,9 @@ class Client:
         where = self.target
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", ""))
-        reasons = [str(r.get("Code")) for r in error.response.get("CancellationReasons") or ()]
+        cancelled = error.response.get("CancellationReasons") or ()
+        reasons = [str(r.get("Code")) for r in cancelled]
+        message += " ".join(str(r.get("Message") or "") for r in cancelled)
         if code == "ResourceNotFoundException":
             return Unmigrated(
                 f"{where} does not exist; check its name and region, or create it: "
@@ -283,4 +289,5 @@ def _is_lost(error: Exception) -> bool:
     """Whether the request may have been carried out all the same."""
     if isinstance(error, aws.ClientError):
         return _status(error) >= 500
-    return not isinstance(error, aws.ConnectionError)
+    # TLS can break in an answer, too.
+    return isinstance(error, aws.SSLError) or not isinstance(error, aws.ConnectionError)

@@ -168,6 +168,11 @@ def parts_of(item: Item) -> tuple[bytes, int] | None:
     return (_bytes(item["p"]), int(item["pn"]["N"])) if "p" in item else None
 
 
+def is_expired(item: Item, now: float) -> bool:
+    """Whether the service may be removing an item."""
+    return "x" in item and int(item["x"]["N"]) <= now
+
+
 def _fields(kind: Kind, fields: Mapping[str, Any]) -> Item:
     return {c.name: _attribute(c, fields[c.name]) for c in kind.fields if fields[c.name] is not None}
 

@@ -210,6 +210,7 @@ class Reader:
         return root, {
             (get.kind.name, get.key): (items.record_of(get.kind, item, body),)
             for (get, item), body in zip(found, bodies, strict=True)
+            if body is not None
         }
 
     def _batch(self, keys: Sequence[Item]) -> Iterator[Item]:
@@ -222,8 +223,9 @@ class Reader:
 
     def _bodies(
         self, partition: Partition, incarnation: bytes, found: Sequence[tuple[Kind, Item]]
-    ) -> list[bytes]:
-        """The bodies that lie in parts, joined; empty for those that do not."""
+    ) -> Sequence[bytes | None]:
+        """The bodies that lie in parts, joined; empty for those that do not, ``None`` for records that are
+        over and half removed."""
         keys: list[Item] = []
         for kind, item in found:
             if (parts := items.parts_of(item)) is not None:
@@ -231,14 +233,19 @@ class Reader:
         if not keys:
             return [b""] * len(found)
         held = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._batch(keys)}
-        if len(held) < len(keys):
-            raise Moved
         rest = iter(keys)
-        out: list[bytes] = []
+        out: list[bytes | None] = []
         for _, item in found:
             parts = items.parts_of(item)
-            own = islice(rest, parts[1] if parts else 0)
-            out.append(b"".join(held[key["pk"]["B"], key["sk"]["B"]] for key in own))
+            own = [held.get((k["pk"]["B"], k["sk"]["B"])) for k in islice(rest, parts[1] if parts else 0)]
+            pieces = [piece for piece in own if piece is not None]
+            if len(pieces) == len(own):
+                out.append(b"".join(pieces))
+            elif items.is_expired(item, time.time()):
+                # The service removes what is over item by item, in no order: the record goes as well.
+                out.append(None)
+            else:
+                raise Moved
         return out
 
     # Ranges
@@ -247,11 +254,21 @@ class Reader:
         kind = item.kind
         pk = items.collection(partition, incarnation, kind)
         found = self._by_field(pk, item) if item.by is not None else self._by_key(pk, item)
-        rows = list(islice(found, item.limit))
-        bodies = [b""] * len(rows)
-        if item.bodies:
-            bodies = self._bodies(partition, incarnation, [(kind, row) for row in rows])
-        return tuple(items.record_of(kind, row, body) for row, body in zip(rows, bodies, strict=True))
+        out: list[Record] = []
+        while item.limit is None or len(out) < item.limit:
+            rows = list(islice(found, None if item.limit is None else item.limit - len(out)))
+            if not rows:
+                break
+            bodies: Sequence[bytes | None] = [b""] * len(rows)
+            if item.bodies:
+                bodies = self._bodies(partition, incarnation, [(kind, row) for row in rows])
+            # Where some were over, the page is filled up: a short page is the last one.
+            out += [
+                items.record_of(kind, row, body)
+                for row, body in zip(rows, bodies, strict=True)
+                if body is not None
+            ]
+        return tuple(out)
 
     def _by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
         prefix = layout.encode_prefix(item.kind, item.prefix)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from perdure.errors import Contention, PerdureError
@@ -79,10 +80,10 @@ class Writer:
                 ]
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
-                self._discard(partition, incarnation, laid)
                 now = _root_in(failed.reasons[0], root)
                 if now is not None and now.revision == revision:
                     return self._done(partition, incarnation, revision, ops, learned)
+                self._discard(partition, incarnation, laid)
                 if (now.incarnation if now else b"") != (root.incarnation if root else b""):
                     root = self._reader.remember(partition, now)
                     learned = [Learned()] * len(ops)
@@ -159,7 +160,9 @@ class Writer:
             for kind, nonce, count in parts
             for key in items.part_keys(partition, incarnation, kind, nonce, count)
         ]
-        self._delete(keys)
+        # What is left of them nothing refers to; it goes with the thread. The commit's outcome stands.
+        with suppress(PerdureError):
+            self._delete(keys)
 
     # Stage
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from redis.crc import key_slot
 
 from perdure.errors import PerdureError, Unavailable, Unmigrated
-from perdure.model.ops import Check, Commit, Drop, Fetch, Find, Put, Refused, Stage
+from perdure.model.ops import Commit, Drop, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.kv import layout
@@ -27,7 +27,7 @@ from perdure.storage.kv.redis_find import find
 from perdure.storage.kv.redis_links import Call, Links, Lost, Topology
 from perdure.storage.kv.redis_url import Settings, read
 from perdure.storage.port import Limits
-from perdure.storage.unknown import evidence, was_applied
+from perdure.storage.unknown import evidence, is_in_doubt, was_applied
 
 R = TypeVar("R")
 
@@ -91,12 +91,12 @@ class RedisDriver:
                         job.answer = find(self._space, job.effect, lambda calls: _ask(links, calls))
                     else:
                         sent.append((job, self._call(job.effect)))
-                except PerdureError as error:
+                except Exception as error:  # of one request, and not its neighbours' matter
                     job.error = error
             for (job, _), answer in zip(sent, links.run([call for _, call in sent], PATIENCE), strict=True):
                 try:
                     job.answer = self._answer(links, job.effect, answer)
-                except PerdureError as error:
+                except Exception as error:
                     job.error = error
 
     def _call(self, effect: Effect[Any]) -> Call:
@@ -131,29 +131,23 @@ class RedisDriver:
             outcome = self._answer(links, effect, answer)
             if isinstance(outcome, Refused):
                 # The first sending may have been applied late, and may have been written over since.
-                whole, partly = self._stands(links, effect, lost)
-                if whole:
+                applied, in_doubt = self._stands(links, effect, lost)
+                if applied:
                     return requests.committed(effect, 0)
-                if partly:
+                if in_doubt:
                     break
             return outcome
         raise self._unknown(effect, lost)
 
     def _stands(self, links: Links, effect: Commit, lost: Lost) -> tuple[bool, bool]:
-        """Whether everything that a commit writes stands as written, and whether something does that only it
-        can have written."""
+        """Whether a commit was applied, and whether it may have been although it does not stand."""
         asked = evidence(effect)
         try:
             (data,) = _ask(links, [requests.fetch(self._space, asked)])
         except PerdureError as error:
             raise self._unknown(effect, lost) from error
         found = requests.fetched(asked, data)
-        writes = [op for op in effect.ops if isinstance(op, Put) and op.kind.grows is None and op.body]
-        by_key = dict(
-            zip([(op.kind, op.key) for op in effect.ops if not isinstance(op, Check)], found, strict=True)
-        )
-        partly = any(was_applied(Commit(effect.partition, (op,)), [by_key[op.kind, op.key]]) for op in writes)
-        return was_applied(effect, found), partly
+        return was_applied(effect, found), is_in_doubt(effect, found)
 
     def _unknown(self, effect: Commit, lost: Lost) -> Unavailable:
         error = Unavailable(

@@ -114,7 +114,7 @@ class Topology:
                 continue
             owners: dict[int, Node] = {}
             for first, last, primary, *_ in ranges:
-                host = primary[0].decode() or node[0]
+                host = (primary[0] or b"").decode() or node[0]
                 owners.update(dict.fromkeys(range(first, last + 1), (host, int(primary[1]))))
             self._owners, self._nodes = owners, list(dict.fromkeys(owners.values()))
             self._known = True
@@ -210,7 +210,9 @@ class Links:
                 done += 1
                 if isinstance(reply, client.NoScriptError | client.AskError):
                     again.append((n, reply))
-                elif isinstance(reply, Exception) and is_refusal(reply):
+                elif isinstance(reply, Exception) and (
+                    is_refusal(reply) or (calls[n].safe and "non local key" in str(reply))
+                ):
                     refused[n] = reply
                 elif isinstance(reply, Exception):
                     answers[n] = translate(reply, self._shown)
@@ -247,8 +249,11 @@ class Links:
                 refused[n] = reply
                 self._topology.moved(calls[n].slot, (reply.host or node[0], reply.port))
                 self._topology.doubt()
-            elif isinstance(reply, client.AskError):
+            elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
                 self._asked(n, (reply.host or node[0], reply.port), calls, answers, refused)
+            else:
+                # Half of the slot's keys are elsewhere: a script would take those for gone. It waits.
+                refused[n] = reply
         if load:
             try:
                 self.load(node)

@@ -204,7 +204,8 @@ def _range(item: Range) -> tuple[bytes, bytes, bytes]:
         if item.reverse:
             high = min(high, b"(" + edge, key=lambda bound: (bound[1:], bound[:1] == b"["))
         else:
-            low = max(low, b"(" + edge, key=lambda bound: (bound[1:], bound[:1] == b"("))
+            past = b"[" if item.by else b"("
+            low = max(low, past + edge, key=lambda bound: (bound[1:], bound[:1] == b"("))
     flags = _BODIES * item.bodies + _REVERSE * (item.reverse and there) + _BY * (by is not None)
     flags += _PASSING * (kind.grows is not None)
     limit = _ALL if item.limit is None or not there else item.limit

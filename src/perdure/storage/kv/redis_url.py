@@ -18,6 +18,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The client declares no types for it.
 _parsed: Any = client.parse_url
 _OWN = ("prefix", "ttl", "pool")
+_LONGEST_LIFE = 100 * 366 * 86_400_000
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 
@@ -78,10 +79,13 @@ def _milliseconds(shown: str, value: str) -> int:
     found = re.fullmatch(r"(\d+)([smhd]?)", value)
     if found is None or not int(found[1]):
         raise BadUrl(f"{shown}: ttl={value!r} is no span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")
-    return int(found[1]) * _UNITS[found[2] or "s"] * 1000
+    life = int(found[1]) * _UNITS[found[2] or "s"] * 1000
+    if life > _LONGEST_LIFE:
+        raise BadUrl(f"{shown}: ttl={value!r} is more than a hundred years; leave it out to keep for ever")
+    return life
 
 
 def _pool(shown: str, value: str) -> int:
-    if not value.isdigit() or not 1 <= int(value) <= 256:
+    if not value.isdecimal() or not 1 <= int(value) <= 256:
         raise BadUrl(f"{shown}: pool={value!r} is no number of connections; use 1 to 256, e.g. pool=4")
     return int(value)

@@ -130,8 +130,8 @@ class D1Driver:
                     left, commits = _unwritten(left), []
                 continue
             except Rejected:
-                # It may be our own receipts that refuse a second copy.
-                if commits and tries.unsure and self._settle(commits, ids, n, tries):
+                # It may be our own receipts that refuse a second copy, be it one that a gateway made.
+                if commits and self._settle(commits, ids, n, tries):
                     left, commits = _unwritten(left), []
                     continue
                 raise
@@ -151,7 +151,9 @@ class D1Driver:
                 if not tries.again(lost):
                     raise gave_up(lost, self._name, unsure=True) from lost
             except Rejected as error:
-                raise translated(error, self._name) from error
+                if not tries.unsure:
+                    return False
+                raise gave_up(Lost(str(error)), self._name, unsure=True) from error
         verdicts = _verdicts(rows, n)
         if len(verdicts) < len(ids):
             return False
@@ -206,12 +208,13 @@ class _Slot:
     def _begin(self) -> None:
         self._name = secrets.token_hex(8)
         self._n = 0
-        self._since = time.monotonic()
+        self._since = time.time()
         self.is_new = True
 
     def next(self) -> int:
         # Old receipts are forgotten, so a slot goes on under a new name long before its own are.
-        if time.monotonic() - self._since > _SLOT_SECONDS:
+        # Receipts age by the calendar, also while this machine sleeps.
+        if abs(time.time() - self._since) > _SLOT_SECONDS:
             self._begin()
         self._n += 1
         return self._n

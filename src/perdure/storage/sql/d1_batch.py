@@ -426,5 +426,12 @@ def _packed(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, in
 
 
 def weight(statements: Iterable[Statement]) -> int:
-    """About how many bytes statements are on their way."""
-    return sum(len(text) + sum(len(p) for p in given if p is not None) for text, given in statements)
+    """About how many bytes statements are on their way; ``Unserialisable`` for what cannot be sent."""
+    try:
+        return sum(
+            len(text) + sum(len(p.encode()) for p in given if p is not None) for text, given in statements
+        )
+    except UnicodeEncodeError as error:
+        raise Unserialisable(
+            "a name or id has text that is not well-formed Unicode (a lone surrogate); D1 cannot hold it"
+        ) from error

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import httpx
 
-from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unserialisable
+from perdure.errors import BadUrl, PerdureError, Unavailable, Unserialisable
 from perdure.storage.sql.d1_batch import Rows, Statement
 
 CONNECT_SECONDS = 10.0
@@ -121,7 +121,7 @@ class Rest:
         if status == _NOT_FOUND:
             raise self._unknown()
         if status == _TOO_LARGE:
-            raise TooLarge(f"{self._name}: the request is larger than Cloudflare takes; write smaller values")
+            raise Rejected("too big: the request is larger than Cloudflare takes")
         if "SQLITE_" in said or (400 <= status < 500 and said and not _PASSING.search(said)):
             raise Rejected(said)
         raise Lost(

@@ -64,6 +64,11 @@ while ARGV[at] do
   at = at + (code == PUT and 3 or code == DELETE and 3 or 2)
 end
 
+if not existed then
+  -- What was there before has expired, and its passing order may outlive it.
+  redis.call('UNLINK', passing)
+end
+
 local is_passing = nil
 local function passes()
   if is_passing == nil then
@@ -147,6 +152,9 @@ if wrote and listed and not existed then
 end
 if removed and not wrote and listed and redis.call('EXISTS', records) == 0 then
   redis.call('ZREM', KEYS[4], partition)
+end
+if life == 0 and wrote and existed and redis.call('PERSIST', records) == 1 then
+  redis.call('PERSIST', order)
 end
 if life > 0 and wrote then
   redis.call('PEXPIRE', records, life)

@@ -9,24 +9,41 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from psycopg import pq
 
 from perdure.errors import PerdureError, TooLarge, Unavailable, Unserialisable
-from perdure.model.ops import Check, Commit, Committed, Drop, Fetch, Find, Found, Refused, Stage
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Found,
+    Op,
+    Put,
+    Refused,
+    Stage,
+)
 from perdure.model.program import Effect
-from perdure.model.records import Partition, Record
+from perdure.model.records import Key, Kind, Partition, Record
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.port import Limits
 from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.link import Again, Link, Lost
 from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.statements import Statements, indexed
-from perdure.storage.unknown import evidence, was_applied
+from perdure.storage.unknown import evidence, is_in_doubt, was_applied
 
 R = TypeVar("R")
+Touch = tuple[Partition, Kind, Key, type[Op]]
+"""A record, and the kind of write on it that a later one may have covered."""
 
 _LIMITS = Limits(ops=20_000, bytes=16 << 20)
 _WRITES_MAX = 128
@@ -67,6 +84,8 @@ class PostgresDriver:
         self._stop.set()
         self._writes.close()
         self._reads.close()
+        if self._writes.is_inherited:
+            return  # the connections are the parent's
         with self._linking:
             for link in self._links:
                 link.lose()
@@ -102,11 +121,12 @@ class PostgresDriver:
                 self._write_together(jobs)
 
     def _write_together(self, jobs: Sequence[Job]) -> None:
+        if not self._reaches(jobs):
+            return
         try:
             outcomes = self._commit([cast(wire.Write, job.effect) for job in jobs])
         except Lost:
-            for job in jobs:
-                self._alone(job, lambda job: self._settle(job.effect))
+            self._settle_all(jobs)
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].error = _raised(error, self._place)
@@ -117,6 +137,17 @@ class PostgresDriver:
         else:
             for job, outcome in zip(jobs, outcomes, strict=True):
                 job.answer = outcome
+
+    def _settle_all(self, jobs: Sequence[Job]) -> None:
+        """Settle the jobs of a trip whose answer was lost, in their order."""
+        for at, job in enumerate(jobs, 1):
+            rest = jobs[at:]
+            after = _written(rest)
+            self._alone(job, partial(self._settle, after=after))
+            if isinstance(job.error, Unavailable) and not self._reaches(rest):
+                for other in rest:
+                    other.error = job.error  # in the words of an outcome that is not known
+                return
 
     def _commit(self, writes: Sequence[wire.Write]) -> list[Any]:
         def once() -> list[int]:
@@ -129,33 +160,45 @@ class PostgresDriver:
         refusals = self._repeated(once)
         return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
-    def _settle(self, effect: Effect[Any]) -> Any:
-        """Do a write whose answer was lost, unless it turns out to be done."""
+    def _settle(self, job: Job, after: Collection[Touch]) -> Any:
+        """Do a write whose answer was lost, unless it turns out to be done. What was written over ``after``
+        it in the same trip says nothing of it, and it must not be done again."""
         try:
-            return self._patiently(lambda: self._done(effect))
+            return self._patiently(lambda: self._done(job.effect, after))
         except (Lost, Again, Unavailable) as error:
             raise Unavailable(
                 f"{_raised(error, self._place)}. The connection was lost during this write: it may be stored "
                 "or not; load the thread again before repeating it"
             ) from error
 
-    def _done(self, effect: Effect[Any]) -> Any:
-        if isinstance(effect, Commit) and self._stands(effect):
+    def _done(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
+        if not isinstance(effect, Commit):
+            (outcome,) = self._commit([cast(wire.Write, effect)])
+            return outcome
+        left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
+        seen = Commit(effect.partition, left)
+        if was_applied(seen, self._evidence(seen)):
             return Committed()
-        (outcome,) = self._commit([cast(wire.Write, effect)])
+        if len(left) < len(effect.ops):
+            raise Unavailable(f"{self._place.name}: a later write of the same trip covers this one")
+        (outcome,) = self._commit([effect])
+        if not isinstance(outcome, Refused):
+            return outcome
         # The lost one may have been on its way still: then it is the one that refuses this.
-        late = isinstance(outcome, Refused) and isinstance(effect, Commit) and self._stands(effect)
-        return Committed() if late else outcome
+        answers = self._evidence(seen)
+        if was_applied(seen, answers):
+            return Committed()
+        if is_in_doubt(seen, answers):
+            raise Unavailable(f"{self._place.name}: others wrote meanwhile")
+        return outcome
 
-    def _stands(self, commit: Commit) -> bool:
-        if all(isinstance(op, Check) for op in commit.ops):
-            return False
+    def _evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
         (answers,) = self._fetch([evidence(commit)])
-        return was_applied(commit, answers)
+        return answers
 
     def _drop(self, effect: Effect[Any]) -> None:
         at = cast(Drop, effect).partition
-        names = [wire.escaped(part).encode() for part in at]
+        names: list[bytes | None] = [wire.escaped(part).encode() for part in at]
 
         def once() -> bool:
             link = self._connected()
@@ -163,7 +206,8 @@ class PostgresDriver:
             return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
 
         while self._patiently(lambda: self._repeated(once)):
-            pass
+            # The partition is gone; what is made under its name from now on is not what was to be dropped.
+            names[:] = [None] * len(names)
 
     # Reading
 
@@ -176,6 +220,8 @@ class PostgresDriver:
             self._read_together(fetches)
 
     def _read_together(self, jobs: Sequence[Job]) -> None:
+        if not self._reaches(jobs):
+            return
         fetches = [cast(Fetch, job.effect) for job in jobs]
         try:
             answers = self._patiently(lambda: self._fetch(fetches))
@@ -221,6 +267,16 @@ class PostgresDriver:
 
     # Trouble
 
+    def _reaches(self, jobs: Sequence[Job]) -> bool:
+        """Whether the server is there; if not, all jobs hear so after one wait, not each after its own."""
+        try:
+            self._connected()
+        except Unavailable as error:
+            for job in jobs:
+                job.error = error
+            return False
+        return True
+
     def _alone(self, job: Job, work: Callable[[Job], Any]) -> None:
         job.error = None
         try:
@@ -245,6 +301,19 @@ class PostgresDriver:
             except Lost:
                 self._stop.wait(0.05 * attempt)
         return work()
+
+
+def _written(jobs: Iterable[Job]) -> set[Touch]:
+    """What of earlier writes these may cover: one that must find nothing covers no put."""
+    effects = [job.effect for job in jobs]
+    return {
+        (e.partition, op.kind, op.key, covered)
+        for e in effects
+        if isinstance(e, Commit | Stage)
+        for op in (e.ops if isinstance(e, Commit) else e.puts)
+        if not isinstance(op, Check)
+        for covered in ((Delete,) if op.expect is Expect.ABSENT else (Put, Delete))
+    }
 
 
 def _outcome(write: wire.Write, refused: int) -> Committed | Refused | None:

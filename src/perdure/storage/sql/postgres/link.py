@@ -41,6 +41,9 @@ class Again(Exception):
     """The server rolled the statement back because of others; it may be repeated. Never leaves the driver."""
 
 
+_SILENT = psycopg.OperationalError("the server took the connection and says nothing")
+
+
 class Link:
     """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server.
 
@@ -68,26 +71,35 @@ class Link:
                 self._connection = psycopg.Connection.connect(
                     self._place.conninfo, autocommit=True, prepare_threshold=None
                 )
+                self._prepared.clear()
+                self._socket = self._connection.pgconn.socket
+                self._poll = select.poll()
+                self._poll.register(self._socket, select.POLLIN)
                 asked = time.monotonic()
-                self._ahead = _clock_ahead(self._connection)
+                self._ahead = self._clock_ahead(self._connection.pgconn)
                 self.distance_s = time.monotonic() - asked
                 break
-            except psycopg.Error as error:
+            except (psycopg.Error, Lost) as broken:
                 self.lose()
+                error = broken if isinstance(broken, psycopg.Error) else _SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
                 hopeless = not _may_pass(error) or time.monotonic() + wait > deadline
                 if not patiently or hopeless or self._stop.wait(wait):
                     raise _unreachable(error, self._place) from error
-        self._prepared.clear()
-        self._socket = self._connection.pgconn.socket
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
 
     def deadline(self) -> int:
         """The moment at which an answer to what is sent now is no longer waited for, or a little earlier, by
         the server's clock. A write that begins later must not happen: it may have been sent again."""
         return self._ahead + int((time.monotonic() + ANSWER_TIMEOUT_S) * 1_000_000)
+
+    def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
+        """By how many microseconds the server's clock is ahead of this process's monotonic one, at least."""
+        pgconn.send_query(f"SELECT {NOW}".encode())
+        result = self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(result)
+        return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
 
     def connected(self) -> psycopg.Connection:
         """The connection, made if need be, for statements that only a migration has."""
@@ -168,12 +180,6 @@ class Link:
             raise Lost
         if ready[0][1] & ~select.POLLOUT:
             pgconn.consume_input()
-
-
-def _clock_ahead(connection: psycopg.Connection) -> int:
-    """By how many microseconds the server's clock is ahead of this process's monotonic one, at least."""
-    row = connection.execute(f"SELECT {NOW}".encode()).fetchone()
-    return int(row[0] if row else 0) - int(time.monotonic() * 1_000_000)
 
 
 def _may_pass(error: psycopg.Error) -> bool:

@@ -106,9 +106,9 @@ class PostgresDriver:
         """This thread's connection, made if need be, with patience."""
         link = self._link()
         link.connect(patiently=True)
-        if link.distance_s < _NEAR_S:
-            # Here a trip is mostly work; over a network it is mostly way, which nobody has to wait for.
-            self._writes.company = self._reads.company = _COMPANY_S
+        # Near the server a trip is mostly work; over a network it is mostly way, and nobody waits for one.
+        near = min(each.distance_s for each in self._links) < _NEAR_S
+        self._writes.company = self._reads.company = _COMPANY_S if near else 0.0
         return link
 
     # Writing

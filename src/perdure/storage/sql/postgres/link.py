@@ -47,7 +47,8 @@ _SILENT = psycopg.OperationalError("the server took the connection and says noth
 class Link:
     """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server.
 
-    ``distance_s`` is how long a question that costs the server nothing took when it connected.
+    ``distance_s`` is how long a question that costs the server nothing took when it connected; infinite while
+    it is not.
     """
 
     def __init__(self, place: Place, stop: threading.Event | None = None) -> None:
@@ -111,6 +112,7 @@ class Link:
     def lose(self) -> None:
         """Let go of the connection; the next request makes another."""
         connection, self._connection = self._connection, None
+        self.distance_s = float("inf")
         if connection is not None:
             connection.close()
 

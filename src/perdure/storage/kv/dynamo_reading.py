@@ -111,7 +111,10 @@ class Reader:
             else:
                 time.sleep(random.uniform(0, 0.01 * attempt))  # noqa: S311 - spreads repetitions
                 with self.turn(partition):
-                    now, found = self._attempt(partition, root, wanted, one_by_one)
+                    # Since the last attempt this process may have written: only what is read now is compared.
+                    now, found = self.root(partition), None
+                    if now is not None and now.incarnation:
+                        now, found = self._attempt(partition, now, wanted, one_by_one)
             gone = now is None or not now.incarnation
             if gone or found is not None:
                 return self._answers(effect, now, found or {})

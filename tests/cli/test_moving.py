@@ -310,6 +310,21 @@ def test_an_encrypted_database_is_exported_sealed_unless_asked(run: Run, tmp_pat
     assert digests(clear) == digests(source, KEY)
 
 
+def test_a_key_for_a_file_in_the_clear_is_refused(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    source = database(tmp_path / "a.db", fill=talk)
+    target = database(tmp_path / "b.db", key=KEY, fill=empty)
+    (tmp_path / "key").write_bytes(KEY)
+    assert run("threads", "export", "ada", "-o", "open", "--db", source)[0] == 0
+    words = ("threads", "import", "open", "--db", target, "--key-file", "key")
+    for dry in ((), ("--dry-run",)):
+        code, _, err = run(*words, "--file-key-file", "key", *dry)
+        assert (code, "open is in the clear, although a key was given for it" in err) == (1, True)
+        assert digests(target, KEY) == {}
+    assert run(*words)[0] == 0
+    assert digests(target, KEY) == digests(source)
+
+
 def test_readable_json_is_as_before(run: Run, tmp_path: Path) -> None:
     source = database(tmp_path / "a.db", fill=talk)
     code, out, _ = run("threads", "export", "ada", "--db", source)

@@ -21,7 +21,6 @@ from perdure.model.records import (
     GC,
     HEAD,
     KINDS,
-    STORE,
     TAG,
     THREADS,
     WRITE,
@@ -323,6 +322,90 @@ def test_a_source_that_never_stands_still_is_not_moved(write: str) -> None:
     assert is_absent(target, Partition("", "t"))
 
 
+class Cut(Exception):
+    """Where a test stops a mover for good."""
+
+
+def cut_at_arrival(effect: Effect[Any]) -> None:
+    if isinstance(effect, Commit) and any(isinstance(op, Put) and op.kind is GC for op in effect.ops):
+        raise Cut
+
+
+class Crossed:
+    """A narrow target at which something else happens before the write of a number."""
+
+    def __init__(self, number: int, act: Callable[[perdure.Database], object]) -> None:
+        self.writes = 0
+        store = Narrow(MemoryDriver(), Limits(ops=8, bytes=4000))
+
+        def before(effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit | Stage):
+                self.writes += 1
+                if self.writes == number:
+                    act(self.clean)
+
+        self.clean = database(store)
+        self.crossed = database(Hooked(store, before))
+
+
+def database(driver: Driver) -> perdure.Database:
+    return perdure.Database(driver, tenant="", digest=in_memory()._digest)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_of_two_movers_to_one_name_one_wins_whole(killed: bool) -> None:
+    source, other = in_memory(), in_memory()
+    grow(source, "t", 3)
+    grow(other, "t", 2)
+    partition = Partition("", "t")
+
+    def cross(clean: perdure.Database) -> None:
+        if not killed:
+            other.move(partition, clean)
+            return
+        with pytest.raises(Cut):
+            other.move(partition, database(Hooked(clean._driver, cut_at_arrival)))
+
+    alone = Crossed(0, cross)
+    source.move(partition, alone.crossed)
+    assert alone.writes > 5
+    for number in range(1, alone.writes + 1):
+        target = Crossed(number, cross)
+        if killed and number == 1:
+            source.move(partition, target.crossed)
+            assert target.clean.digest("t").agrees(source.digest("t"))
+        else:
+            with pytest.raises(Conflict, match="'t' is written to at the target"):
+                source.move(partition, target.crossed)
+            assert is_absent(target.clean, partition) == killed, number
+            assert other.move(partition, target.clean).found is (State.PARTIAL if killed else State.SAME)
+            assert target.clean.digest("t").agrees(other.digest("t"))
+        assert target.clean.fsck("t") == []
+
+
+def test_a_target_that_is_removed_meanwhile_is_whole_or_absent() -> None:
+    source = in_memory()
+    grow(source, "t", 3)
+    partition = Partition("", "t")
+
+    def remove(clean: perdure.Database) -> None:
+        clean.checkpointer().delete_thread("t")
+
+    alone = Crossed(0, remove)
+    source.move(partition, alone.crossed)
+    for number in range(1, alone.writes + 1):
+        target = Crossed(number, remove)
+        if number == 1:
+            source.move(partition, target.crossed)
+        else:
+            with pytest.raises(Conflict, match="'t' is written to at the target"):
+                source.move(partition, target.crossed)
+            assert is_absent(target.clean, partition)
+            source.move(partition, target.clean)
+        assert target.clean.digest("t").agrees(source.digest("t"))
+        assert target.clean.fsck("t") == []
+
+
 @pytest.mark.parametrize("write", ["put", "put_writes"])
 def test_a_target_that_is_written_to_meanwhile_keeps_what_was_written(write: str) -> None:
     source = in_memory()
@@ -363,6 +446,25 @@ def test_a_thread_that_differs_is_left_alone_unless_told_otherwise() -> None:
     assert target.fsck("t") == []
     names = {r.key for r in rows(source, Partition("", "t"), CHUNK)}
     assert {r.key for r in rows(target, Partition("", "t"), CHUNK)} == names
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("lost", ["arrival", "head"])
+def test_what_is_damaged_replaces_nothing(lost: str, dry_run: bool) -> None:
+    partition = Partition("", "t")
+    good, bad = in_memory(), in_memory()
+    grow(good, "t", 2)
+    if lost == "arrival":
+        with pytest.raises(Cut):
+            good.move(partition, database(Hooked(bad._driver, cut_at_arrival)))
+    else:
+        good.move(partition, bad)
+        bad._driver.perform(Commit(partition, (Delete(HEAD, ("",)),)))
+    grow(good, "t", 1)
+    before = [rows(good, partition, kind) for kind in KINDS]
+    with pytest.raises(Corrupt, match="half a copy: a head is missing"):
+        bad.move(partition, good, replace=True, dry_run=dry_run)
+    assert [rows(good, partition, kind) for kind in KINDS] == before
 
 
 def test_a_loop_that_began_before_a_replacement_does_not_write_into_it() -> None:
@@ -477,56 +579,6 @@ def test_versions_generations_and_sequence_numbers_do_not_count(house: perdure.D
         fields = {**record.fields, "seq": twin.fields["seq"]}
         db._driver.perform(Commit(FORK, (Put(CHECKPOINT, record.key, fields, record.body),)))
     assert not db.digest_of(FORK).agrees(whole)
-
-
-# The store
-
-
-def test_items_move_and_those_that_differ_are_left_alone() -> None:
-    source, target = in_memory(), in_memory(KEY_A)
-    space = ("users", "ada")
-    for n in range(450):
-        source.store().put(space, f"key {n}", {"n": n, "text": "x" * 100})
-    (partition,) = source.partitions(None)
-    assert partition.space == STORE
-    assert source.move(partition, target, dry_run=True).found is State.ABSENT
-    assert target.partitions(None) == []
-    assert source.move(partition, target).found is State.ABSENT
-    assert source.move(partition, target).found is State.SAME
-    target.store().put(space, "key 1", {"n": "other"})
-    target.store().put(space, "extra", {})
-    with pytest.raises(Exists, match="'users'/'ada'"):
-        source.move(partition, target)
-    assert target.store().get(space, "extra") is not None
-    source.move(partition, target, replace=True)
-    assert target.store().get(space, "extra") is None
-    assert {i.key: i.dict() for i in target.store().search(space, limit=1000)} == {
-        i.key: i.dict() for i in source.store().search(space, limit=1000)
-    }
-
-
-def test_items_that_are_half_there_are_finished() -> None:
-    source = in_memory()
-    for n in range(450):
-        source.store().put(("a",), f"key {n}", {"n": n})
-    (partition,) = source.partitions(None)
-    target = in_memory(wrap=lambda driver: FaultyDriver(driver, Fault(2, fail("unavailable")), counts=WRITES))
-    with pytest.raises(Unavailable):
-        source.move(partition, target)
-    assert source.move(partition, target).found is State.PARTIAL
-    assert target.digest_of(partition).agrees(source.digest_of(partition))
-
-
-def test_an_item_that_ends_does_not_move() -> None:
-    source, target = in_memory(), in_memory()
-    source.store().put(("a",), "long", {"n": 1}, ttl=60)
-    source.store().put(("a",), "short", {"n": 2}, ttl=0.000001)
-    (partition,) = source.partitions(None)
-    source.move(partition, target)
-    assert target.store().get(("a",), "short") is None
-    found = target.store().get(("a",), "long")
-    assert found is not None
-    assert source.move(partition, target).found is State.SAME
 
 
 def test_a_thread_that_is_not_there_is_said_so() -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count, islice
@@ -188,15 +188,23 @@ def _slots(client: redis.Redis) -> list[list[Any]]:
         client.connection_pool.release(connection)
 
 
-def move(slot: int, source: Server, target: Server) -> None:
-    """Move a slot with its keys, key by key, as an operator does."""
+def move(
+    slot: int,
+    source: Server,
+    target: Server,
+    *,
+    meanwhile: Callable[[], object] = lambda: time.sleep(0.02),
+    threads_first: bool = False,
+) -> None:
+    """Move a slot with its keys, key by key, as an operator does, a bucket's catalogue before its threads or
+    behind them; ``meanwhile`` happens after each key."""
     with source.client() as near, target.client() as far:
         ids = [client.execute_command("CLUSTER", "MYID") for client in (near, far)]
         far.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
         near.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
         while keys := near.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
-            for key in keys:
+            for key in sorted(keys, reverse=threads_first):
                 near.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
-                time.sleep(0.02)
+                meanwhile()
         for client in (far, near):
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import stat
+import struct
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+import ormsgpack
 import pytest
 
 import perdure
@@ -20,6 +25,7 @@ from tests.langgraph.session import config
 
 THREAD = Partition("tenant", "thread \x00 é")
 KEY = bytes(range(32))
+MAGIC = b"perdure threads\n"
 
 
 @pytest.fixture
@@ -110,6 +116,118 @@ def test_a_failed_export_leaves_nothing(path: Path) -> None:
     assert path.read_bytes() == b"what was there before"
     with pytest.raises(Unavailable, match="cannot be written"), new_archive(path / "below"):
         pass
+
+
+def test_a_file_in_the_clear_is_refused_where_a_sealed_one_is_expected(path: Path) -> None:
+    export(path)
+    with (
+        pytest.raises(Sealed, match=r"threads\.perdure is in the clear, although a key was given"),
+        open_archive(path, encryption_key=KEY, sealed_only=True),
+    ):
+        pass
+    path.unlink()
+    export(path, key=KEY)
+    with open_archive(path, encryption_key=KEY, sealed_only=True) as archive:
+        assert archive.fsck("t") == []
+
+
+def test_of_two_exports_to_one_name_the_second_is_refused(path: Path) -> None:
+    source = export(path)
+    with new_archive(path) as first:
+        source.move(Partition("", "t"), first)
+        with pytest.raises(Unavailable, match=r"another export to .* is under way"), new_archive(path):
+            pass
+    with open_archive(path) as archive:
+        assert archive.digest("t").agrees(source.digest("t"))
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_an_earlier_export_left_open_to_all_is_made_private(path: Path) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(b"x" * 1_000_000)
+    part.chmod(0o666)
+    with new_archive(path) as archive:
+        assert stat.S_IMODE(part.stat().st_mode) == 0o600
+        assert part.stat().st_size < 1000
+        assert archive.partitions(None) == []
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    Archive.read(path).close()
+
+
+def test_a_link_in_the_place_of_an_export_is_not_followed(path: Path) -> None:
+    precious = path.with_name("precious")
+    precious.write_bytes(b"precious")
+    part = path.with_name(f"{path.name}.part")
+    part.symlink_to(precious)
+    with pytest.raises(Unavailable, match="cannot be written"), new_archive(path):
+        pass
+    assert precious.read_bytes() == b"precious"
+    assert part.is_symlink()
+    assert not path.exists()
+
+
+Frame = list[Any]
+
+
+def frames(data: bytes) -> list[Frame]:
+    at, out = len(MAGIC), []
+    while at < len(data):
+        (size,) = struct.unpack_from(">I", data, at)
+        out.append(ormsgpack.unpackb(data[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return out
+
+
+def packed(frames: Iterable[Any]) -> bytes:
+    """A file of frames, with a checksum that is right."""
+    out = MAGIC
+    for frame in frames:
+        data = ormsgpack.packb(frame)
+        out += struct.pack(">I", len(data)) + data
+    end = ormsgpack.packb([3, blake2b(out, digest_size=32, person=b"perdure.archive").digest()])
+    return out + struct.pack(">I", len(end)) + end
+
+
+NAMES, KIND_NAME, ROW_KEY, FIELDS, VERSION, BODY = range(1, 7)
+MALFORMED: dict[str, tuple[str, Callable[[Frame], object]]] = {
+    "a version in words": ("head", lambda f: f.__setitem__(VERSION, "x")),
+    "no version": ("checkpoint", lambda f: f.__setitem__(VERSION, None)),
+    "a version that is a truth": ("head", lambda f: f.__setitem__(VERSION, True)),
+    "a body of text": ("checkpoint", lambda f: f.__setitem__(BODY, "x")),
+    "no body": ("chunk", lambda f: f.__setitem__(BODY, None)),
+    "a field too few": ("checkpoint", lambda f: f[FIELDS].pop()),
+    "a number in the place of text": ("head", lambda f: f[FIELDS].__setitem__(0, 5)),
+    "text in the place of a number": ("checkpoint", lambda f: f[FIELDS].__setitem__(0, b"1")),
+    "nothing where something must be": ("checkpoint", lambda f: f[FIELDS].__setitem__(0, None)),
+    "a key of the wrong type": ("chunk", lambda f: f.__setitem__(ROW_KEY, [5])),
+    "a key too short": ("checkpoint", lambda f: f[ROW_KEY].pop()),
+    "a kind that is none": ("head", lambda f: f.__setitem__(KIND_NAME, ["head"])),
+    "a name too many": ("head", lambda f: f[NAMES].append(b"x")),
+    "a name that is a number": ("head", lambda f: f[NAMES].__setitem__(1, 5)),
+    "an end too early": ("head", lambda f: f.pop()),
+    "one part too many": ("head", lambda f: f.append(b"")),
+    "a removal with a body": ("head", lambda f: f.__setitem__(0, 2)),
+    "a frame of a sort that is not known": ("head", lambda f: f.__setitem__(0, 7)),
+    "format 0": ("", lambda f: f.__setitem__(1, 0)),
+    "a format that is a truth": ("", lambda f: f.__setitem__(1, True)),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_file_with_a_right_checksum_is_refused_before_anything_is_written(
+    path: Path, what: str
+) -> None:
+    export(path)
+    kind, change = MALFORMED[what]
+    *content, _ = frames(path.read_bytes())
+    path.write_bytes(packed(content))
+    Archive.read(path).close()
+    change(next(f for f in content if (f[KIND_NAME] if len(f) > 2 else "") == kind))
+    path.write_bytes(packed(content))
+    target = in_memory()
+    with pytest.raises(BadArchive), open_archive(path) as archive:
+        archive.move(Partition("", "t"), target)
+    assert target.partitions(None) == []
 
 
 def test_it_keeps_the_verbs_of_a_backend(path: Path) -> None:

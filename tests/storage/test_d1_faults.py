@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from types import NoneType, SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,8 @@ from perdure.testing.conformance.rows import HERE
 from tests.servers import d1
 from tests.servers.d1_proxy import Change, Fault, Instead, Lose, Proxy, Request, proxy
 
+DAY = 86_400
+THERE = Partition("", "other")
 LOG = (
     "CREATE TABLE applied (name TEXT NOT NULL)",
     "CREATE TRIGGER inserted AFTER INSERT ON perdure_tag BEGIN INSERT INTO applied VALUES (new.name); END",
@@ -175,6 +178,68 @@ def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) ->
     assert rows.keys(bench.driver, Range(TAG)) == [("new",)]
 
 
+@pytest.mark.parametrize("writers", [1, 2])
+def test_a_batch_that_a_gateway_delivers_twice_is_answered_as_applied(bench: Bench, writers: int) -> None:
+    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    jobs = [Commit(HERE, (rows.head(seq=1, expect=1, version=2),)), Commit(THERE, (rows.tag("t"),))]
+    group = [backend.Job(effect) for effect in jobs[:writers]]
+    delivered: list[Request] = []
+
+    def deliver(request: Request) -> Fault:
+        if is_commit(request) and not delivered:
+            delivered.append(request)
+            bench.direct.batch([(text, tuple(given)) for text, given in request])
+        return None
+
+    bench.proxy.fault = deliver
+    bench.driver._execute(group)
+    assert delivered
+    assert [(job.answer, job.error) for job in group] == [(Committed(), None)] * writers
+    record = rows.get(bench.driver, HEAD, "")
+    assert record is not None
+    assert record.version == 2
+
+
+def test_a_receipt_that_may_not_be_looked_up_leaves_open_whether_the_write_was_stored(bench: Bench) -> None:
+    rows.stored(bench.driver, rows.tag("t", version=1))
+    refusal = {"success": False, "errors": [{"code": 7400, "message": "The request is malformed: policy"}]}
+    faults: list[Fault] = [Lose(), Instead(400, json.dumps(refusal).encode())]
+    bench.proxy.fault = lambda _: faults.pop(0) if faults else None
+    with pytest.raises(
+        Unavailable, match="whether the last write was stored could not be found out"
+    ) as raised:
+        rows.commit(bench.driver, rows.tag("t", 1, version=2))
+    assert "policy" in str(raised.value)
+    assert "nothing of it was stored" not in str(raised.value)
+    assert faults == []
+    record = rows.get(bench.driver, TAG, "t")
+    assert record is not None
+    assert record.version == 2
+
+
+def test_receipts_age_by_the_calendar(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that slept for a week does not go on with receipts that others have forgotten."""
+    bench.ask(*LOG)
+    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    bench.ask(f"UPDATE perdure_receipt SET at = at - {8 * DAY}")
+    awake = time.time() + 8 * DAY
+    clock = SimpleNamespace(time=lambda: awake, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(backend, "time", clock)
+    seen: list[Request] = []
+
+    def fault(request: Request) -> Fault:
+        seen.append(request)
+        if len(seen) == 2:  # another client begins
+            bench.ask(sql.forget_receipts()[0])
+        return Lose() if len(seen) == 1 else None
+
+    bench.proxy.fault = fault
+    rows.stored(bench.driver, rows.tag("t", Expect.ANY))
+    assert len(seen) == 2
+    ((counted,),) = bench.ask("SELECT count(*) AS a FROM applied")
+    assert counted == [1]
+
+
 def test_reads_that_shared_a_lost_request_are_read_again(bench: Bench) -> None:
     rows.stored(bench.driver, rows.tag("t", version=1))
     jobs = [
@@ -301,6 +366,35 @@ def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -
     assert isinstance(group[1].error, Unavailable)
     assert "not this one" in str(group[1].error)
     assert rows.keys(bench.driver, Range(TAG)) == [("a",), ("b",)]
+
+
+def test_text_that_is_not_unicode_is_an_error_of_its_own_caller_alone(bench: Bench) -> None:
+    odd = Partition("", "\ud800")
+    group = [
+        backend.Job(Commit(THERE, (rows.tag("t", Expect.ABSENT),))),
+        backend.Job(Fetch(odd, (Get(HEAD, ("",)),))),
+        backend.Job(Find("runs", None, "\ud800")),
+        backend.Job(Drop(odd)),
+        backend.Job(Fetch(THERE, (Get(TAG, ("t",)),))),
+    ]
+    bench.driver._execute(group)
+    assert [type(job.error) for job in group] == [NoneType, *[Unserialisable] * 3, NoneType]
+    assert group[0].answer == Committed()
+    assert group[4].answer[0][0].key == ("t",)
+
+
+def test_a_request_that_is_too_large_for_the_sum_of_its_callers_is_split(bench: Bench) -> None:
+    def heavy(request: Request) -> Fault:
+        weight = sum(len(p or "") for _, given in request for p in given)
+        return Instead(413, b"<html>Payload Too Large") if weight > 1_000_000 else None
+
+    bench.proxy.fault = heavy
+    sizes = (300_000, 300_000, 10, 600_000)
+    group = [backend.Job(Stage(HERE, (rows.chunk(b"%d" % n, body=bytes(s)),))) for n, s in enumerate(sizes)]
+    bench.driver._execute(group)
+    assert [type(job.error) for job in group] == [NoneType] * 3 + [TooLarge]
+    assert "write smaller values" in str(group[3].error)
+    assert rows.keys(bench.driver, Range(CHUNK, bodies=False)) == [(b"0",), (b"1",), (b"2",)]
 
 
 def test_a_table_that_is_gone_is_named_as_unmigrated(bench: Bench) -> None:

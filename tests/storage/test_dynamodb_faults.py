@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from botocore.exceptions import ConnectionClosedError
+from botocore.exceptions import ConnectionClosedError, SSLError
 
-from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Range, Stage
-from perdure.model.records import CHUNK, HEAD, TAG, WRITE, Partition
+from perdure.errors import TooLarge, Unavailable
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Put,
+    Range,
+    Stage,
+)
+from perdure.model.records import CHUNK, GC, HEAD, ITEM, STORE, TAG, WRITE, Partition
 from perdure.storage.kv.dynamodb import DynamoDriver, open_driver
 from perdure.storage.url import open_driver as open_migrated
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import HERE
 from tests.servers import dynamodb
 from tests.servers.dynamodb_wire import answer, conflict, failing, lose, storm, watched
+
+BIG = b"x" * 600_000
 
 
 @pytest.fixture
@@ -97,6 +114,64 @@ def test_a_commit_whose_every_answer_is_lost_is_known_by_its_traces(driver: Dyna
     assert wire.count() == {"TransactWriteItems": 1}, "what was found out is remembered"
 
 
+def final(request: Any) -> Any:
+    """An answer that no repetition mends."""
+    return answer("ExpiredTokenException")
+
+
+def forgotten(request: Any) -> None:
+    """Let the request pass to a service that no longer knows its token, to which it is a new one."""
+    asked = json.loads(request.body)
+    asked["ClientRequestToken"] = asked["ClientRequestToken"][::-1]
+    request.body = json.dumps(asked).encode()
+
+
+@pytest.mark.parametrize("then", [final, forgotten])
+def test_a_body_in_parts_outlives_a_lost_answer_and_whatever_its_repetition_says(
+    driver: DynamoDriver, then: Callable[[Any], Any]
+) -> None:
+    seen = 0
+
+    def fault(name: str, request: Any) -> Any:
+        nonlocal seen
+        if name != "TransactWriteItems":
+            return None
+        seen += 1
+        return lose(request) if seen == 1 else then(request)
+
+    with failing(driver, fault):
+        assert rows.commit(driver, rows.gc(1, Expect.ABSENT), rows.checkpoint("c", body=BIG))
+    assert seen == 2
+    (gc, checkpoint) = rows.everything(driver)
+    assert (gc.version, checkpoint.body) == (1, BIG)
+
+
+def test_a_body_in_parts_outlives_an_answer_that_breaks_in_tls(driver: DynamoDriver) -> None:
+    def fault(name: str, request: Any) -> None:
+        if name == "TransactWriteItems":
+            with suppress(ConnectionClosedError):
+                lose(request)
+            raise SSLError(endpoint_url=request.url, error="DECRYPTION_FAILED_OR_BAD_RECORD_MAC")
+
+    with failing(driver, fault):
+        assert rows.commit(driver, rows.checkpoint("c", body=BIG))
+    assert rows.everything(driver)[0].body == BIG
+
+
+def test_what_anybody_may_have_written_acknowledges_nothing_without_an_answer(driver: DynamoDriver) -> None:
+    chunk = rows.chunk(b"d" * 16)
+    rows.stored(driver, rows.gc(1), chunk)
+    driver.client.patience = 0.2
+
+    def fault(name: str, request: Any) -> Any:
+        return answer("InternalServerError", status=500) if name == "TransactWriteItems" else None
+
+    with failing(driver, fault):
+        for ops in ((), (chunk,), (Delete(TAG, ("none",)),)):
+            with pytest.raises(Unavailable, match="not known"):
+                rows.commit(driver, Check(GC, (), 7), *ops)
+
+
 def test_a_commit_that_never_arrives_is_unavailable_and_not_stored(driver: DynamoDriver) -> None:
     rows.stored(driver, rows.head(version=1))
     driver.client.patience = 0.2
@@ -126,6 +201,13 @@ def test_throttling_without_end_is_unavailable_in_one_sentence(driver: DynamoDri
             ):
                 driver.perform(effect)
     assert rows.get(driver, TAG, "t") is None
+
+
+def test_a_transaction_that_is_cancelled_for_its_size_is_too_large(driver: DynamoDriver) -> None:
+    size = {"Code": "ValidationError", "Message": "Item size has exceeded the maximum allowed size"}
+    cancelled = answer("TransactionCanceledException", CancellationReasons=[{"Code": "None"}, size])
+    with failing(driver, lambda *_: cancelled), pytest.raises(TooLarge, match="nothing of this write"):
+        rows.commit(driver, rows.tag("t"))
 
 
 def test_a_conflict_between_transactions_is_no_refusal(driver: DynamoDriver) -> None:
@@ -197,3 +279,37 @@ def test_the_parts_of_a_large_body_go_with_it(driver: DynamoDriver) -> None:
     rows.stored(driver, rows.checkpoint("c", body=b"small"))
     assert rows.everything(driver)[0].body == b"small"
     assert count() == held - 3
+
+
+def test_parts_that_cannot_be_removed_do_not_undo_the_commit_that_replaced_them(
+    driver: DynamoDriver,
+) -> None:
+    rows.stored(driver, rows.checkpoint("c", body=BIG))
+    driver.client.patience = 0.1
+
+    def fault(name: str, request: Any) -> Any:
+        return answer("ProvisionedThroughputExceededException") if name == "BatchWriteItem" else None
+
+    with failing(driver, fault):
+        assert rows.commit(driver, rows.checkpoint("c", body=b"small"))
+    assert rows.everything(driver)[0].body == b"small"
+
+
+def test_an_expired_item_whose_parts_went_first_is_gone_and_its_neighbours_stay(
+    driver: DynamoDriver,
+) -> None:
+    """DynamoDB removes what is over item by item, in no order."""
+    at = Partition("", "items", STORE)
+
+    def item(key: str, body: bytes, expires: int | None) -> Put:
+        fields = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": expires}
+        return Put(ITEM, (key,), fields, body, version=1)
+
+    long_ago = 1_000_000
+    rows.stored(driver, item("a", BIG, long_ago), item("b", b"b", None), item("c", b"c", None), at=at)
+    boto, table = driver.client.boto, driver.client.table
+    parts = [i for i in boto.scan(TableName=table)["Items"] if len(i.get("b", {}).get("B", b"")) > 1]
+    boto.delete_item(TableName=table, Key={name: parts[0][name] for name in ("pk", "sk")})
+    assert rows.get(driver, ITEM, "a", at=at) is None
+    assert rows.keys(driver, Range(ITEM), at) == [("b",), ("c",)]
+    assert rows.keys(driver, Range(ITEM, limit=1), at) == [("b",)], "a short page is the last one"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
+import signal
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 
@@ -180,6 +183,89 @@ def test_a_trip_that_takes_long_is_not_waited_for_for_ever() -> None:
         gate.go.release(3)
         assert [call.result(PATIENCE) for call in calls] == [Committed()] * 4
         assert gate.groups[2:] == [["a"]]
+    gatherer.close()
+
+
+def submitted(gatherer: Gatherer, *threads: str) -> list[Future[Any]]:
+    """Writes that come at once, before anybody takes the first."""
+    futures: list[Future[Any]] = [Future() for _ in threads]
+    with gatherer._wake:
+        for thread, future in zip(threads, futures, strict=True):
+            gatherer._submit(Job(commit(thread), future=future))
+    return futures
+
+
+def test_what_one_trip_cannot_carry_does_not_wait_for_that_of_others_to_end() -> None:
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=4, most=2)
+    gatherer.company = 0.005
+    calls = submitted(gatherer, "a")
+    assert gate.begun.acquire(timeout=PATIENCE)
+    calls += submitted(gatherer, *"bcdef")
+    for _ in range(3):
+        assert gate.begun.acquire(timeout=PATIENCE), f"waits for {gate.groups}"
+    assert gate.groups == [["a"], ["b", "c"], ["d", "e"], ["f"]]
+    gate.go.release(4)
+    assert [call.result(PATIENCE) for call in calls] == [Committed()] * 6
+    gatherer.close()
+
+
+def test_who_came_before_it_was_known_that_trips_are_short_waits_no_longer_than_who_came_after() -> None:
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=4)
+    calls = submitted(gatherer, "a")
+    assert gate.begun.acquire(timeout=PATIENCE)
+    with gatherer._wake:
+        calls += submitted(gatherer, "b")
+        gatherer.company = 0.005
+    assert gate.begun.acquire(timeout=PATIENCE), "waits for a whole trip of another partition"
+    gate.go.release(2)
+    assert [call.result(PATIENCE) for call in calls] == [Committed()] * 2
+    gatherer.close()
+
+
+def test_a_request_that_names_no_partition_fails_alone() -> None:
+    gate = Gate()
+    gate.go.release()
+    gatherer = Gatherer(gate, name="gate")
+    with pytest.raises(TypeError):
+        gatherer.perform(Commit(Partition(cast(str, []), "a"), ()))
+    assert not gatherer._queue
+    assert submitted(gatherer, "a")[0].result(PATIENCE) == Committed()
+    gatherer.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_hears_at_once_that_it_has_to_open_for_itself() -> None:
+    """Also when, at the fork, a thread that is not there afterwards holds the lock."""
+    gate = Gate()
+    gatherer = Gatherer(gate, name="the gate")
+    taken, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with gatherer._wake:
+            taken.set()
+            go.wait(PATIENCE)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(PATIENCE)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(PATIENCE)  # ends the child should it hang
+            with pytest.raises(Unavailable, match="opened before this process was forked"):
+                gatherer.perform(commit("a"))
+            gatherer.close()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    go.set()
+    holder.join()
+    assert not os.WIFSIGNALED(status), "the child waits for ever"
+    assert os.waitstatus_to_exitcode(status) == 0
     gatherer.close()
 
 

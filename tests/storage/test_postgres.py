@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ from perdure.storage.port import Driver
 from perdure.storage.sql import postgres as backend
 from perdure.storage.sql.postgres import driver as driver_module
 from perdure.storage.sql.postgres import wire
+from perdure.storage.sql.postgres.link import Link
 from perdure.storage.sql.postgres.place import place_of
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import Awaited, Blocking, DriverContract
@@ -194,6 +196,27 @@ def test_a_big_thread_is_dropped_in_pages(url: str, monkeypatch: pytest.MonkeyPa
                 assert connection.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchone() == (
                     0,
                 )
+
+
+def test_what_is_made_while_a_big_thread_is_dropped_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "_DROP_ROWS", 7)
+    with closing(open_driver(url, migrate=True)) as driver, closing(open_driver(url)) as other:
+        assert isinstance(driver, backend.PostgresDriver)
+        driver.perform(Commit(AT, tuple(Put(CHUNK, (b"%d" % n,), {"generation": 0}) for n in range(20))))
+        made = Commit(AT, (Put(GC, (), expect=Expect.ABSENT, version=5),))
+        plain, pages = driver._connected, itertools.count(1)
+
+        def connected() -> Link:
+            if next(pages) == 2:
+                assert other.perform(made) == Committed()
+            return plain()
+
+        monkeypatch.setattr(driver, "_connected", connected)
+        driver.perform(Drop(AT))
+        assert next(pages) > 3
+        gc, chunks = other.perform(Fetch(AT, (Get(GC, ()), Range(CHUNK))))
+        assert [record.version for record in gc] == [5]
+        assert chunks == ()
 
 
 # Migration

@@ -5,23 +5,42 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Stage
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Put,
+    Range,
+    Stage,
+)
+from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, TAG, Partition
+from perdure.storage.gather import Job
 from perdure.storage.port import Driver
-from perdure.storage.sql.postgres import link
+from perdure.storage.sealed import Keyring, SealedDriver
+from perdure.storage.sql.postgres import PostgresDriver, link
+from perdure.storage.sql.postgres.wire import Write
 from perdure.storage.url import open_driver
 from tests.servers import postgres
 from tests.servers.lossy import Lossy
@@ -191,6 +210,104 @@ def test_a_lost_answer_of_a_group_is_settled_for_each(url: str) -> None:
             assert sum(won) >= len(keys), "a write was stored and its caller was told that it was refused"
 
 
+@pytest.fixture
+def single(url: str) -> str:
+    """The URL with one connection that writes and one that reads, so that it is known which one is lost."""
+    return url.replace("pool=8", "pool=2")
+
+
+def together(driver: Driver, effects: Sequence[Effect[Any]]) -> list[Any]:
+    """The outcomes of requests that leave in one trip, in this order; an error stands for itself."""
+    assert isinstance(driver, PostgresDriver)
+    gatherer = driver._gatherer(effects[0])
+    futures: list[Future[Any]] = [Future() for _ in effects]
+    with gatherer._wake:
+        for effect, future in zip(effects, futures, strict=True):
+            gatherer._submit(Job(effect, future=future))
+    return [future.exception(60) or future.result() for future in futures]
+
+
+def lose_once(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, meanwhile: Callable[[], object], *, arrives: bool
+) -> None:
+    """The next write loses its connection, before it arrives or after; others do something meanwhile."""
+    assert isinstance(driver, PostgresDriver)
+    plain, lost = driver._commit, threading.Event()
+
+    def commit(writes: Sequence[Write]) -> list[Any]:
+        if lost.is_set():
+            return plain(writes)
+        lost.set()
+        if arrives:
+            plain(writes)
+        meanwhile()
+        raise link.Lost
+
+    monkeypatch.setattr(driver, "_commit", commit)
+
+
+def tagged(name: str, checkpoint: str, version: int = 1, expect: Expect = Expect.ANY) -> Put:
+    return Put(TAG, (name,), {"namespace": "", "checkpoint_id": checkpoint}, expect=expect, version=version)
+
+
+def test_a_lost_answer_is_settled_although_a_chunk_is_stored_as_another_sealed_it(single: str) -> None:
+    pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    chunk = Put(CHUNK, (b"digest",), {"generation": 1}, b"body")
+    with through_lossy(single) as (driver, relay):
+        sealed = SealedDriver(driver, Keyring.of(bytes(32)))
+        assert sealed.perform(Commit(AT, (Put(GC, (), version=1), chunk))) == Committed()
+        relay.losing = 1
+        assert sealed.perform(Commit(AT, (Put(GC, (), expect=1, version=2), chunk))) == Committed()
+        assert relay.lost == 1
+
+
+def test_commits_of_one_trip_that_build_on_each_other_are_not_refused_for_a_lost_answer(single: str) -> None:
+    with through_lossy(single) as (driver, relay):
+        assert driver.perform(Commit(AT, (Put(GC, (), version=1),))) == Committed()
+        relay.losing = 1
+        first, second = together(
+            driver, [Commit(AT, (Put(GC, (), expect=n, version=n + 1),)) for n in (1, 2)]
+        )
+        assert relay.lost == 1
+        assert first == Committed() or "may be stored or not" in str(first)
+        assert second == Committed()
+        assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == 3
+
+
+def test_an_earlier_write_of_a_lost_trip_is_not_made_again_over_a_part_of_a_later_one(single: str) -> None:
+    with through_lossy(single) as (driver, relay):
+        driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+        relay.losing = 1
+        later = Commit(AT, (tagged("x", "later", 2), tagged("y", "later", 2, Expect.ABSENT)))
+        outcomes = together(driver, [Commit(AT, (tagged("x", "earlier"),)), later])
+        assert relay.lost == 1
+        assert outcomes[1] == Committed()
+        (tags,) = driver.perform(Fetch(AT, (Range(TAG),)))
+        assert [(tag.key[0], tag.fields["checkpoint_id"]) for tag in tags] == [("x", "later"), ("y", "later")]
+
+
+@pytest.mark.parametrize("op", [Delete(TAG, ("x",)), Put(CHUNK, (b"digest",), {"generation": 0}, b"x")])
+def test_what_another_did_meanwhile_is_not_taken_for_a_write_that_never_arrived(
+    single: str, monkeypatch: pytest.MonkeyPatch, op: Put | Delete
+) -> None:
+    with closing(open_driver(single)) as driver, closing(open_driver(single)) as other:
+        driver.perform(Commit(AT, (tagged("x", "c"),)))
+        lose_once(monkeypatch, driver, lambda: other.perform(Commit(AT, (op,))), arrives=False)
+        with pytest.raises(Unavailable, match="may be stored or not"):
+            driver.perform(Commit(AT, (Check(GC, (), Expect.PRESENT), op)))
+
+
+def test_a_commit_that_others_wrote_over_before_it_was_settled_is_not_called_refused(
+    single: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_driver(single)) as driver, closing(open_driver(single)) as other:
+        driver.perform(Commit(AT, (Put(GC, (), version=1),)))
+        over = Commit(AT, (Put(GC, (), expect=2, version=3),))
+        lose_once(monkeypatch, driver, lambda: other.perform(over), arrives=True)
+        with pytest.raises(Unavailable, match="may be stored or not"):
+            driver.perform(Commit(AT, (Put(GC, (), expect=1, version=2), tagged("x", "c"))))
+
+
 def test_without_a_server_an_error_comes_in_bounded_time_and_later_all_is_well(url: str) -> None:
     server = postgres.durable()
     with closing(open_driver(url + "&patience=0.4")) as driver:
@@ -239,13 +356,85 @@ def test_a_server_that_says_nothing_counts_as_lost(url: str, monkeypatch: pytest
             os.kill(pid, signal.SIGSTOP)
         try:
             for version in range(2, 12):
-                assert driver.perform(Commit(AT, (Put(GC, (), version=version),))) == Committed()
+                step = Put(GC, (), expect=version - 1, version=version)
+                assert driver.perform(Commit(AT, (step,))) == Committed()
         finally:
             for pid in ours:
                 os.kill(pid, signal.SIGCONT)
         monkeypatch.undo()
         time.sleep(0.3)  # now they read what they were sent, and must not do it any more
         assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == 11
+
+
+@pytest.mark.parametrize(
+    ("what", "connected"), [("commits", True), ("commits", False), ("fetches", False), ("fetches", True)]
+)
+def test_all_who_share_a_trip_hear_after_one_wait_that_the_server_is_away(
+    single: str, what: str, connected: bool
+) -> None:
+    ats = [Partition("", f"t{n}") for n in range(6)]
+    commits = [Commit(at, (Put(GC, (), version=1),)) for at in ats]
+    fetches = [Fetch(at, (Get(GC, ()),)) for at in ats]
+    effects: list[Effect[Any]] = [*commits] if what == "commits" else [*fetches]
+    with through_lossy(single + "&patience=1") as (driver, relay):
+        if connected:
+            driver.perform(effects[0])
+        relay.close()
+        began = time.monotonic()
+        outcomes = together(driver, effects)
+        assert time.monotonic() - began < 4, "callers wait one after the other"
+        assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+
+
+class Mute(Lossy):
+    """A relay that lets connections be made and, while ``mute``, passes on no question."""
+
+    mute = False
+
+    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        if answers:
+            super()._pump(source, target, answers)
+            return
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                # How a connection begins has no type of message, or one of a password.
+                if not (self.mute and data[:1] in (b"Q", b"P", b"B")):
+                    target.sendall(data)
+
+
+def test_a_server_that_takes_connections_and_says_nothing_holds_up_neither_callers_nor_closing(
+    single: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = Mute(postgres.durable().port)
+    passed = single.replace(f":{postgres.durable().port}/", f":{relay.port}/") + "&patience=0"
+    with ThreadPoolExecutor(3) as pool, closing(relay):
+        driver = open_driver(passed + "&sslmode=disable&gssencmode=disable")
+        monkeypatch.setattr(link, "ANSWER_TIMEOUT_S", 0.3)
+        relay.mute = True
+        for effect in (Fetch(AT, (Get(GC, ()),)), Commit(AT, (Put(GC, (), version=1),))):
+            with pytest.raises(Unavailable, match="says nothing"):
+                pool.submit(driver.perform, effect).result(20)
+        pool.submit(driver.close).result(20)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_that_closes_leaves_its_parent_s_connections(single: str) -> None:
+    with closing(open_driver(single)) as driver:
+        assert isinstance(driver, PostgresDriver)
+        commit, fetch = Commit(AT, (Put(GC, (), version=1),)), Fetch(AT, (Get(GC, ()),))
+        driver.perform(commit), driver.perform(fetch)
+        before = [each.connected().info.backend_pid for each in driver._links]
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(20)  # ends the child should it hang
+                driver.close()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        driver.perform(commit), driver.perform(fetch)
+        assert [each.connected().info.backend_pid for each in driver._links] == before
+        assert len(before) == 2
 
 
 def test_a_paused_client_holds_nothing(url: str) -> None:

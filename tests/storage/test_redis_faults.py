@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from itertools import count, islice
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from redis.crc import key_slot
 
 import perdure
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused
-from perdure.model.records import CHUNK, GC, HEAD, ITEM, Partition
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Found,
+    Get,
+    Put,
+    Range,
+    Refused,
+)
+from perdure.model.records import CHUNK, GC, TAG, Partition
+from perdure.storage.gather import Job
 from perdure.storage.kv import redis as backend
+from perdure.storage.kv import redis_links
 from perdure.storage.kv.redis import RedisDriver
 from perdure.testing.conformance import rows
 from tests.servers import valkey
@@ -28,6 +48,8 @@ from tests.servers.lossy import Lossy
 from tests.servers.valkey import Server
 
 ROOT = Path(__file__).resolve().parents[2]
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+RARE = "PERDURE_CHAOS=full is for the rare moments of a cluster"
 AT = Partition("", "thread")
 
 
@@ -163,6 +185,21 @@ def test_a_refusal_whose_answer_is_lost_stays_a_refusal(url: str) -> None:
         assert height(driver, AT) == 1
 
 
+def test_what_anybody_may_have_written_acknowledges_nothing_when_its_answer_is_lost(url: str) -> None:
+    relay = Lossy(valkey.shared().port)
+    with closing(relay), closing(backend.open_driver(_through(url, relay))) as driver:
+        chunk = rows.chunk(b"d" * 16)
+        assert driver.perform(Commit(AT, (*step(1), chunk))) == Committed()
+        fence = Check(GC, (), 7)
+        relay.losing = 1
+        assert driver.perform(Commit(AT, (fence,))) == Refused(GC, ())
+        for op in (chunk, Delete(TAG, ("none",))):
+            relay.losing = 1
+            with pytest.raises(perdure.Unavailable, match="could not be found out"):
+                driver.perform(Commit(AT, (fence, op)))
+        assert relay.lost == 3
+
+
 def test_many_writers_behind_a_bad_line_lose_and_double_nothing(url: str) -> None:
     relay = Lossy(valkey.shared().port)
     stop = Event()
@@ -222,6 +259,16 @@ def test_a_replica_is_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch
         assert driver.perform(Commit(AT, step(1))) == Committed()
 
 
+def test_a_request_that_nobody_foresaw_fails_alone(driver: RedisDriver) -> None:
+    odd = Fetch(AT, (Range(TAG, limit=1 << 32),))
+    group = [Job(effect) for effect in (Commit(AT, step(1)), odd, Fetch(AT, (Get(GC, ()),)))]
+    driver._execute(group)
+    assert group[0].answer == Committed()
+    assert isinstance(group[1].error, struct.error)
+    assert group[2].error is None
+    assert height(driver, AT) == 1
+
+
 def test_64_threads_share_a_few_connections(server: Server) -> None:
     def work(n: int) -> int:
         at = Partition("", f"t{n}")
@@ -255,6 +302,8 @@ def test_the_documented_rights_are_enough(server: Server) -> None:
         assert len(rows.keys(driver, Range(CHUNK), AT)) == 3
         assert height(driver, AT) == 3
         assert driver.perform(Find("runs", None, "run")) == ()
+    with closing(backend.open_driver(url)) as driver:
+        assert driver.perform(Commit(AT, step(4))) == Committed()
         driver.perform(Drop(AT))
         assert driver.perform(Find("threads", None)) == ()
 
@@ -323,8 +372,10 @@ def test_a_database_keeps_its_number_of_buckets() -> None:
     [
         ("/0?ttl=soon", "ttl='soon'"),
         ("/0?ttl=0d", "ttl='0d'"),
+        ("/0?ttl=200000000000d", "more than a hundred years"),
         ("/0?pool=none", "pool='none'"),
         ("/0?pool=0", "pool='0'"),
+        ("/0?pool=²", "pool='²'"),
         ("/0?prefix={x}", "prefix='{x}'"),
         ("/zero", "the number of a database"),
         ("/0?colour=red", "a parameter that the Redis client does not know"),
@@ -395,57 +446,6 @@ def test_weaker_promises_are_logged_and_eviction_is_warned_of(
     assert "does not show its settings" in caplog.text
 
 
-# Time to live
-
-
-def test_threads_expire_whole_and_leave_nothing_behind() -> None:
-    with valkey.empty() as url, valkey.shared().client() as client:
-        backend.migrate(url)
-        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
-            store = Partition("", "items", "store")
-            item = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": None}
-            driver.perform(Commit(store, (Put(ITEM, ("k",), item, b"v", version=1),)))
-            for n in range(30):
-                at = Partition("", f"t{n}")
-                driver.perform(Commit(at, (*step(1), rows.checkpoint("r", 2, run_id="run"), rows.head())))
-            assert len(driver.perform(Find("threads", ""))) == 30
-            assert len(driver.perform(Find("runs", "", "run"))) == 30
-            kept = Partition("", "t0")
-            for _ in range(4):
-                time.sleep(0.4)
-                driver.perform(Commit(kept, (rows.head(),)))
-            assert [f.partition for f in driver.perform(Find("threads", ""))] == [kept]
-            assert [f.partition for f in driver.perform(Find("runs", "", "run"))] == [kept]
-            assert rows.get(driver, HEAD, "", at=Partition("", "t1")) is None
-            assert (
-                driver.perform(Commit(Partition("", "t1"), (Check(HEAD, ("",), Expect.ABSENT),)))
-                == Committed()
-            )
-            assert rows.get(driver, ITEM, "k", at=store) is not None
-            time.sleep(1.1)
-            assert driver.perform(Find("threads", "")) == ()
-            assert driver.perform(Find("runs", "", "run")) == ()
-        prefix = url.partition("prefix=")[2]
-        left = [key for key in client.scan_iter(f"{prefix}:*", count=1000) if b"store" not in key]
-        assert left == [f"{prefix}:layout".encode()]
-
-
-def test_expired_threads_leave_the_catalogue_even_if_nobody_looks() -> None:
-    with valkey.empty() as url, valkey.shared().client() as client:
-        prefix = url.partition("prefix=")[2]
-        client.set(f"{prefix}:layout", "1 1")
-        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
-            for n in range(100):
-                driver.perform(
-                    Commit(Partition("", f"old{n}"), (*step(1), rows.checkpoint("r", run_id="run")))
-                )
-            time.sleep(1.2)
-            for n in range(100):
-                driver.perform(Commit(Partition("", f"new{n}"), step(1)))
-            assert client.zcard(f"{prefix}:{{0}}:c:thread") < 150
-            assert client.zcard(f"{prefix}:{{0}}:i") < 20
-
-
 # The cluster
 
 
@@ -465,6 +465,80 @@ def test_a_slot_that_moves_is_followed() -> None:
             n, unknown = climber.result(timeout=30)
             assert unknown == 0
             assert height(driver, AT) == n > 3
+
+
+@pytest.mark.skipif(not FULL, reason=RARE)
+def test_looking_for_threads_while_their_slot_moves_takes_none_from_the_catalogue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "PATIENCE", 0.1)
+    finds = (Find("threads", ""), Find("runs", "", "run"))
+    with valkey.empty_on_cluster() as url:
+        backend.migrate(url)
+        with closing(backend.open_driver(url)) as driver:
+
+            def look() -> None:
+                for find in finds:
+                    with suppress(perdure.Unavailable):
+                        driver.perform(find)
+
+            slot, threads = _neighbours(driver)
+            valkey.move(slot, *_owner_and_other(valkey.cluster(), slot), meanwhile=look)
+            for find in finds:
+                assert {f.partition for f in driver.perform(find)} == threads
+
+
+@pytest.mark.skipif(not FULL, reason=RARE)
+def test_looking_for_threads_waits_for_those_that_moved_before_their_catalogue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, looks = Event(), list[Future[Sequence[Found]]]()
+
+    def sleep(seconds: float) -> None:
+        waits.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(redis_links, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with valkey.empty_on_cluster() as url:
+        backend.migrate(url)
+        with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(1) as pool:
+
+            def look() -> None:
+                if not looks:
+                    looks.append(pool.submit(driver.perform, Find("threads", "")))
+                    looks[0].add_done_callback(lambda _: waits.set())
+                    assert waits.wait(timeout=30)
+
+            slot, threads = _neighbours(driver)
+            nodes = _owner_and_other(valkey.cluster(), slot)
+            valkey.move(slot, *nodes, meanwhile=look, threads_first=True)
+            assert {f.partition for f in looks[0].result(timeout=30)} == threads
+
+
+def _neighbours(driver: RedisDriver) -> tuple[int, set[Partition]]:
+    """A slot, and three threads with a run each in it."""
+    slot = driver._space.place(AT).slot
+    all_threads = (Partition("", f"t{n}") for n in count())
+    threads = set(islice((at for at in all_threads if driver._space.place(at).slot == slot), 3))
+    for at in threads:
+        assert driver.perform(Commit(at, (rows.checkpoint("c", run_id="run"),))) == Committed()
+    return slot, threads
+
+
+def test_nodes_that_keep_their_names_to_themselves_are_where_they_were_asked() -> None:
+    nodes = valkey.cluster()
+    with valkey.empty_on_cluster() as url:
+        backend.migrate(url)
+        try:
+            for node in nodes:
+                with node.client() as client:
+                    client.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
+            with closing(backend.open_driver(url)) as driver:
+                assert driver.perform(Commit(AT, step(1))) == Committed()
+        finally:
+            for node in nodes:
+                with node.client() as client:
+                    client.config_set("cluster-preferred-endpoint-type", "ip")
 
 
 def test_a_node_that_is_killed_comes_back_with_everything() -> None:

@@ -26,3 +26,9 @@ def checks(version: int) -> list[Op]:
 def release(version: int) -> Op:
     """What the last commit does with the claim, on condition that it is still held."""
     return Delete(SEAL, _CLAIM, version)
+
+
+def last(version: int) -> list[Op]:
+    """What the last commit does and checks where it gives the thread no collection generation: nobody else
+    has given it one. Its root's head it puts itself."""
+    return [Check(GC, (), Expect.ABSENT), release(version)]

@@ -68,6 +68,7 @@ def move_items(partition: Partition, target: Partition, terms: Terms, now: Now) 
         compared = _compared(mine, there, now())
         if first is None:
             first = compared
+            sent = {key: item.record.version for key, item in there.items()}
             if compared.found is State.DIFFERENT and not terms.replace:
                 raise Exists(
                     f"{name(target)} is at the target already and has other items than the source; it was "

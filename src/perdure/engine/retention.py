@@ -183,22 +183,29 @@ def _write_copy(
     rows: list[Op] = [c.put() for c in contents.checkpoints]
     rows.extend(w.put() for w in contents.writes)
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
+    # Who finds something there leaves alone the claim of whoever is bringing it; another may have begun
+    # between the two looks.
+    yield from _refuse_occupied(target)
     yield from _commit_copy(target, arrival.claim(first_version))
-    there = yield from read(target)
-    if there.heads or there.checkpoints or there.writes or there.tags:
-        raise _occupied(target)
+    yield from _refuse_occupied(target)
     for batch in batches(chunks, budget):
         yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
     # Heads last: until they are there the copy is invisible.
     ours = arrival.checks(first_version)
     for batch in batches(rows, budget, reserve=len(ours)):
         yield from _commit_copy(target, [*ours, *batch])
-    yield from _commit_copy(target, [arrival.release(first_version), *heads])
+    yield from _commit_copy(target, [*arrival.last(first_version), *heads])
 
 
 def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
     outcome = yield from ask(Commit(target, tuple(ops)))
     if not isinstance(outcome, Committed):
+        raise _occupied(target)
+
+
+def _refuse_occupied(target: Partition) -> Program[None]:
+    there = yield from read(target)
+    if there.heads or there.checkpoints or there.writes or there.tags:
         raise _occupied(target)
 
 

@@ -12,6 +12,7 @@ import fcntl
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -90,16 +91,18 @@ class Archive:
             raise _unwritable(path, error) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine, there = os.fstat(file.fileno()), os.lstat(beside)
-            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+            if not _is_at(file, beside):
                 raise BlockingIOError
             os.fchmod(file.fileno(), 0o600)
             file.truncate(0)
-        except OSError as error:
+        except BlockingIOError as error:
             file.close()
             raise Unavailable(
                 f"another export to {path} is under way; wait for it, or name another file"
             ) from error
+        except OSError as error:
+            file.close()
+            raise _unwritable(path, error) from error
         archive = cls(path, file, writing=True)
         archive._write(_MAGIC)
         archive._frame([_HEAD, FORMAT])
@@ -129,6 +132,8 @@ class Archive:
             try:
                 self._file.flush()
                 os.fsync(self._file.fileno())
+                if not _is_at(self._file, _beside(self._path)):
+                    raise FileNotFoundError(ENOENT, "somebody took the unfinished file away")
                 os.replace(_beside(self._path), self._path)
                 folder = os.open(self._path.absolute().parent, os.O_RDONLY)
                 try:
@@ -144,9 +149,10 @@ class Archive:
         with self._lock:
             if self._file.closed:
                 return
-            self._file.close()
-            if self._writing:
+            if self._writing and _beside(self._path).exists() and _is_at(self._file, _beside(self._path)):
+                # While the lock is held: what is there is our own.
                 _beside(self._path).unlink(missing_ok=True)
+            self._file.close()
 
     def perform(self, effect: Effect[R]) -> R:
         with self._lock:
@@ -386,6 +392,12 @@ def _meets(row: _Row | None, expect: Expectation) -> bool:
 
 def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether a path leads to the very file that is open."""
+    mine, there = os.fstat(file.fileno()), os.lstat(path)
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _private(path: Path) -> int:

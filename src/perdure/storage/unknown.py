@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.model.ops import Check, Commit, Delete, Fetch, Get, Op, Put
+from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.records import Record
 
 Answers = Sequence[tuple[Record, ...]]
@@ -33,6 +33,13 @@ def is_in_doubt(commit: Commit, answers: Answers) -> bool:
     writes = _writes(commit)
     told = [_stands(op, found) for op, found in zip(writes, answers, strict=True) if _tells(op)]
     return any(told) or (bool(writes) and not told)
+
+
+def is_repeatable(commit: Commit) -> bool:
+    """Whether a commit that was applied is refused when it is made again, or changes nothing then. One that
+    expects nothing would undo what others have built on it since."""
+    writes = [op for op in _writes(commit) if op.kind.grows is None]
+    return not writes or any(op.expect is not Expect.ANY for op in writes)
 
 
 def _writes(commit: Commit) -> list[Put | Delete]:

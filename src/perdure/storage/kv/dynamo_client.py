@@ -28,6 +28,7 @@ PATIENCE = 30.0
 """Seconds after which a request that is throttled, in conflict or unanswered is given up. A transaction's
 token protects it for ten minutes, so whatever is repeated within is applied once."""
 
+_WRITES = {"transact_write_items", "batch_write_item", "put_item", "update_item", "delete_item"}
 _FIRST_WAIT = 0.02
 _LONGEST_WAIT = 2.0
 _CONNECTIONS = 64
@@ -150,7 +151,7 @@ class Client:
                 pause = random.uniform(bound / 4, bound)  # noqa: S311 - spreads repetitions
                 if not _is_repeated(error) or time.monotonic() + pause > end:
                     raised = self._translated(error, lost=lost)
-                    if lost and not isinstance(raised, Unanswered):
+                    if lost and operation in _WRITES and not isinstance(raised, Unanswered):
                         # An earlier attempt may have been carried out, whatever this one says.
                         raised = Unanswered(f"{raised}. Whether the last write was stored is not known")
                     raise raised from error

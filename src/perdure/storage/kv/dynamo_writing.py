@@ -210,13 +210,26 @@ class Writer:
                 self._client.call("put_item", **action["Put"])
             except ConditionFailed:
                 if self._raise_growing(partition, incarnation, put):
-                    self._discard(partition, incarnation, laid)
+                    # After a lost answer the record that is there may be this very one.
+                    if laid and not self._refers_to(partition, incarnation, put, laid[0]):
+                        self._discard(partition, incarnation, laid)
                     return
             else:
                 return
         raise Contention(
             f"thread {partition.thread!r}: a chunk is collected and stored all the time; try again"
         )
+
+    def _refers_to(self, partition: Partition, incarnation: bytes, put: Put, parts: Parts) -> bool:
+        """Whether a record's body lies in these parts."""
+        answer = self._client.call(
+            "get_item",
+            TableName=self._client.table,
+            Key=items.key_of(partition, incarnation, put.kind, put.key),
+            ConsistentRead=True,
+            ProjectionExpression="p, pn",
+        )
+        return items.parts_of(answer.get("Item", {})) == parts[1:]
 
     def _raise_growing(self, partition: Partition, incarnation: bytes, put: Put) -> bool:
         """Whether the record is there; its growing field is then at least the put's."""

@@ -68,6 +68,10 @@ def _translated(error: Exception, shown: str) -> PerdureError:
         return Unavailable(f"{shown} is a replica and takes no writes; give the address of the primary")
     if isinstance(error, client.MovedError | client.ClusterCrossSlotError):
         return Unavailable(f"{shown} is a cluster; write redis+cluster:// for redis:// in the URL")
+    if isinstance(error, client.AskError) or "non local key" in str(error):
+        return Unavailable(
+            f"{shown}: the cluster is moving the slot of this thread; try again when it is done"
+        )
     if isinstance(error, client.ClusterDownError | client.TryAgainError):
         return Unavailable(f"{shown}: the cluster does not serve all its slots; look at CLUSTER INFO there")
     if isinstance(error, client.TimeoutError | TimeoutError):

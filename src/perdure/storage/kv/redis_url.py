@@ -42,7 +42,7 @@ def read(url: str) -> Settings:
     query = parse_qsl(parts.query, keep_blank_values=True)
     own = {name: value for name, value in query if name in _OWN}
     cluster = parts.scheme == CLUSTER
-    if parts.path.strip("/") and not parts.path.strip("/").isdigit():
+    if parts.path.strip("/") and not re.fullmatch("[0-9]+", parts.path.strip("/")):
         raise BadUrl(f"{shown}: the path of a Redis URL is the number of a database, e.g. /0, or nothing")
     if cluster and parts.path.strip("/") not in ("", "0"):
         raise BadUrl(f"{shown}: a Redis Cluster has one database, number 0; leave the path out")
@@ -76,7 +76,7 @@ def _prefix(shown: str, value: str) -> bytes:
 
 
 def _milliseconds(shown: str, value: str) -> int:
-    found = re.fullmatch(r"(\d+)([smhd]?)", value)
+    found = re.fullmatch(r"([0-9]+)([smhd]?)", value)
     if found is None or not int(found[1]):
         raise BadUrl(f"{shown}: ttl={value!r} is no span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")
     life = int(found[1]) * _UNITS[found[2] or "s"] * 1000
@@ -86,6 +86,6 @@ def _milliseconds(shown: str, value: str) -> int:
 
 
 def _pool(shown: str, value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= 256:
+    if not re.fullmatch("[0-9]{1,3}", value) or not 1 <= int(value) <= 256:
         raise BadUrl(f"{shown}: pool={value!r} is no number of connections; use 1 to 256, e.g. pool=4")
     return int(value)

@@ -126,12 +126,13 @@ class D1Driver:
             except Lost as lost:
                 if not tries.again(lost):
                     raise gave_up(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
-                if commits and tries.unsure and self._settle(commits, ids, n, tries):
+                if commits and tries.unsure and self._settle(commits, ids, n, tries, unsure=True):
                     left, commits = _unwritten(left), []
                 continue
-            except Rejected:
+            except Rejected as error:
                 # It may be our own receipts that refuse a second copy, be it one that a gateway made.
-                if commits and self._settle(commits, ids, n, tries):
+                unsure = tries.unsure or sql.RECEIPT in str(error)
+                if commits and self._settle(commits, ids, n, tries, unsure=unsure):
                     left, commits = _unwritten(left), []
                     continue
                 raise
@@ -141,7 +142,9 @@ class D1Driver:
                 part.read(results[start:end], verdicts[given[id(part)]] if part.guarded else None)
             return
 
-    def _settle(self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries) -> bool:
+    def _settle(
+        self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries, *, unsure: bool
+    ) -> bool:
         """Whether a batch whose answer was lost was applied; if so, answer its commits."""
         while True:
             try:
@@ -151,7 +154,7 @@ class D1Driver:
                 if not tries.again(lost):
                     raise gave_up(lost, self._name, unsure=True) from lost
             except Rejected as error:
-                if not tries.unsure:
+                if not unsure:
                     return False
                 raise gave_up(Lost(str(error)), self._name, unsure=True) from error
         verdicts = _verdicts(rows, n)

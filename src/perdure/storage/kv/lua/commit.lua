@@ -43,7 +43,7 @@ local function holds(n, op)
   return before[n] and before[n]:sub(1, 8) == op.version
 end
 
-local at, count = 5, 0
+local at, count, has_puts = 5, 0, false
 while ARGV[at] do
   local head = ARGV[at]
   local code, kind, expect = head:byte(1, 3)
@@ -61,11 +61,14 @@ while ARGV[at] do
     before[count] = false
   end
   ops[count] = op
+  has_puts = has_puts or code == PUT
   at = at + (code == PUT and 3 or code == DELETE and 3 or 2)
 end
 
-if not existed then
-  -- What was there before has expired, and its passing order may outlive it.
+-- A script that has written is not stopped for want of memory: what seldom has to be written first is looked
+-- for before.
+if not existed and redis.call('EXISTS', passing) == 1 then
+  -- What was there before has expired, and its passing order outlived it.
   redis.call('UNLINK', passing)
 end
 
@@ -136,6 +139,12 @@ local function delete(kind, op, n)
   end
 end
 
+-- Before anything is written: a user who lacks the right is refused with nothing done.
+if life == 0 and existed and has_puts and redis.call('PTTL', records) >= 0 then
+  redis.call('PERSIST', records)
+  redis.call('PERSIST', order)
+end
+
 local wrote, removed = false, false
 for n, op in ipairs(ops) do
   if op.code == PUT then
@@ -152,9 +161,6 @@ if wrote and listed and not existed then
 end
 if removed and not wrote and listed and redis.call('EXISTS', records) == 0 then
   redis.call('ZREM', KEYS[4], partition)
-end
-if life == 0 and wrote and existed and redis.call('PERSIST', records) == 1 then
-  redis.call('PERSIST', order)
 end
 if life > 0 and wrote then
   redis.call('PEXPIRE', records, life)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from psycopg import pq
@@ -39,7 +38,7 @@ from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.link import Again, Link, Lost
 from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.statements import Statements, indexed
-from perdure.storage.unknown import evidence, is_in_doubt, was_applied
+from perdure.storage.unknown import evidence, is_in_doubt, is_repeatable, was_applied
 
 R = TypeVar("R")
 Touch = tuple[Partition, Kind, Key, type[Op]]
@@ -81,11 +80,14 @@ class PostgresDriver:
         return await self._gatherer(effect).aperform(effect)
 
     def close(self) -> None:
+        if self._writes.is_inherited:
+            # The connections and locks are the parent's.
+            self._writes.close()
+            self._reads.close()
+            return
         self._stop.set()
         self._writes.close()
         self._reads.close()
-        if self._writes.is_inherited:
-            return  # the connections are the parent's
         with self._linking:
             for link in self._links:
                 link.lose()
@@ -116,7 +118,7 @@ class PostgresDriver:
     def _write(self, group: Sequence[Job]) -> None:
         for jobs in _portions(group):
             if isinstance(jobs[0].effect, Drop):
-                self._alone(jobs[0], lambda job: self._drop(job.effect))
+                self._each(jobs, lambda job: self._drop(job.effect))
             else:
                 self._write_together(jobs)
 
@@ -140,14 +142,8 @@ class PostgresDriver:
 
     def _settle_all(self, jobs: Sequence[Job]) -> None:
         """Settle the jobs of a trip whose answer was lost, in their order."""
-        for at, job in enumerate(jobs, 1):
-            rest = jobs[at:]
-            after = _written(rest)
-            self._alone(job, partial(self._settle, after=after))
-            if isinstance(job.error, Unavailable) and not self._reaches(rest):
-                for other in rest:
-                    other.error = job.error  # in the words of an outcome that is not known
-                return
+        later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
+        self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
 
     def _commit(self, writes: Sequence[wire.Write]) -> list[Any]:
         def once() -> list[int]:
@@ -181,6 +177,8 @@ class PostgresDriver:
             return Committed()
         if len(left) < len(effect.ops):
             raise Unavailable(f"{self._place.name}: a later write of the same trip covers this one")
+        if not is_repeatable(effect):
+            raise Unavailable(f"{self._place.name}: a write that expects nothing is not made twice")
         (outcome,) = self._commit([effect])
         if not isinstance(outcome, Refused):
             return outcome
@@ -213,9 +211,8 @@ class PostgresDriver:
 
     def _read(self, group: Sequence[Job]) -> None:
         fetches = [job for job in group if isinstance(job.effect, Fetch)]
-        for job in group:
-            if isinstance(job.effect, Find):
-                self._alone(job, lambda job: self._find(cast(Find, job.effect)))
+        finds = [job for job in group if isinstance(job.effect, Find)]
+        self._each(finds, lambda job: self._find(cast(Find, job.effect)))
         if fetches:
             self._read_together(fetches)
 
@@ -226,6 +223,8 @@ class PostgresDriver:
         try:
             answers = self._patiently(lambda: self._fetch(fetches))
         except Exception as error:
+            if isinstance(error, Unavailable) and not self._reaches(jobs):
+                return
             if len(jobs) == 1:
                 jobs[0].error = _raised(error, self._place)
                 return
@@ -277,12 +276,19 @@ class PostgresDriver:
             return False
         return True
 
-    def _alone(self, job: Job, work: Callable[[Job], Any]) -> None:
-        job.error = None
-        try:
-            job.answer = work(job)
-        except Exception as error:
-            job.error = _raised(error, self._place)
+    def _each(self, jobs: Sequence[Job], work: Callable[[Job], Any]) -> None:
+        """Do the jobs one by one. Where the server is away, all that are left hear what the first one did."""
+        for at, job in enumerate(jobs, 1):
+            job.error = None
+            try:
+                job.answer = work(job)
+            except Exception as error:
+                job.error = _raised(error, self._place)
+            rest = jobs[at:]
+            if rest and isinstance(job.error, Unavailable) and not self._reaches(rest):
+                for other in rest:
+                    other.error = job.error
+                return
 
     def _repeated(self, work: Callable[[], R]) -> R:
         """What ``work`` returns once the server has not rolled it back because of others."""
@@ -311,7 +317,7 @@ def _written(jobs: Iterable[Job]) -> set[Touch]:
         for e in effects
         if isinstance(e, Commit | Stage)
         for op in (e.ops if isinstance(e, Commit) else e.puts)
-        if not isinstance(op, Check)
+        if not isinstance(op, Check) and op.kind.grows is None
         for covered in ((Delete,) if op.expect is Expect.ABSENT else (Put, Delete))
     }
 

@@ -1,0 +1,113 @@
+"""Threads in Redis that have a time to live end whole, and leave nothing behind that others trip over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from perdure.model.ops import Check, Commit, Committed, Expect, Find, Put, Range
+from perdure.model.records import CHUNK, HEAD, ITEM, Partition
+from perdure.storage.kv import redis as backend
+from perdure.storage.kv.redis import RedisDriver
+from perdure.testing.conformance import rows
+from tests.servers import valkey
+
+AT = Partition("", "thread")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with valkey.empty() as url:
+        backend.migrate(url)
+        yield url
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[RedisDriver]:
+    with closing(backend.open_driver(url)) as driver:
+        yield driver
+
+
+def step(n: int) -> tuple[Put, ...]:
+    """The n-th write of a thread."""
+    return rows.gc(n, n - 1 or Expect.ABSENT), rows.checkpoint(f"c{n}", n)
+
+
+def test_threads_expire_whole_and_leave_nothing_behind() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        backend.migrate(url)
+        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
+            store = Partition("", "items", "store")
+            item = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": None}
+            driver.perform(Commit(store, (Put(ITEM, ("k",), item, b"v", version=1),)))
+            for n in range(30):
+                at = Partition("", f"t{n}")
+                driver.perform(Commit(at, (*step(1), rows.checkpoint("r", 2, run_id="run"), rows.head())))
+            assert len(driver.perform(Find("threads", ""))) == 30
+            assert len(driver.perform(Find("runs", "", "run"))) == 30
+            kept = Partition("", "t0")
+            for _ in range(4):
+                time.sleep(0.4)
+                driver.perform(Commit(kept, (rows.head(),)))
+            assert [f.partition for f in driver.perform(Find("threads", ""))] == [kept]
+            assert [f.partition for f in driver.perform(Find("runs", "", "run"))] == [kept]
+            assert rows.get(driver, HEAD, "", at=Partition("", "t1")) is None
+            assert (
+                driver.perform(Commit(Partition("", "t1"), (Check(HEAD, ("",), Expect.ABSENT),)))
+                == Committed()
+            )
+            assert rows.get(driver, ITEM, "k", at=store) is not None
+            time.sleep(1.1)
+            assert driver.perform(Find("threads", "")) == ()
+            assert driver.perform(Find("runs", "", "run")) == ()
+        prefix = url.partition("prefix=")[2]
+        left = [key for key in client.scan_iter(f"{prefix}:*", count=1000) if b"store" not in key]
+        assert left == [f"{prefix}:layout".encode()]
+
+
+def test_a_thread_that_is_written_without_a_ttl_is_kept_for_ever(url: str) -> None:
+    with closing(backend.open_driver(f"{url}&ttl=1h")) as driver:
+        assert driver.perform(Commit(AT, step(1))) == Committed()
+    with closing(backend.open_driver(url)) as driver, valkey.shared().client() as client:
+        keys = list(client.scan_iter(f"{url.partition('prefix=')[2]}:*", count=1000))
+        assert max(map(client.pttl, keys)) > 0
+        assert driver.perform(Commit(AT, step(2))) == Committed()
+        assert set(map(client.pttl, keys)) == {-1}
+
+
+def test_the_order_of_an_expired_thread_s_chunks_is_not_its_successor_s(
+    url: str, driver: RedisDriver
+) -> None:
+    def chunks(mark: bytes) -> tuple[Put, ...]:
+        return tuple(rows.chunk(mark + b"%015d" % n) for n in range(20))
+
+    assert driver.perform(Commit(AT, chunks(b"a"))) == Committed()
+    assert len(rows.keys(driver, Range(CHUNK), AT)) == 20
+    with valkey.shared().client() as client:
+        # As a time to live does it: the order of the chunks lives on for a minute after its last use.
+        bucket = f"{url.partition('prefix=')[2]}:*"
+        for key in client.scan_iter(bucket, count=1000):
+            if b":r:" in key or b":o:" in key:
+                client.unlink(key)
+        assert any(b":p:" in key for key in client.scan_iter(bucket, count=1000))
+    assert driver.perform(Commit(AT, chunks(b"b"))) == Committed()
+    assert len(rows.keys(driver, Range(CHUNK, limit=5), AT)) == 5
+
+
+def test_expired_threads_leave_the_catalogue_even_if_nobody_looks() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        prefix = url.partition("prefix=")[2]
+        client.set(f"{prefix}:layout", "1 1")
+        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
+            for n in range(100):
+                driver.perform(
+                    Commit(Partition("", f"old{n}"), (*step(1), rows.checkpoint("r", run_id="run")))
+                )
+            time.sleep(1.2)
+            for n in range(100):
+                driver.perform(Commit(Partition("", f"new{n}"), step(1)))
+            assert client.zcard(f"{prefix}:{{0}}:c:thread") < 150
+            assert client.zcard(f"{prefix}:{{0}}:i") < 20

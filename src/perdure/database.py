@@ -281,13 +281,17 @@ def new_archive(path: Path, *, encryption_key: bytes | Collection[bytes] | None 
 def open_archive(
     path: Path, *, encryption_key: bytes | Collection[bytes] | None = None, sealed_only: bool = False
 ) -> Iterator[Database]:
-    """The threads in a file, as a database to read. ``encryption_key`` is used if the file is sealed.
-    ``BadArchive`` when the file is not whole, ``Sealed`` when the key is not its own."""
+    """The threads in a file, as a database to read. ``encryption_key`` is used if the file is sealed;
+    with ``sealed_only`` one in the clear is refused. ``BadArchive`` when the file is not whole, ``Sealed``
+    when the key is not its own."""
     archive = Archive.read(path)
     try:
         (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
         if sealed_only and not sealed:
-            raise Sealed(f"{path} is in the clear, although a key was given for it; it was not used")
+            raise Sealed(
+                f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
+                "trust whoever wrote it, import it without that key"
+            )
         yield _archived(archive, path, encryption_key if sealed else None)
     finally:
         archive.close()

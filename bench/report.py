@@ -179,7 +179,7 @@ def _throughput(results: Results, plots: Sequence[str], folder: str) -> list[str
     return [
         "## Many threads at once",
         f"{throughput['threads']} threads of {throughput['turns_a_thread']} turns in one process, each "
-        "turn acknowledged before the next one of its thread.",
+        "turn acknowledged before the next one of its thread. What is said is made before the clock starts.",
         table(["", "turns a second", "Perdure does"], rows),
         *_picture("throughput.svg", "Turns a second", plots, folder),
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.model.ops import Check, Commit, Delete, Expect, Get, Op, Put
 from perdure.model.records import CHUNK, GC, ITEM, TAG, Partition, Record
-from perdure.storage.unknown import evidence, is_in_doubt, was_applied
+from perdure.storage.unknown import evidence, is_in_doubt, is_repeatable, was_applied
 
 AT = Partition("", "thread")
 GENERATION = Put(GC, (), expect=1, version=2)
@@ -71,3 +71,13 @@ def test_a_refused_commit_of_which_a_part_stands_is_in_doubt_and_one_of_which_no
     assert is_in_doubt(whole, left(raised, tag, CHUNKED))
     assert not is_in_doubt(whole, left(raised, tag._replace(version=8), CHUNKED))
     assert not is_in_doubt(whole, left(None, None, CHUNKED))
+
+
+def test_what_would_undo_what_others_built_on_it_is_not_made_twice() -> None:
+    anyhow = Put(TAG, ("tag",), {"namespace": "", "checkpoint_id": "c"}, version=1)
+    assert is_repeatable(commit(GENERATION, anyhow))
+    assert is_repeatable(commit(GONE))
+    assert is_repeatable(commit(CHUNKED))
+    assert is_repeatable(commit(CHECKED))
+    assert not is_repeatable(commit(anyhow))
+    assert not is_repeatable(commit(CHECKED, Delete(TAG, ("tag",)), CHUNKED))

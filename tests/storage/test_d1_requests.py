@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 import perdure
 from perdure.database import Database
 from perdure.model.chunks import Digester
-from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get
+from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
 from perdure.storage.sql import d1 as backend
 from perdure.storage.sql import d1_batch as sql
@@ -144,6 +144,8 @@ def test_no_statement_scans_a_table(between: tuple[Proxy, str]) -> None:
                     driver.perform(Find("threads", tenant, after=after, space=space, prefix=prefix))
             driver.perform(Find("runs", tenant, "run"))
             driver.perform(Find("expired", tenant, until=1))
+            driver.perform(Find("due", tenant, until=1))
+        driver.perform(Now())
     texts = {text for request in wire.requests for text, _ in request}
     assert len(texts) > 40
     with Target.of(url).session() as transport:
@@ -169,6 +171,25 @@ def test_a_record_is_found_by_its_whole_key(between: tuple[Proxy, str], kind: Ki
             lines = plan(transport, text)
             assert any(line.startswith("SEARCH") and line.endswith(whole) for line in lines), lines
             assert scans(lines) == []
+
+
+def test_the_clock_shares_a_request_with_what_is_asked_meanwhile(between: tuple[Proxy, str]) -> None:
+    wire, url = between
+    with closing(open_driver(url)) as driver:
+        wire.requests.clear()
+
+        async def asked() -> tuple[int, Any]:
+            clock, found, again = await asyncio.gather(
+                driver.aperform(Now()), driver.aperform(Find("due", None, until=1)), driver.aperform(Now())
+            )
+            assert clock <= again
+            return clock, found
+
+        before = driver.perform(Now())
+        clock, found = asyncio.run(asked())
+        assert clock >= before > 1_600_000_000_000_000
+        assert found == ()
+        assert len(wire.requests) <= 3
 
 
 def _live(driver: Any) -> None:

@@ -1,11 +1,14 @@
 """The DynamoDB driver keeps the contract of the storage port, through both of its doors."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from perdure.model.ops import Fetch, Find, Range
-from perdure.model.records import CHECKPOINT, TAG, Partition
+from perdure.model.ops import Fetch, Find, Found, Now, Range
+from perdure.model.records import CHECKPOINT, LANE, TAG, Partition
+from perdure.storage.kv.dynamo_clock import ServiceClock
+from perdure.storage.kv.dynamodb import DynamoDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
@@ -74,3 +77,34 @@ def test_long_names_of_threads_keep_their_order_in_the_catalogue(pair: tuple[Dri
         found, right = ([f.partition for f in one.perform(find)] for one in pair)
         assert sorted(found) == sorted(right)
         assert find.index == "runs" or found == right
+
+
+def test_what_is_due_is_found_in_order_whatever_its_names_and_in_pages(pair: tuple[Driver, Driver]) -> None:
+    places = [Partition(tenant, name) for tenant in ("acme", "a\0me", STEM) for name in (*LONG, "\0", "")]
+    for one in pair:
+        for n, place in enumerate(places):
+            names = ("inbox", STEM, STEM + "n" * 99) if n % 3 == 0 else ("inbox",)
+            lanes = [rows.lane(name, (n * 7 % 11) * 1000 + at - 5) for at, name in enumerate(names)]
+            rows.stored(one, *lanes, rows.lane("idle", None), at=place)
+    for tenant in (None, "acme", "a\0me", STEM, "none"):
+        for until in (-6, 4000, 4001, (1 << 63) - 1):
+            whole, right = ([_due(f) for f in one.perform(Find("due", tenant, until=until))] for one in pair)
+            assert sorted(whole) == sorted(right)
+            assert [due for due, *_ in whole] == [due for due, *_ in right]
+            for limit in (1, 2, 7):
+                find = Find("due", tenant, until=until, limit=limit)
+                assert [_due(f) for f in pair[0].perform(find)] == whole[:limit]
+
+
+def _due(found: Found) -> tuple[int, Partition, str]:
+    assert found.record is not None
+    assert found.record.kind is LANE
+    return found.record.fields["due_at"], found.partition, found.record.key[0]
+
+
+def test_a_host_whose_clock_is_wrong_tells_the_services_time(pair: tuple[Driver, Driver]) -> None:
+    driver = pair[0]
+    assert isinstance(driver, DynamoDriver)
+    for off in (3600, -3600, 0):
+        driver.client.clock = ServiceClock(lambda off=off: time.time_ns() // 1000 + off * 1_000_000)  # type: ignore[misc]
+        assert abs(driver.perform(Now()) / 1e6 - time.time()) < 2

@@ -13,8 +13,10 @@ from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 
-from perdure.model.ops import Delete, Drop, Fetch, Find, Get, Range, Stage
+from perdure.model.ops import Delete, Drop, Fetch, Find, Get, Now, Range, Stage
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
+from perdure.storage.kv.dynamo_clock import ServiceClock
+from perdure.storage.kv.dynamo_items import BUCKETS
 from perdure.storage.kv.dynamodb import DynamoDriver, open_driver
 from perdure.storage.url import open_driver as open_migrated
 from perdure.testing.conformance import Backend, rows
@@ -59,6 +61,7 @@ def checked(wire: Wire) -> None:
     for call in wire.calls:
         assert call.operation != "Scan"
         asked = call.parameters
+        assert "FilterExpression" not in asked
         if call.operation == "Query" and asked.get("IndexName") == "find":
             assert asked["ConsistentRead"] is False, "an index across partitions has no strong reads"
         elif call.operation in ("Query", "GetItem"):
@@ -96,12 +99,61 @@ def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> No
             Find("runs", "acme", "run"),
             Find("runs", None, "run"),
             Find("expired", None, until=1),
+            Find("due", None, until=1 << 51),
+            Find("due", "acme", until=1 << 51, limit=1),
+            Now(),
         ):
             driver.perform(find)
         rows.stored(driver, Delete(TAG, ("x",)))
         driver.perform(Drop(HERE))
     checked(wire)
     assert {"Query", "BatchGetItem", "GetItem", "TransactWriteItems"} <= set(wire.count())
+
+
+def test_lanes_that_are_not_due_cost_nothing_to_look_past(driver: DynamoDriver) -> None:
+    for n in range(40):
+        due_at = 1000 + n if n % 2 else None
+        rows.stored(driver, rows.lane("inbox", due_at), at=Partition("acme", f"t{n}"))
+    with watched(driver, weigh=True) as wire:
+        assert driver.perform(Find("due", None, until=1000)) == ()
+    assert wire.count() == {"Query": BUCKETS}
+    assert all(call.answer["ScannedCount"] == 0 for call in wire.calls)
+    assert wire.reads == BUCKETS / 2
+    assert len(driver.perform(Find("due", None, until=2000, limit=5))) == 5
+
+
+def test_a_lane_never_expires_and_only_a_due_one_is_indexed(driver: DynamoDriver) -> None:
+    boto, table = driver.client.boto, driver.client.table
+    rows.stored(driver, rows.lane("inbox", 1), rows.lane("outbox", None))
+    lanes = {i["sk"]["B"]: i for i in boto.scan(TableName=table)["Items"] if "bound" in i}
+    assert [("x" in i, "g" in i, "h" in i) for _, i in sorted(lanes.items())] == [
+        (False, True, True),
+        (False, False, False),
+    ]
+
+
+def test_the_clock_asks_only_when_no_answer_is_recent(driver: DynamoDriver) -> None:
+    rows.stored(driver, rows.tag("t"))
+    with watched(driver) as wire:
+        driver.perform(Now())
+        driver.perform(Now())
+    assert not wire.calls
+    driver.client.clock = ServiceClock()
+    with watched(driver) as wire:
+        driver.perform(Now())
+        driver.perform(Now())
+    assert wire.count() == {"GetItem": 1}
+    checked(wire)
+
+
+def test_the_largest_message_and_reply_stay_in_one_item(driver: DynamoDriver) -> None:
+    body = b"x" * (256 << 10)
+    with watched(driver) as wire:
+        rows.stored(driver, rows.inbox(1, body), rows.reply(1, body))
+    assert wire.count()["TransactWriteItems"] == 1
+    assert "BatchWriteItem" not in wire.count()
+    checked(wire)
+    assert [record.body for record in rows.everything(driver)] == [body, body]
 
 
 @pytest.mark.timeout(3000)

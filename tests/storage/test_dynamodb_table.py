@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ import pytest
 
 import perdure
 from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
+from perdure.model.ops import Drop, Find
 from perdure.storage.kv import dynamo_table, dynamodb
 from perdure.storage.kv.dynamo_client import target_of
+from perdure.testing.conformance import rows
 from tests.servers import dynamodb as server
 
 NO_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE")
@@ -72,6 +75,27 @@ def test_a_newer_layout_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) ->
     for ask in (dynamodb.migrate, dynamodb.pending):
         with pytest.raises(Unmigrated, match="upgrade perdure"):
             ask(url)
+
+
+def test_a_table_of_the_layout_before_is_kept_as_it_is_and_takes_queues_once_it_is_migrated(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo_table, "SCHEMA_VERSION", 1)
+    dynamodb.migrate(url)
+    with contextlib.closing(dynamodb.open_driver(url)) as driver:
+        rows.stored(driver, rows.checkpoint("c"), rows.tag("t"))
+    monkeypatch.undo()
+    os.environ.update(server.CREDENTIALS)
+    assert "has layout version 1; check" in said(Unmigrated, url)
+    assert dynamodb.pending(url) == [f"record layout version 2 in {target_of(url).table}"]
+    assert dynamodb.migrate(url) == 1
+    with contextlib.closing(dynamodb.open_driver(url)) as driver:
+        assert len(rows.everything(driver)) == 2
+        rows.stored(driver, rows.lane("inbox", 7), rows.inbox(1))
+        assert len(rows.everything(driver)) == 4
+        assert len(driver.perform(Find("due", None, until=7))) == 1
+        driver.perform(Drop(rows.HERE))
+        assert len(driver.client.boto.scan(TableName=driver.client.table)["Items"]) == 1
 
 
 def test_a_table_of_another_make_is_left_alone(url: str) -> None:

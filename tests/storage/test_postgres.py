@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from bench.proxy import Proxy
 from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrated, Unserialisable
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Now, Put, Range
 from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
 from perdure.storage.port import Driver
 from perdure.storage.sql import postgres as backend
@@ -83,7 +83,7 @@ def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
 # One trip
 
 
-def test_commits_that_gather_leave_in_one_trip_and_so_do_fetches(url: str) -> None:
+def test_commits_that_gather_leave_in_one_trip_and_so_do_reads_of_a_sort(url: str) -> None:
     backend.migrate(url)
     server = postgres.shared()
     proxy = Proxy("127.0.0.1", server.port)
@@ -95,16 +95,21 @@ def test_commits_that_gather_leave_in_one_trip_and_so_do_fetches(url: str) -> No
             fetches = [Fetch(commit.partition, (Get(GC, ()), Range(TAG))) for commit in commits]
             driver.perform(commits[0])
             driver.perform(fetches[0])
-            for effects, most in ((commits, 2), (fetches, 2)):
+            clocks = [Now() for _ in range(40)]
+            given: list[list[object]] = []
+            for effects in (commits, fetches, clocks):
                 before = proxy.counts().round_trips
                 with ThreadPoolExecutor(40) as pool, held(driver):
                     calls = [pool.submit(driver.perform, effects[0])]
                     until(lambda: driver._writes._trips + driver._reads._trips == 1)
                     calls += [pool.submit(driver.perform, effect) for effect in effects[1:]]
                     until(lambda: len(driver._writes._queue) + len(driver._reads._queue) == 39)
-                answers = [call.result(10) for call in calls]
-                assert proxy.counts().round_trips - before <= most
-            assert [gc.version for ((gc,), _) in answers] == list(range(1, 41))
+                given.append([call.result(10) for call in calls])
+                assert proxy.counts().round_trips - before <= 2
+            outcomes, records, times = given
+            assert outcomes == [Committed()] * 40
+            assert [gc.version for ((gc,), _) in records] == list(range(1, 41))
+            assert len(set(times)) == 2
     finally:
         proxy.close()
 

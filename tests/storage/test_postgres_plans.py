@@ -17,11 +17,17 @@ from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Find, Get, P
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
+    DEDUPE,
+    EFFECT,
     EPOCH,
     GC,
     HEAD,
+    INBOX,
     ITEM,
     KINDS,
+    LANE,
+    OUTBOX,
+    RUN,
     STORE,
     TAG,
     WRITE,
@@ -32,6 +38,7 @@ from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.layout import SHAPES
 from perdure.storage.sql.postgres.place import Place, place_of
 from perdure.storage.sql.postgres.statements import Statement, Statements
+from perdure.testing.conformance import rows
 from tests.servers import postgres
 
 AT = Partition("t", "thread7")
@@ -101,7 +108,7 @@ def fill(connection: psycopg.Connection, schema: str) -> None:
     """Forty threads of 500 records of each kind that holds many."""
     many = " FROM generate_series(1, 40) t, generate_series(1, 500) n"
     each = " FROM generate_series(1, 2000) t"
-    for table, rows in {
+    for table, values in {
         "thread (tenant, thread, space)": "'t', 'thread' || t, (ARRAY['store', 'thread'])[1 + t % 2]" + each,
         "gc": "t, 1" + each,
         "epoch": "t, NULL, 1" + each,
@@ -112,8 +119,15 @@ def fill(connection: psycopg.Connection, schema: str) -> None:
         "tag": "t, 'n' || n, '', 'c', 1" + many,
         "seal": "t, 'n' || n, 1, 'x'" + many,
         "item": "t, 'k' || n, 1, 1, NULL, CASE WHEN n < 9 THEN t * n END, 1, 'x'" + many,
+        "lane": "t, 'n' || n, CASE WHEN n < 490 THEN t * n END, 1, 1, NULL, NULL, NULL, NULL, 1, NULL, NULL,"
+        " NULL, NULL, 1" + many,
+        "inbox": "t, n, 'g', '', 'coalesce', '', 1, 'x'" + many,
+        "dedupe": "t, sha256(n::text::bytea), n" + many,
+        "run": "t, 'r' || n, n, n, 'done', 'g', '', 1, 1, NULL, 1, 1, 1, 'x'" + many,
+        "outbox": "t, n, 'r' || n, 0, 'x', 'sent', 1, NULL, 1, 1, 'x'" + many,
+        "effect": "t, 'r' || n / 4, 't', n, 'x'" + many,
     }.items():
-        connection.execute(f"INSERT INTO {schema}.{table} SELECT {rows}".encode())
+        connection.execute(f"INSERT INTO {schema}.{table} SELECT {values}".encode())
 
 
 @pytest.fixture(scope="module", params=["planned when empty", "planned when full"])
@@ -127,6 +141,8 @@ def session(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Statement
             early.execute(statements.fetch, wire.pack_fetches([fetch]))
         for commit in commits():
             early.execute(statements.commit, wire.pack_writes([commit], LATE))
+        for find in (Find("runs", "t", "run7"), Find("expired", "t", until=9), Find("due", "t", until=9)):
+            early.execute(*statements.find(find))
         with psycopg.connect(place.conninfo, autocommit=True) as admin:
             admin.execute(f'TRUNCATE "{place.schema}".thread RESTART IDENTITY'.encode())
             for kind in KINDS:
@@ -210,6 +226,29 @@ def commits() -> list[Commit]:
                 for n in range(50)
             ),
         ),
+        Commit(
+            AT,
+            (
+                rows.lane("n7", 7, expect=Expect.PRESENT, version=2),
+                rows.lane("new", None),
+                *(rows.dedupe(b"%d" % n, n) for n in range(20)),
+                *(rows.inbox(n) for n in range(1000, 1020)),
+                *(rows.a_run(f"r{n}", n) for n in range(20)),
+                *(rows.reply(n) for n in range(20)),
+                *(rows.effect("t", n) for n in range(20)),
+            ),
+        ),
+        Commit(
+            AT,
+            (
+                Delete(LANE, ("new",), unchanged={"due_at": 7}),
+                *(Delete(DEDUPE, (b"%d" % n,)) for n in range(20)),
+                *(Delete(INBOX, (n,)) for n in range(1000, 1020)),
+                *(Delete(RUN, (f"r{n}",), 1) for n in range(2)),
+                Delete(OUTBOX, (3,), 1),
+                Delete(EFFECT, ("run", "t", 3)),
+            ),
+        ),
     ]
 
 
@@ -230,7 +269,7 @@ def test_commits_check_write_and_delete_by_an_index(session: tuple[Session, Stat
         read |= refuse_scans(run.execute(statements.commit, wire.pack_writes([commit], LATE)))
     crowd = [Commit(Partition("t", f"thread{n}"), commits()[0].ops) for n in range(1, 60)]
     read |= refuse_scans(run.execute(statements.commit, wire.pack_writes(crowd, LATE)))
-    assert {"thread", "head", "checkpoint", "chunk", "write", "tag", "item"} <= read
+    assert {"thread", *(kind.name for kind in KINDS)} - read == {"gc", "epoch", "seal"}
 
 
 def test_pages_of_threads_runs_and_expired_items_are_read_by_an_index(
@@ -251,6 +290,19 @@ def test_pages_of_threads_runs_and_expired_items_are_read_by_an_index(
         expired = run.execute(*statements.find(Find("expired", tenant, until=9)))
         assert "item_expires_at" in json.dumps(expired)
         refuse_scans_of("item", expired)
+
+
+@pytest.mark.parametrize("limit", [20, 1000])
+@pytest.mark.parametrize("until", [20, 1 << 60])
+@pytest.mark.parametrize("tenant", ["t", None])
+def test_due_lanes_are_read_from_their_index_in_its_order(
+    session: tuple[Session, Statements], tenant: str | None, until: int, limit: int
+) -> None:
+    run, statements = session
+    due = run.execute(*statements.find(Find("due", tenant, until=until, limit=limit)))
+    assert "lane_due_at" in json.dumps(due)
+    assert refuse_scans(due) == {"lane", "thread"}
+    assert max(node["Actual Rows"] for told in due for node in nodes(told["Plan"])) <= limit
 
 
 def refuse_scans_of(table: str, plans: Sequence[dict[str, Any]]) -> None:

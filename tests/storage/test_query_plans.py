@@ -18,11 +18,16 @@ from perdure.model.ops import Find, Range
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
+    EFFECT,
     EPOCH,
     GC,
     HEAD,
+    INBOX,
     ITEM,
     KINDS,
+    LANE,
+    OUTBOX,
+    RUN,
     STORE,
     TAG,
     THREADS,
@@ -62,7 +67,7 @@ def refuse_scans(connection: apsw.Connection, statement: str) -> None:
 
 
 def ranges() -> list[Range]:
-    """Every range that latest, list, history, pending writes, heads, tags and collection ask for."""
+    """Every range that latest, list, history, pending writes, heads, tags, collection and queues ask for."""
     return [
         Range(CHECKPOINT, ("",), "seq", reverse=True, limit=64),
         Range(CHECKPOINT, ("",), "seq", reverse=True, after=9, limit=64),
@@ -77,6 +82,15 @@ def ranges() -> list[Range]:
         Range(TAG),
         Range(GC),
         Range(EPOCH),
+        Range(LANE),
+        Range(INBOX, after=(3,), limit=20),
+        Range(INBOX, reverse=True, limit=1),
+        Range(OUTBOX, after=(3,), limit=20),
+        Range(OUTBOX, reverse=True, limit=1),
+        Range(RUN, by="first", reverse=True, limit=20),
+        Range(RUN, by="first", reverse=True, after=9, limit=20),
+        Range(EFFECT, ("run", "task")),
+        Range(EFFECT, limit=1000),
     ]
 
 
@@ -99,7 +113,7 @@ def test_one_record_is_one_search(connection: apsw.Connection, kind: Any) -> Non
         refuse_scans(connection, statement)
 
 
-def test_threads_and_runs_are_found_by_index(connection: apsw.Connection) -> None:
+def test_threads_runs_and_due_lanes_are_found_by_index(connection: apsw.Connection) -> None:
     at = Partition("t", "thread")
     pages = [
         sql.select_threads(Find("threads", tenant, after=after, space=space, prefix=prefix))[0]
@@ -112,6 +126,10 @@ def test_threads_and_runs_are_found_by_index(connection: apsw.Connection) -> Non
     )
     for statement in (sql.THREAD_PK, sql.THREAD_DROP, *pages, runs, expired):
         refuse_scans(connection, statement)
+    for tenant in ("t", None):
+        due = sql.select_indexed(Find("due", tenant, until=1))[1][0]
+        refuse_scans(connection, due)
+        assert f"{schema.table(LANE)}_due_at" in plan(connection, due)[0]
     assert f"{schema.table(CHECKPOINT)}_run_id" in plan(connection, runs)[0]
     assert f"{schema.table(ITEM)}_expires_at" in plan(connection, expired)[0]
 

@@ -33,6 +33,7 @@ from perdure.model.ops import (
     Find,
     Found,
     Get,
+    Now,
     Put,
     Range,
     Refused,
@@ -150,7 +151,8 @@ def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(
         server.kill()
         with pytest.raises(perdure.Unavailable):
             driver.perform(Commit(AT, step(2)))
-        for effect in (Commit(AT, step(2)), Fetch(AT, (Get(GC, ()),)), Find("threads", None), Drop(AT)):
+        read = Fetch(AT, (Get(GC, ()),))
+        for effect in (Commit(AT, step(2)), read, Find("threads", None), Find("due", None), Now(), Drop(AT)):
             with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
                 driver.perform(effect)
             with pytest.raises(perdure.Unavailable, match="cannot be reached"):
@@ -302,6 +304,11 @@ def test_the_documented_rights_are_enough(server: Server) -> None:
         assert len(rows.keys(driver, Range(CHUNK), AT)) == 3
         assert height(driver, AT) == 3
         assert driver.perform(Find("runs", None, "run")) == ()
+        rows.stored(driver, rows.lane("inbox", driver.perform(Now())), at=AT)
+        assert [f.partition for f in driver.perform(Find("due", None, until=1 << 60))] == [AT]
+    with server.client() as client:
+        client.set("perdure:layout", "1 256")
+    assert backend.migrate(url) == 1
     with closing(backend.open_driver(url)) as driver:
         assert driver.perform(Commit(AT, step(4))) == Committed()
         driver.perform(Drop(AT))
@@ -342,7 +349,7 @@ def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
         assert backend.schema_version(url) == 0
         assert len(backend.pending(url)) == 1
         with ThreadPoolExecutor(16) as pool:
-            assert set(pool.map(backend.migrate, [url] * 16)) <= {0, 1}
+            assert set(pool.map(backend.migrate, [url] * 16)) <= {0, backend.SCHEMA_VERSION}
         assert backend.schema_version(url) == backend.SCHEMA_VERSION
         assert backend.pending(url) == []
         key = f"{url.partition('prefix=')[2]}:layout"
@@ -357,8 +364,8 @@ def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
 
 def test_a_database_keeps_its_number_of_buckets() -> None:
     with valkey.empty() as url, valkey.shared().client() as client:
-        client.set(f"{url.partition('prefix=')[2]}:layout", "1 3")
-        assert backend.migrate(url) == 1
+        client.set(f"{url.partition('prefix=')[2]}:layout", f"{backend.SCHEMA_VERSION} 3")
+        assert backend.migrate(url) == backend.SCHEMA_VERSION
         with closing(backend.open_driver(url)) as driver:
             for n in range(20):
                 driver.perform(Commit(Partition("", f"t{n}"), step(1)))
@@ -472,7 +479,7 @@ def test_looking_for_threads_while_their_slot_moves_takes_none_from_the_catalogu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend, "PATIENCE", 0.1)
-    finds = (Find("threads", ""), Find("runs", "", "run"))
+    finds = (Find("threads", ""), Find("runs", "", "run"), Find("due", "", until=1))
     with valkey.empty_on_cluster() as url:
         backend.migrate(url)
         with closing(backend.open_driver(url)) as driver:
@@ -516,12 +523,14 @@ def test_looking_for_threads_waits_for_those_that_moved_before_their_catalogue(
 
 
 def _neighbours(driver: RedisDriver) -> tuple[int, set[Partition]]:
-    """A slot, and three threads with a run each in it."""
+    """A slot, and three threads in it with a run each, and with something due."""
     slot = driver._space.place(AT).slot
     all_threads = (Partition("", f"t{n}") for n in count())
     threads = set(islice((at for at in all_threads if driver._space.place(at).slot == slot), 3))
     for at in threads:
-        assert driver.perform(Commit(at, (rows.checkpoint("c", run_id="run"),))) == Committed()
+        assert driver.perform(Commit(at, (rows.checkpoint("c", run_id="run"), rows.lane("inbox", 1)))) == (
+            Committed()
+        )
     return slot, threads
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import perdure
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range
 from perdure.model.records import (
     CHECKPOINT,
@@ -21,6 +23,8 @@ from perdure.model.records import (
     GC,
     HEAD,
     ITEM,
+    KINDS,
+    LANE,
     RESERVED,
     SEAL,
     STORE,
@@ -32,6 +36,9 @@ from perdure.model.records import (
 )
 from perdure.storage.kv import redis as backend
 from perdure.storage.kv.redis import RedisDriver
+from perdure.storage.kv.redis_scripts import NUMBERS
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.queues import due
 from tests.servers import valkey
 
 FORMAT_1 = Path(__file__).with_name("redis1.json")
@@ -68,7 +75,8 @@ def puts() -> tuple[Put, ...]:
 
 
 @pytest.fixture
-def driver() -> Iterator[RedisDriver]:
+def url() -> Iterator[str]:
+    """A database as the first release left it."""
     with valkey.empty() as url, valkey.shared().client() as client:
         prefix = url.partition("prefix=")[2].encode()
         for key, value in json.loads(FORMAT_1.read_text()).items():
@@ -79,9 +87,51 @@ def driver() -> Iterator[RedisDriver]:
                 client.hset(name, mapping={bytes.fromhex(f): bytes.fromhex(v) for f, v in value.items()})
             else:
                 client.zadd(name, {bytes.fromhex(member): 0 for member in value})
-        assert backend.pending(url) == []
-        with closing(backend.open_driver(url)) as driver:
-            yield driver
+        yield url
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[RedisDriver]:
+    assert backend.migrate(url) == 1
+    with closing(backend.open_driver(url)) as driver:
+        yield driver
+
+
+def test_an_older_layout_is_refused_with_the_command_to_run(url: str) -> None:
+    with pytest.raises(perdure.Unmigrated, match="has layout version 1, not 2; run `perdure migrate`"):
+        backend.open_driver(url)
+    prefix = url.partition("prefix=")[2]
+    assert backend.pending(url) == [f"SET {prefix}:layout '2 4' XX"]
+    assert backend.schema_version(url) == 1
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(backend.migrate, [url] * 8)) <= {1, 2}
+    assert backend.pending(url) == []
+    assert backend.migrate(url) == backend.schema_version(url) == backend.SCHEMA_VERSION == 2
+
+
+def test_raising_the_version_changes_nothing_else_and_lowers_none(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = url.partition("prefix=")[2]
+    with valkey.shared().client() as client:
+        before = {key: client.dump(key) for key in client.scan_iter(f"{prefix}:*", count=1000)}
+        client.set(f"{prefix}:layout", "1 3")
+        client.script_flush()
+        assert backend.migrate(url) == 1
+        assert client.get(f"{prefix}:layout") == b"2 3"
+        after = {key: client.dump(key) for key in client.scan_iter(f"{prefix}:*", count=1000)}
+        changed = {key for key, dump in after.items() if dump != before.get(key)}
+        assert (before.keys(), changed) == (after.keys(), {f"{prefix}:layout".encode()})
+        client.set(f"{prefix}:layout", "9 3")
+        # As when a newer release comes between the look and the write.
+        monkeypatch.setattr(backend, "_stored", lambda settings: (1, 3))
+        assert backend.migrate(url) == 1
+        assert client.get(f"{prefix}:layout") == b"9 3"
+
+
+def test_the_numbers_of_the_first_kinds_stay() -> None:
+    assert KINDS[: len(KINDS_1)] == KINDS_1
+    assert [NUMBERS[kind] for kind in KINDS_1] == list(range(1, len(KINDS_1) + 1))
 
 
 @pytest.mark.parametrize("at", PARTITIONS)
@@ -115,3 +165,14 @@ def test_threads_of_the_first_layout_go_on(driver: RedisDriver) -> None:
     assert driver.perform(Commit(at, (raised,))) != Committed()
     absent = Put(CHECKPOINT, ("", "c1"), puts()[4].fields, expect=Expect.ABSENT)
     assert driver.perform(Commit(at, (absent,))) != Committed()
+
+
+@pytest.mark.parametrize("at", PARTITIONS[:2])
+def test_threads_of_the_first_layout_take_messages(driver: RedisDriver, at: Partition) -> None:
+    assert due(driver, 1 << 60) == []
+    assert rows.commit(driver, rows.lane("inbox", 5, Expect.ABSENT), rows.inbox(1), rows.dedupe(b"d"), at=at)
+    assert due(driver, 5) == [(at.thread, "inbox")]
+    assert {f.partition for f in driver.perform(Find("runs", None, "r\0un"))} >= {at}
+    driver.perform(Drop(at))
+    assert due(driver, 1 << 60) == []
+    assert rows.get(driver, LANE, "inbox", at=at) is None

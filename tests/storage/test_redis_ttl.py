@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from perdure.model.ops import Check, Commit, Committed, Expect, Find, Put, Range
-from perdure.model.records import CHUNK, HEAD, ITEM, Partition
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Find, Op, Put, Range
+from perdure.model.records import CHUNK, HEAD, ITEM, LANE, Partition
 from perdure.storage.kv import redis as backend
-from perdure.storage.kv.redis import RedisDriver
 from perdure.testing.conformance import rows
+from perdure.testing.conformance.queues import due
 from tests.servers import valkey
-
-AT = Partition("", "thread")
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with valkey.empty() as url:
-        backend.migrate(url)
-        yield url
-
-
-@pytest.fixture
-def driver(url: str) -> Iterator[RedisDriver]:
-    with closing(backend.open_driver(url)) as driver:
-        yield driver
-
-
-def step(n: int) -> tuple[Put, ...]:
-    """The n-th write of a thread."""
-    return rows.gc(n, n - 1 or Expect.ABSENT), rows.checkpoint(f"c{n}", n)
+from tests.storage.test_redis import opened
+from tests.storage.test_redis_faults import AT, step
 
 
 def test_threads_expire_whole_and_leave_nothing_behind() -> None:
     with valkey.empty() as url, valkey.shared().client() as client:
-        backend.migrate(url)
-        with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
+        with opened(f"{url}&ttl=1s") as driver:
             store = Partition("", "items", "store")
             item = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": None}
             driver.perform(Commit(store, (Put(ITEM, ("k",), item, b"v", version=1),)))
@@ -68,39 +48,71 @@ def test_threads_expire_whole_and_leave_nothing_behind() -> None:
         assert left == [f"{prefix}:layout".encode()]
 
 
-def test_a_thread_that_is_written_without_a_ttl_is_kept_for_ever(url: str) -> None:
-    with closing(backend.open_driver(f"{url}&ttl=1h")) as driver:
-        assert driver.perform(Commit(AT, step(1))) == Committed()
-    with closing(backend.open_driver(url)) as driver, valkey.shared().client() as client:
+def test_a_thread_that_is_written_without_a_ttl_is_kept_for_ever() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        with opened(f"{url}&ttl=1h") as driver:
+            assert driver.perform(Commit(AT, step(1))) == Committed()
         keys = list(client.scan_iter(f"{url.partition('prefix=')[2]}:*", count=1000))
         assert max(map(client.pttl, keys)) > 0
-        assert driver.perform(Commit(AT, step(2))) == Committed()
+        with opened(url) as driver:
+            assert driver.perform(Commit(AT, step(2))) == Committed()
         assert set(map(client.pttl, keys)) == {-1}
 
 
-def test_the_order_of_an_expired_thread_s_chunks_is_not_its_successor_s(
-    url: str, driver: RedisDriver
-) -> None:
+@pytest.mark.parametrize("done", [rows.lane("inbox", None), Delete(LANE, ("inbox",))])
+def test_a_thread_with_something_due_stays_until_it_is_done(done: Op) -> None:
+    with valkey.empty() as url, valkey.shared().client() as client, opened(f"{url}&ttl=1h") as driver:
+
+        def is_ending() -> bool:
+            keys = client.scan_iter(f"{url.partition('prefix=')[2]}:*", count=1000)
+            lives = {bool(client.pttl(key) > 0) for key in keys if b":r:" in key or b":o:" in key}
+            assert len(lives) == 1, "a thread would end in part"
+            return lives.pop()
+
+        rows.stored(driver, *step(1), at=AT)
+        assert is_ending()
+        rows.stored(driver, rows.lane("inbox", 1), rows.lane("outbox", None), at=AT)
+        assert not is_ending()
+        rows.stored(driver, *step(2), at=AT)
+        assert not is_ending(), "what is due was forgotten at the next write"
+        assert due(driver, 1) == [(AT.thread, "inbox")]
+        assert rows.commit(driver, done, at=AT)
+        assert is_ending()
+        rows.stored(driver, rows.lane("outbox", 2), at=Partition("", "new"))
+        assert due(driver, 2) == [("new", "outbox")]
+
+
+def test_a_new_thread_takes_no_entries_away_of_kinds_that_a_later_release_has() -> None:
+    with valkey.empty() as url, valkey.shared().client() as client:
+        prefix = url.partition("prefix=")[2]
+        client.set(f"{prefix}:layout", f"{backend.SCHEMA_VERSION} 1")
+        client.zadd(f"{prefix}:{{0}}:i", {b"later:" + bytes(30): 0})
+        with opened(f"{url}&ttl=1h") as driver:
+            rows.stored(driver, *step(1), at=AT)
+        assert client.zcard(f"{prefix}:{{0}}:i") == 1
+
+
+def test_the_order_of_an_expired_thread_s_chunks_is_not_its_successor_s() -> None:
     def chunks(mark: bytes) -> tuple[Put, ...]:
         return tuple(rows.chunk(mark + b"%015d" % n) for n in range(20))
 
-    assert driver.perform(Commit(AT, chunks(b"a"))) == Committed()
-    assert len(rows.keys(driver, Range(CHUNK), AT)) == 20
-    with valkey.shared().client() as client:
+    with valkey.empty() as url, opened(url) as driver, valkey.shared().client() as client:
+        assert driver.perform(Commit(AT, chunks(b"a"))) == Committed()
+        assert len(rows.keys(driver, Range(CHUNK), AT)) == 20
         # As a time to live does it: the order of the chunks lives on for a minute after its last use.
         bucket = f"{url.partition('prefix=')[2]}:*"
         for key in client.scan_iter(bucket, count=1000):
             if b":r:" in key or b":o:" in key:
                 client.unlink(key)
         assert any(b":p:" in key for key in client.scan_iter(bucket, count=1000))
-    assert driver.perform(Commit(AT, chunks(b"b"))) == Committed()
-    assert len(rows.keys(driver, Range(CHUNK, limit=5), AT)) == 5
+        assert driver.perform(Commit(AT, chunks(b"b"))) == Committed()
+        assert len(rows.keys(driver, Range(CHUNK, limit=5), AT)) == 5
 
 
 def test_expired_threads_leave_the_catalogue_even_if_nobody_looks() -> None:
     with valkey.empty() as url, valkey.shared().client() as client:
         prefix = url.partition("prefix=")[2]
-        client.set(f"{prefix}:layout", "1 1")
+        client.set(f"{prefix}:layout", f"{backend.SCHEMA_VERSION} 1")
         with closing(backend.open_driver(f"{url}&ttl=1s")) as driver:
             for n in range(100):
                 driver.perform(

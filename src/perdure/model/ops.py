@@ -1,7 +1,7 @@
-"""The five verbs of the storage port, as values.
+"""The verbs of the storage port, as values.
 
-Requests (``Fetch``, ``Stage``, ``Commit``, ``Find``, ``Drop``) are effects; the operations inside a commit
-are plain data. A driver executes them and holds no policy.
+Requests (``Fetch``, ``Stage``, ``Commit``, ``Find``, ``Drop``, and ``Now`` for the clock) are effects; the
+operations inside a commit are plain data. A driver executes them and holds no policy.
 """
 
 from __future__ import annotations
@@ -136,11 +136,13 @@ class Find(Effect[tuple[Found, ...]]):
 
     ``index`` is ``"threads"`` (the partitions of a ``space`` in order of tenant and name, a tenant's or
     everybody's, those whose name starts with ``prefix``, which ends in an ASCII character), ``"runs"``
-    (checkpoints whose run id is ``value``) or ``"expired"`` (store items whose ``expires_at`` is at or below
-    ``until``; a backend that removes them by itself finds none). A partition may be found empty.
+    (checkpoints whose run id is ``value``), ``"expired"`` (store items whose ``expires_at`` is at or below
+    ``until``; a backend that removes them by itself finds none) or ``"due"`` (lanes whose ``due_at`` is at or
+    below ``until``, those due longest first; of such a record only the key and ``due_at`` are promised). A
+    partition may be found empty.
     """
 
-    index: Literal["threads", "runs", "expired"]
+    index: Literal["threads", "runs", "expired", "due"]
     tenant: str | None
     value: str = ""
     after: Partition | None = None
@@ -153,6 +155,12 @@ class Find(Effect[tuple[Found, ...]]):
     def prefix_end(self) -> str:
         """The first name, in code points, after all that start with the prefix."""
         return self.prefix[:-1] + chr(ord(self.prefix[-1]) + 1) if self.prefix else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Now(Effect[int]):
+    """The database's clock, in microseconds since 1970: every process that uses the database shares it,
+    whatever its own clock says. A backend without a clock of its own answers with its host's."""
 
 
 @dataclass(frozen=True, slots=True)

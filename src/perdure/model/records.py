@@ -42,7 +42,9 @@ class Kind:
     the record also has a ``body`` of bytes, the only place for anything a user could have typed.
     ``versioned`` records carry an integer that a commit may expect. ``by`` names fields that order the
     records of one key prefix besides the key itself. ``compact`` records are small and are stored inside
-    their key's index. ``grows`` names an integer field of which a rewrite keeps the larger value.
+    their key's index. ``grows`` names an integer field of which a rewrite keeps the larger value. ``index``
+    names a field, text or an integer, by which records are found across partitions; where the kind
+    ``expires``, it is a time in microseconds after which the record is gone.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Kind:
     compact: bool = True
     grows: str | None = None
     index: str | None = None
+    expires: bool = False
 
     def columns(self) -> tuple[str, ...]:
         """Key columns, then fields, then version and body where the kind has them."""
@@ -152,11 +155,113 @@ ITEM = Kind(
     versioned=True,
     compact=False,
     index="expires_at",
+    expires=True,
 )
 """An item of the store. Times are microseconds since the epoch, ``ttl`` a span of them; an item past its
 ``expires_at`` is gone for every reader, whether or not its row is still there."""
 
-KINDS: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, SEAL, ITEM)
+LANE = Kind(
+    "lane",
+    key=(_text("name"),),
+    fields=(
+        _integer("due_at", nullable=True),
+        _integer("last"),
+        _integer("bound"),
+        _integer("since", nullable=True),
+        _integer("ready_at", nullable=True),
+        _text("run_id", nullable=True),
+        _text("owner", nullable=True),
+        _integer("epoch"),
+        _integer("lease_until", nullable=True),
+        _integer("retry_at", nullable=True),
+        _text("waiting", nullable=True),
+        _text("stop", nullable=True),
+    ),
+    versioned=True,
+    index="due_at",
+)
+"""Where a thread's queue stands: its inbox, or its outbox (``perdure.model.lane``). ``due_at`` says when
+somebody has to look at it; a lane without one has nothing to do."""
+
+INBOX = Kind(
+    "inbox",
+    key=(_integer("seq"),),
+    fields=(_text("graph"), _text("channel"), _text("mode"), _bytes("dedupe"), _integer("accepted_at")),
+    body=True,
+    compact=False,
+)
+"""An accepted message. It never changes: the run whose span covers its number says what became of it."""
+
+DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_integer("seq"),))
+"""Under which number a message was accepted whose sender may send it again."""
+
+RUN = Kind(
+    "run",
+    key=(_text("run_id"),),
+    fields=(
+        _integer("first"),
+        _integer("last"),
+        _text("state"),
+        _text("graph"),
+        _text("channel"),
+        _integer("epoch"),
+        _integer("attempts"),
+        _text("base", nullable=True),
+        _integer("started_at"),
+        _integer("updated_at"),
+    ),
+    body=True,
+    versioned=True,
+    by=("first",),
+)
+"""A run: one invocation of a graph for the messages ``first`` to ``last``, however often it is attempted.
+The body says what it ended with: an error, or the interrupts that it waits on."""
+
+OUTBOX = Kind(
+    "outbox",
+    key=(_integer("seq"),),
+    fields=(
+        _text("run_id"),
+        _integer("ord"),
+        _text("channel"),
+        _text("state"),
+        _integer("attempts"),
+        _text("provider_id", nullable=True),
+        _integer("created_at"),
+    ),
+    body=True,
+    versioned=True,
+    compact=False,
+)
+"""A reply on its way to a channel."""
+
+EFFECT = Kind(
+    "effect",
+    key=(_text("run_id"), _text("task_id"), _integer("idx")),
+    body=True,
+)
+"""What a side effect within a task came to, so that it is not repeated."""
+
+KINDS: tuple[Kind, ...] = (
+    HEAD,
+    GC,
+    EPOCH,
+    CHECKPOINT,
+    CHUNK,
+    WRITE,
+    TAG,
+    SEAL,
+    ITEM,
+    LANE,
+    INBOX,
+    DEDUPE,
+    RUN,
+    OUTBOX,
+    EFFECT,
+)
+
+INDEXED: Mapping[str, Kind] = MappingProxyType({"runs": CHECKPOINT, "expired": ITEM, "due": LANE})
+"""The kinds that an index finds by their indexed field, by the name of the index."""
 
 RESERVED = Partition("", "")
 """The partition of what belongs to the database and to no thread; it is in no catalogue."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterable
 from threading import RLock
@@ -19,6 +20,7 @@ from perdure.model.ops import (
     Find,
     Found,
     Get,
+    Now,
     Op,
     Put,
     Range,
@@ -26,7 +28,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, ITEM, RESERVED, Key, Kind, Partition, Record
+from perdure.model.records import INDEXED, RESERVED, Key, Kind, Partition, Record
 from perdure.storage.port import Limits
 
 SCHEMA_VERSION = 0
@@ -66,6 +68,8 @@ class MemoryDriver:
             return None
         if isinstance(effect, Find):
             return tuple(self._find(effect))
+        if isinstance(effect, Now):
+            return time.time_ns() // 1000
         if isinstance(effect, Drop):
             self._partitions.pop(effect.partition, None)
             return None
@@ -120,7 +124,7 @@ class MemoryDriver:
             threads = [p for p in named if any(self._partitions[p].values())]
             start = 0 if effect.after is None else bisect_right(threads, effect.after)
             return [Found(p) for p in threads[start : start + effect.limit]]
-        kind = CHECKPOINT if effect.index == "runs" else ITEM
+        kind = INDEXED[effect.index]
         out: list[Found] = []
         for partition in partitions:
             out.extend(
@@ -128,14 +132,16 @@ class MemoryDriver:
                 for record in self._table(partition, kind).values()
                 if _is_indexed(record, effect)
             )
+        if effect.index == "due":
+            out.sort(key=lambda found: found.record.fields["due_at"] if found.record else 0)
         return out[: effect.limit]
 
 
 def _is_indexed(record: Record, effect: Find) -> bool:
-    if record.kind is CHECKPOINT:
-        return bool(record.fields["run_id"] == effect.value)
-    expires = record.fields["expires_at"]
-    return expires is not None and expires <= effect.until
+    value = record.fields[record.kind.index or ""]
+    if effect.index == "runs":
+        return bool(value == effect.value)
+    return value is not None and value <= effect.until
 
 
 def _holds(record: Record | None, op: Op) -> bool:

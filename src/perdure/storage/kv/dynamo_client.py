@@ -22,6 +22,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import Session as Core
 
 from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.storage.kv.dynamo_clock import ServiceClock
 from perdure.storage.url import redacted
 
 PATIENCE = 30.0
@@ -109,6 +110,7 @@ class Client:
     def __init__(self, target: Target, *, patience: float = PATIENCE) -> None:
         self.target = target
         self.patience = patience
+        self.clock = ServiceClock()
         config = Config(
             # Names and values are ours alone, and well-formed.
             parameter_validation=False,
@@ -142,6 +144,7 @@ class Client:
         bound = _FIRST_WAIT
         lost = False
         while True:
+            asked = self.clock.asking()
             try:
                 answer: dict[str, Any] = method(**parameters)
             except (aws.ClientError, aws.BotoCoreError, ResponseParserError) as error:
@@ -158,6 +161,7 @@ class Client:
                 time.sleep(pause)
                 bound = min(2 * bound, _LONGEST_WAIT)
             else:
+                self.clock.heard(asked, answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
                 return answer
 
     def all_of(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ INCARNATION = 9
 _PK_MAX = 1024
 _SK_MAX = 1000
 _DIGEST = 16
+_TIE = 8
 _KEY = b"k"
 KEPT = len(_KEY) + _SK_MAX
 """A sort key longer than this is a shortened one; up to here it is as it was encoded."""
@@ -145,12 +146,10 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
     for by in kind.by:
         item["o"] = {"B": order_prefix(kind, put.key[:-1]) + layout.encode_integer(put.fields[by])}
     if kind.index is not None and (value := put.fields[kind.index]) is not None:
-        if isinstance(value, str):
-            item["g"] = {"B": run_entry(kind, value)}
-            item["h"] = {"B": tenant_entry(partition.tenant)}
-            _name(item, partition)
-        else:
+        if kind.expires:
             item["x"] = {"N": str(-(-value // 1_000_000))}
+        else:
+            item.update(_entry(kind, partition, full, value))
     return item
 
 
@@ -214,6 +213,38 @@ def run_entry(kind: Kind, value: str) -> bytes:
 
 def tenant_entry(tenant: str) -> bytes:
     return shortened(layout.encode_text(tenant), _SK_MAX)
+
+
+def due_entry(kind: Kind, number: int) -> bytes:
+    """The index's partition for one bucket of a kind's records that are due at a time."""
+    return b"d" + bytes((number,)) + kind.name.encode()
+
+
+def due_of(kind: Kind, item: Item) -> Record:
+    """The key of a record and when it is due, all that its entry in the index tells."""
+    due = layout.decode_integer(_bytes(item["h"])[:8])
+    return Record(kind, layout.decode_key(kind, encoded_key(item)), {str(kind.index): due})
+
+
+def due_until(until: int) -> bytes:
+    """What sorts behind every entry that is due by then, and before all others."""
+    return layout.encode_integer(until) + b"\xff" * (_TIE + 1)
+
+
+def _entry(kind: Kind, partition: Partition, key: bytes, value: Any) -> Item:
+    """The attributes under which the index finds a record by the value of its indexed field."""
+    if isinstance(value, str):
+        item: Item = {"g": {"B": run_entry(kind, value)}, "h": {"B": tenant_entry(partition.tenant)}}
+    else:
+        place = layout.encode_partition(partition)
+        # Those due at the same time stand in an order of their own, the same whoever reads.
+        tie = blake2b(place + key, digest_size=_TIE, person=b"perdure.due").digest()
+        item = {
+            "g": {"B": due_entry(kind, layout.bucket_of(place, BUCKETS))},
+            "h": {"B": layout.encode_integer(value) + tie},
+        }
+    _name(item, partition)
+    return item
 
 
 def catalogued(partition: Partition) -> Item:

@@ -1,13 +1,12 @@
-"""Reading from the table: a fetch that is of one moment, ranges in the port's order, and the index.
+"""Reading from the table: a fetch that is of one moment, and ranges in the port's order.
 
 Every commit gives the partition's root item a revision of its own. A fetch that read the revision, then what
 it was asked for, then the same revision again has seen one moment; nothing is locked and nothing is read
-twice while nobody writes. Reads are strongly consistent, but for those of the index, which is a hint.
+twice while nobody writes. Reads are strongly consistent, unless a caller selects an index that cannot be.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 import time
 from collections import OrderedDict
@@ -18,8 +17,8 @@ from threading import Lock, RLock, local
 from typing import Any, TypeVar
 
 from perdure.errors import Contention
-from perdure.model.ops import Fetch, Find, Found, Get, Range
-from perdure.model.records import KINDS, Key, Kind, Partition, Record
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.records import Key, Kind, Partition, Record
 from perdure.storage.kv import dynamo_items as items
 from perdure.storage.kv import layout
 from perdure.storage.kv.dynamo_client import Client
@@ -277,7 +276,7 @@ class Reader:
         prefix = layout.encode_prefix(item.kind, item.prefix)
         edge = None if item.after is None else layout.encode_key(item.kind, item.after)
         rows = self.between(pk, prefix, edge, reverse=item.reverse, limit=item.limit, select=_select(item))
-        return (row for row in rows if _is_past(items.encoded_key(row), prefix, edge, item.reverse))
+        return (row for row in rows if is_past(items.encoded_key(row), prefix, edge, item.reverse))
 
     def between(
         self,
@@ -322,7 +321,7 @@ class Reader:
             select={**_select(item), "IndexName": items.BY_ORDER},
             names=("pk", "o"),
         )
-        return (row for row in rows if _is_past(bytes(row["o"]["B"]), prefix, edge, item.reverse))
+        return (row for row in rows if is_past(bytes(row["o"]["B"]), prefix, edge, item.reverse))
 
     def query(
         self,
@@ -356,60 +355,6 @@ class Reader:
                 return
             parameters["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
-    # Find
-
-    def find(self, effect: Find) -> tuple[Found, ...]:
-        if effect.index == "threads":
-            return self._catalogue(effect)
-        kind = next((k for k in KINDS if k.index == "run_id"), None)
-        if effect.index == "expired" or kind is None:
-            return ()
-        g = items.run_entry(kind, effect.value)
-        low, high = b"\x00", b"\xff"
-        if effect.tenant is not None:
-            low = high = items.tenant_entry(effect.tenant)
-        rows = self.query(g, low, high, limit=effect.limit, select=_INDEXED, names=("g", "h"))
-        own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
-        return tuple(
-            Found(items.partition_of(row), items.record_of(kind, row)) for row in islice(own, effect.limit)
-        )
-
-    def _catalogue(self, effect: Find) -> tuple[Found, ...]:
-        prefix = b"" if effect.tenant is None else items.catalogue_order(effect.tenant, effect.prefix)
-        edge = None
-        if effect.after is not None:
-            edge = items.catalogue_order(effect.after.tenant, effect.after.thread)
-
-        def named(row: Item) -> bytes:
-            found = items.partition_of(row)
-            return items.catalogue_order(found.tenant, found.thread)
-
-        def page(number: int) -> list[Partition]:
-            rows = self.between(
-                items.catalogue_entry(effect.space, number),
-                prefix,
-                edge,
-                reverse=False,
-                limit=effect.limit,
-                select=_INDEXED,
-                full=named,
-                names=("g", "h"),
-            )
-            kept = (
-                at
-                for row in rows
-                if (at := items.partition_of(row)).thread.startswith(effect.prefix)
-                and _is_past(named(row), prefix, edge, False)
-            )
-            return list(islice(kept, effect.limit))
-
-        pages = self.spread(page, range(items.BUCKETS))
-        merged: Iterable[Partition] = heapq.merge(*pages, key=lambda at: (at.tenant, at.thread))
-        return tuple(Found(at) for at in islice(merged, effect.limit))
-
-
-_INDEXED: Item = {"IndexName": items.FIND, "ConsistentRead": False}
-
 
 def _select(item: Range) -> Item:
     """Leaves bodies out of the answer when they are not asked for."""
@@ -435,7 +380,8 @@ def _independent(wanted: Sequence[Get | Range]) -> bool:
     return gets and (len(wanted) == 1 or all(item.kind.grows is not None for item in wanted))
 
 
-def _is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:
+def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:
+    """Whether a full key is under the prefix and beyond the edge."""
     if not full.startswith(prefix):
         return False
     return edge is None or (full < edge if reverse else full > edge)

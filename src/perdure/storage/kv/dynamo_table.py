@@ -9,8 +9,11 @@ from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
 from perdure.storage.kv import dynamo_items as items
 from perdure.storage.kv.dynamo_client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
-SCHEMA_VERSION = 1
-"""The version of the layout that this release reads and writes."""
+SCHEMA_VERSION = 2
+"""The version of the layout that this release reads and writes. Version 2 has the records of queues. The
+table is defined as it was and no item of version 1 changes, but a release that knows version 1 only must not
+write here: when it drops a thread it leaves those records behind, under an incarnation that nobody remembers,
+and the index names a lane among them as due for ever."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"
@@ -85,6 +88,11 @@ def version(client: Client) -> int:
             _check(client, table)
         raise
     return int(answer["Item"]["version"]["N"]) if "Item" in answer else 0
+
+
+def ask(client: Client) -> None:
+    """Make the cheapest request, for its answer's sake: one read unit."""
+    client.call("get_item", TableName=client.table, Key=_LAYOUT, ConsistentRead=True)
 
 
 def pending(client: Client) -> list[str]:

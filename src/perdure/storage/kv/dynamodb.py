@@ -1,7 +1,8 @@
 """DynamoDB: one table on demand, each commit one conditional transaction, every read strongly consistent.
 
 How records lie in the table is said in ``dynamo_items``, how a fetch is of one moment in
-``dynamo_reading``, and how a partition is written and removed in ``dynamo_writing``. Requests are blocking
+``dynamo_reading``, how records are found across partitions in ``dynamo_find``, how a partition is written and
+removed in ``dynamo_writing``, and what time it is in ``dynamo_clock``. Requests are blocking
 calls of the low-level client; those that are awaited run in threads.
 """
 
@@ -12,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Drop, Fetch, Find, Stage
+from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Stage
 from perdure.model.program import Effect
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.kv import dynamo_table as table
 from perdure.storage.kv.dynamo_client import Client, target_of
+from perdure.storage.kv.dynamo_find import find
 from perdure.storage.kv.dynamo_reading import Reader
 from perdure.storage.kv.dynamo_writing import Writer
 from perdure.storage.port import Limits
@@ -73,10 +75,18 @@ class DynamoDriver:
         if isinstance(effect, Stage):
             return self._writer.stage(effect)
         if isinstance(effect, Find):
-            return self._reader.find(effect)
+            return find(self._reader, effect)
+        if isinstance(effect, Now):
+            return self._now()
         if isinstance(effect, Drop):
             return self._writer.drop(effect)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+    def _now(self) -> int:
+        clock = self.client.clock
+        if not clock.is_fresh:
+            table.ask(self.client)
+        return clock.now()
 
 
 def open_driver(url: str) -> DynamoDriver:

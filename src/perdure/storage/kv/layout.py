@@ -17,8 +17,14 @@ import ormsgpack
 from perdure.errors import TooLarge
 from perdure.model.records import Column, Key, Kind, Partition, Record
 
-LAYOUT_VERSION = 1
-"""The version of the encodings of this module; a change of the declared kinds changes it too."""
+LAYOUT_VERSION = 2
+"""The version of the encodings of this module; a change of the declared kinds changes it too.
+
+Version 2 added the kinds of a thread's queue. What version 1 wrote stands as it is, byte for byte: migrating
+raises the number and changes nothing else. It had to be raised, for a release that knows no queue does harm
+beside one: it copies a thread without its messages and replies, and with ``ttl`` lets a thread end that has
+messages waiting. One that was open before the number was raised cannot hide a lane that is due, as lanes have
+an index key that it does not know; what its removals leave there goes when it is next read."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"
@@ -27,6 +33,7 @@ _LARGEST = (1 << 64) - 1
 _INTEGER = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
 _NOTHING = 0xFFFFFFFF
+_REST_MOST = 15
 
 
 def encode_integer(value: int) -> bytes:
@@ -134,6 +141,8 @@ class Shape:
         columns = {c.name: c for c in kind.fields}
         if any(columns[name].kind != "integer" or columns[name].nullable for name in names):
             raise TypeError(f"{kind.name}: only integers that are never null order or grow")
+        if len(kind.fields) - len(names) - bool(kind.index) > _REST_MOST:
+            raise TypeError(f"{kind.name}: scripts read at most {_REST_MOST} further fields of a record")
         self.ordered = names
         self.index = columns[kind.index] if kind.index else None
         self.rest = tuple(c.name for c in kind.fields if c.name not in (*names, kind.index))

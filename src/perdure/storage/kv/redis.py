@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 from redis.crc import key_slot
 
 from perdure.errors import PerdureError, Unavailable, Unmigrated
-from perdure.model.ops import Commit, Drop, Fetch, Find, Refused, Stage
+from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.kv import layout
 from perdure.storage.kv import redis_requests as requests
+from perdure.storage.kv import redis_scripts as scripts
 from perdure.storage.kv.redis_errors import CLIENT_ERRORS, translate
 from perdure.storage.kv.redis_find import find
-from perdure.storage.kv.redis_links import Call, Links, Lost, Topology
+from perdure.storage.kv.redis_links import Call, Links, Lost, Topology, evaluate
 from perdure.storage.kv.redis_url import Settings, read
 from perdure.storage.port import Limits
 from perdure.storage.unknown import evidence, is_in_doubt, is_repeatable, was_applied
@@ -113,6 +114,8 @@ class RedisDriver:
             return requests.commit(self._space, effect)
         if isinstance(effect, Drop):
             return requests.drop(self._space, effect)
+        if isinstance(effect, Now):
+            return requests.now(self._space)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
     def _answer(self, links: Links, effect: Effect[Any], answer: Any) -> Any:
@@ -124,7 +127,7 @@ class RedisDriver:
             return requests.fetched(effect, answer)
         if isinstance(effect, Commit | Stage):
             return requests.committed(effect, answer)
-        return None
+        return requests.told(answer) if isinstance(effect, Now) else None
 
     def _settle(self, links: Links, effect: Commit, lost: Lost) -> Any:
         """What became of a commit whose answer was lost; it is made again if it was not applied."""
@@ -183,11 +186,15 @@ def _layout_key(settings: Settings) -> bytes:
     return settings.prefix + b":layout"
 
 
-def _once(settings: Settings, *parts: bytes) -> Any:
-    """The answer to one command on the layout record, without patience."""
+def _once(settings: Settings, *parts: bytes, script: scripts.Script | None = None) -> Any:
+    """The answer to one command on the layout record, or to a script with these arguments, without
+    patience."""
+    key = _layout_key(settings)
+    slot = key_slot(key)
     links = Links(Topology(settings))
     try:
-        (answer,) = links.run([Call(key_slot(_layout_key(settings)), parts, safe=True)], 0)
+        call = evaluate(script, slot, (key,), parts, safe=True) if script else Call(slot, parts, safe=True)
+        (answer,) = links.run([call], 0)
     finally:
         links.close()
     if isinstance(answer, Exception):
@@ -242,19 +249,23 @@ def schema_version(url: str) -> int:
 def pending(url: str) -> list[str]:
     """What ``migrate`` would write now."""
     settings = read(url)
-    version, _ = _stored(settings)
+    version, buckets = _stored(settings)
     _refuse_newer(settings, version)
+    if version == SCHEMA_VERSION:
+        return []
     key = _layout_key(settings).decode(errors="replace")
-    return [] if version else [f"SET {key} '{SCHEMA_VERSION} {BUCKETS}' NX"]
+    return [f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"]
 
 
 def migrate(url: str) -> int:
-    """Write the layout record unless there is one; the version before."""
+    """Write the layout record, or raise the version of the one that is there; the version before."""
     settings = read(url)
     version, _ = _stored(settings)
     _refuse_newer(settings, version)
     if not version:
         _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
+    elif version < SCHEMA_VERSION:
+        _once(settings, b"%d" % SCHEMA_VERSION, script=scripts.RAISE)
     return version
 
 

@@ -55,7 +55,7 @@ def _translated(error: Exception, shown: str) -> PerdureError:
         )
     if isinstance(error, client.NoPermissionError):
         return Unavailable(
-            f"{shown}: the user lacks a right there; it needs EVALSHA, SCRIPT LOAD and the commands of "
+            f"{shown}: the user lacks a right there; it needs EVALSHA, SCRIPT LOAD, TIME and the commands of "
             "hashes, sorted sets and keys under the prefix"
         )
     if isinstance(error, client.BusyLoadingError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.model.ops import Find, Found
-from perdure.model.records import CHECKPOINT, ITEM
+from perdure.model.records import INDEXED
 from perdure.storage.kv import redis_scripts as scripts
 from perdure.storage.kv.layout import (
     decode_partition,
@@ -78,22 +78,35 @@ def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int
 
 
 def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
-    kind, value = (CHECKPOINT, effect.value) if effect.index == "runs" else (ITEM, effect.until)
+    kind = INDEXED[effect.index]
     prefix = kind.name.encode() + b":"
-    edge = prefix + shape(kind).index_prefix(value)
-    low = b"[" + (edge if effect.index == "runs" else prefix)
-    args = (
-        low,
-        b"(" + successor(edge),
-        b"%d" % effect.limit,
-        b"" if effect.tenant is None else encode_text(effect.tenant),
-    )
-    answers = ask(
-        [
-            evaluate(scripts.INDEXED, space.slot(n), (space.index(n),), (*args, space.records(n)), safe=True)
-            for n in range(space.buckets)
-        ]
-    )
-    hits = (hit for answer in answers for hit in indexed(kind, answer))
-    found = sorted(hits, key=lambda hit: (hit[0], hit[1].key))
+    is_span = effect.index != "runs"
+    edge = prefix + shape(kind).index_prefix(effect.until if is_span else effect.value)
+    tenant = b"" if effect.tenant is None else encode_text(effect.tenant)
+    args = (b"[" + (prefix if is_span else edge), b"(" + successor(edge), b"%d" % effect.limit, tenant)
+    polled = scripts.is_polled(kind)
+    buckets: Sequence[int] = range(space.buckets)
+    if polled:
+        # Mostly there is nothing, and to learn that without a script costs a hundredth.
+        answers = ask([_first(space, number, *args[:2]) for number in buckets])
+        buckets = [number for number, entries in zip(buckets, answers, strict=True) if entries]
+    calls = [
+        evaluate(
+            scripts.INDEXED,
+            space.slot(number),
+            (space.index(number, polled=polled),),
+            (*args, space.records(number)),
+            safe=True,
+        )
+        for number in buckets
+    ]
+    hits = (hit for answer in ask(calls) for hit in indexed(kind, answer))
+    by = kind.index or ""
+    found = sorted(hits, key=lambda hit: (hit[1].fields[by], hit[0], hit[1].key))
     return [Found(partition, record) for partition, record in found[: effect.limit]]
+
+
+def _first(space: Keyspace, number: int, low: bytes, high: bytes) -> Call:
+    """The call that reads the first entry of a bucket's polled index, if there is one within the bounds."""
+    key = space.index(number, polled=True)
+    return Call(space.slot(number), (b"ZRANGEBYLEX", key, low, high, b"LIMIT", b"0", b"1"), safe=True)

@@ -1,8 +1,8 @@
 """From requests of the port to calls of scripts, and from their answers back: names, arguments, bytes.
 
 All keys of a bucket carry its number as their hash tag, so that they share a slot: a partition's records (a
-hash), their order and passing order (sorted sets), and for the whole bucket a catalogue of each space and an
-index of records by their indexed field (sorted sets).
+hash), their order and passing order (sorted sets), and for the whole bucket a catalogue of each space, an
+index of records by their indexed field, and one of what is due (sorted sets).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     """Where a partition is kept."""
 
     slot: int
-    keys: tuple[bytes, bytes, bytes, bytes, bytes]
+    keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
     encoded: bytes
     records: bytes
     listed: bytes
@@ -85,8 +85,8 @@ class Keyspace:
     def catalogue(self, number: int, space: str) -> bytes:
         return self.bucket(number) + b"c:" + space.encode()
 
-    def index(self, number: int) -> bytes:
-        return self.bucket(number) + b"i"
+    def index(self, number: int, *, polled: bool = False) -> bytes:
+        return self.bucket(number) + (b"d" if polled else b"i")
 
     def slot(self, number: int) -> int:
         return int(key_slot(self.bucket(number)))
@@ -103,6 +103,7 @@ class Keyspace:
                 bucket + b"p:" + encoded,
                 self.catalogue(number, partition.space),
                 self.index(number),
+                self.index(number, polled=True),
             ),
             encoded,
             self.records(number),
@@ -172,6 +173,17 @@ def drop(space: Keyspace, effect: Drop) -> Call:
 
 
 # Reading
+
+
+def now(space: Keyspace) -> Call:
+    """The call that asks for the time; on a cluster all ask one node, the owner of the first bucket."""
+    return Call(space.slot(0), (b"TIME",), safe=True)
+
+
+def told(answer: Sequence[bytes]) -> int:
+    """What the answer to ``now`` says, in microseconds since 1970."""
+    seconds, micros = answer
+    return int(seconds) * 1_000_000 + int(micros)
 
 
 def fetch(space: Keyspace, effect: Fetch) -> Call:

@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
 
-from perdure.model.records import KINDS
+from perdure.model.records import KINDS, LANE, Kind
 from perdure.storage.kv.layout import shape
 
 NUMBERS = {kind: number for number, kind in enumerate(KINDS, start=1)}
 """By which number a script knows a kind. Nothing stored depends on it."""
+
+
+def is_polled(kind: Kind) -> bool:
+    """Whether the kind's index is a key of its own: it is read all the time, and must keep its entries while
+    releases that do not know the kind tidy up the index that the others share."""
+    return kind is LANE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +28,25 @@ class Script:
 
 
 def _kinds() -> str:
-    """The declared kinds, as a table in Lua."""
+    """The declared kinds, in Lua. A script makes the few that it meets: all of them would take longer than
+    most of what it is called for."""
     lines = []
-    for kind in KINDS:
+    for kind, number in NUMBERS.items():
         own = shape(kind)
         by = ", ".join(f"'{name}'" for name in kind.by)
         index = f"'{own.index.kind}'" if own.index is not None else "false"
         lines.append(
-            f"  {{ name = '{kind.name}', head = {own.head}, ordered = {len(own.ordered)}, by = {{ {by} }}, "
-            f"index = {index}, rest = {_lua(bool(own.rest))}, grows = {_lua(kind.grows is not None)} }},"
+            f"  {'if' if number == 1 else 'elseif'} number == {number} then\n"
+            f"    kind = {{ name = '{kind.name}', head = {own.head}, ordered = {len(own.ordered)}, "
+            f"by = {{ {by} }}, index = {index}, rest = {_lua(bool(own.rest))}, "
+            f"grows = {_lua(kind.grows is not None)}, polled = {_lua(is_polled(kind))} }}"
         )
     table = "\n".join(lines)
+    indexed = ", ".join(f"{kind.name} = {NUMBERS[kind]}" for kind in KINDS if kind.index)
     return (
-        f"local KINDS = {{\n{table}\n}}\nlocal BY_NAME = {{}}\n"
-        "for _, kind in ipairs(KINDS) do\n  BY_NAME[kind.name] = kind\nend\n"
+        "local MADE = {}\nlocal function kind_of(number)\n  local kind = MADE[number]\n"
+        f"  if kind then\n    return kind\n  end\n{table}\n  end\n"
+        f"  MADE[number] = kind\n  return kind\nend\nlocal INDEXED = {{ {indexed} }}\n"
     )
 
 
@@ -56,4 +67,5 @@ FETCH = _script("fetch")
 THREADS = _script("threads")
 INDEXED = _script("indexed")
 DROP = _script("drop")
-ALL = (COMMIT, FETCH, THREADS, INDEXED, DROP)
+RAISE = _script("raise")
+ALL = (COMMIT, FETCH, THREADS, INDEXED, DROP, RAISE)

@@ -10,11 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from perdure.model.ops import Delete, Expect, Find, Put, Range
-from perdure.model.records import CHECKPOINT, ITEM, RESERVED, Kind, Record
+from perdure.model.records import INDEXED, RESERVED, Kind, Record
 from perdure.storage.sql.schema import PREFIX, table
 
 Statement = tuple[str, tuple[Any, ...]]
 
+NOW = "SELECT CAST(unixepoch('subsec') * 1000000 AS INTEGER)"
 THREAD_PK = f"SELECT pk FROM {PREFIX}thread WHERE tenant = ? AND thread = ? AND space = ?"
 THREAD_NEW = f"INSERT INTO {PREFIX}thread (tenant, thread, space) VALUES (?, ?, ?)"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
@@ -134,13 +135,14 @@ def drop(kind: Kind) -> str:
 
 def select_indexed(effect: Find) -> tuple[Kind, Statement]:
     """Finds records by their kind's indexed field, with the partition; the kind that is found."""
-    kind, sign = (CHECKPOINT, "=") if effect.index == "runs" else (ITEM, "<=")
-    value = effect.value if effect.index == "runs" else effect.until
+    kind = INDEXED[effect.index]
+    sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", effect.until)
     columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
     sql = (
         f"SELECT p.tenant, p.thread, p.space, {columns} FROM {table(kind)} r"
         f" JOIN {PREFIX}thread p ON p.pk = r.t"
-        f" WHERE r.{kind.index} {sign} ? AND (? IS NULL OR p.tenant = ?) LIMIT ?"
+        f" WHERE r.{kind.index} {sign} ? AND (? IS NULL OR p.tenant = ?)"
+        f" ORDER BY r.{kind.index} LIMIT ?"
     )
     return kind, (sql, (value, effect.tenant, effect.tenant, effect.limit))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Refused, Stage
+from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
 from perdure.model.records import Record
 from perdure.storage.gather import Gatherer, Job
@@ -244,6 +244,9 @@ def _part(job: Job) -> _Part:
         return _Part(
             job, make=lambda _, __: reads, finish=lambda r, _: sql.found(effect, r[0]), size=_size(reads)
         )
+    if isinstance(effect, Now):
+        reads = [sql.now()]
+        return _Part(job, make=lambda _, __: reads, finish=lambda r, _: int(r[0][0][0]), size=_size(reads))
     if isinstance(effect, Stage):
         puts = sql.write(effect.partition, effect.puts, None)
         return _Part(job, make=lambda _, __: puts, writes=True, size=_size(puts))

@@ -17,7 +17,7 @@ from typing import Any
 
 from perdure.errors import TooLarge, Unserialisable
 from perdure.model.ops import Delete, Expect, Find, Found, Get, Op, Put, Range
-from perdure.model.records import CHECKPOINT, ITEM, KINDS, Column, Kind, Partition, Record
+from perdure.model.records import INDEXED, KINDS, Column, Kind, Partition, Record
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql.schema import PREFIX, table
 
@@ -149,14 +149,14 @@ def find(effect: Find) -> Statement:
     if effect.index == "threads":
         text, parameters = sql.select_threads(effect)
         return text, tuple(str(p) for p in parameters)
-    kind, sign = (CHECKPOINT, "=") if effect.index == "runs" else (ITEM, "<=")
+    kind = INDEXED[effect.index]
     column = next(c for c in kind.fields if c.name == kind.index)
-    value = effect.value if effect.index == "runs" else str(effect.until)
+    sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", str(effect.until))
     text = (
         f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {_output((*kind.key, *kind.fields))}"
         f" FROM {table(kind)} AS x JOIN {PREFIX}thread AS p ON p.pk = x.t"
         f" WHERE x.{kind.index} {sign} {_bound(column, 1)} AND (?2 IS NULL OR p.tenant = ?2)"
-        f" AND p.space <> '{DROPPED}' LIMIT CAST(?3 AS INTEGER)"
+        f" AND p.space <> '{DROPPED}' ORDER BY x.{kind.index} LIMIT CAST(?3 AS INTEGER)"
     )
     return text, (value, effect.tenant, str(effect.limit))
 
@@ -165,7 +165,7 @@ def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
     """The answer of a find."""
     if effect.index == "threads":
         return tuple(Found(Partition(*row)) for row in rows)
-    kind = CHECKPOINT if effect.index == "runs" else ITEM
+    kind = INDEXED[effect.index]
     columns = (*kind.key, *kind.fields)
     own = len(Partition._fields)
     return tuple(
@@ -175,6 +175,11 @@ def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
         )
         for row in rows
     )
+
+
+def now() -> Statement:
+    """Reads the database's clock in microseconds."""
+    return f"SELECT CAST(({sql.NOW}) AS TEXT) AS c0", ()
 
 
 # Writing

@@ -27,6 +27,32 @@ STEPS: dict[int, tuple[str, ...]] = {
         "CREATE UNIQUE INDEX perdure_item_key ON perdure_item (t, key)",
         "CREATE INDEX perdure_item_expires_at ON perdure_item (expires_at) WHERE expires_at IS NOT NULL",
     ),
+    3: (
+        "CREATE TABLE perdure_lane (t INTEGER NOT NULL, name TEXT NOT NULL, due_at INTEGER, last"
+        " INTEGER NOT NULL, bound INTEGER NOT NULL, since INTEGER, ready_at INTEGER, run_id TEXT,"
+        " owner TEXT, epoch INTEGER NOT NULL, lease_until INTEGER, retry_at INTEGER, waiting TEXT,"
+        " stop TEXT, version INTEGER NOT NULL, PRIMARY KEY (t, name)) WITHOUT ROWID",
+        "CREATE INDEX perdure_lane_due_at ON perdure_lane (due_at) WHERE due_at IS NOT NULL",
+        "CREATE TABLE perdure_inbox (t INTEGER NOT NULL, seq INTEGER NOT NULL, graph TEXT NOT NULL,"
+        " channel TEXT NOT NULL, mode TEXT NOT NULL, dedupe BLOB NOT NULL, accepted_at INTEGER NOT"
+        " NULL, body BLOB NOT NULL)",
+        "CREATE UNIQUE INDEX perdure_inbox_key ON perdure_inbox (t, seq)",
+        "CREATE TABLE perdure_dedupe (t INTEGER NOT NULL, digest BLOB NOT NULL, seq INTEGER NOT NULL,"
+        " PRIMARY KEY (t, digest)) WITHOUT ROWID",
+        "CREATE TABLE perdure_run (t INTEGER NOT NULL, run_id TEXT NOT NULL, first INTEGER NOT NULL,"
+        " last INTEGER NOT NULL, state TEXT NOT NULL, graph TEXT NOT NULL, channel TEXT NOT NULL,"
+        " epoch INTEGER NOT NULL, attempts INTEGER NOT NULL, base TEXT, started_at INTEGER NOT NULL,"
+        " updated_at INTEGER NOT NULL, version INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (t,"
+        " run_id)) WITHOUT ROWID",
+        "CREATE INDEX perdure_run_first ON perdure_run (t, first)",
+        "CREATE TABLE perdure_outbox (t INTEGER NOT NULL, seq INTEGER NOT NULL, run_id TEXT NOT NULL,"
+        " ord INTEGER NOT NULL, channel TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,"
+        " provider_id TEXT, created_at INTEGER NOT NULL, version INTEGER NOT NULL, body BLOB NOT NULL)",
+        "CREATE UNIQUE INDEX perdure_outbox_key ON perdure_outbox (t, seq)",
+        "CREATE TABLE perdure_effect (t INTEGER NOT NULL, run_id TEXT NOT NULL, task_id TEXT NOT"
+        " NULL, idx INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (t, run_id, task_id, idx))"
+        " WITHOUT ROWID",
+    ),
 }
 
 

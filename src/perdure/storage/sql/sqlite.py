@@ -30,6 +30,7 @@ from perdure.model.ops import (
     Find,
     Found,
     Get,
+    Now,
     Op,
     Put,
     Refused,
@@ -70,14 +71,14 @@ class SqliteDriver:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
-        if isinstance(effect, Fetch | Find):
+        if isinstance(effect, Fetch | Find | Now):
             return cast(R, self._read(effect))
         return self._commits.perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        if isinstance(effect, Fetch | Find):
+        if isinstance(effect, Fetch | Find | Now):
             # A handful of keys is read in microseconds; a thread would cost more than it saves.
-            if isinstance(effect, Fetch) and _is_small(effect):
+            if isinstance(effect, Now) or (isinstance(effect, Fetch) and _is_small(effect)):
                 return cast(R, self._read(effect))
             self._commits.refuse_when_closed()
             loop = asyncio.get_running_loop()
@@ -176,12 +177,14 @@ class SqliteDriver:
             else:
                 self._readers.append(reader)
 
-    def _read(self, effect: Fetch | Find) -> Any:
+    def _read(self, effect: Fetch | Find | Now) -> Any:
         with self._reader() as reader:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):
                     return _fetch(reader, effect)
+                if isinstance(effect, Now):
+                    return reader.execute(sql.NOW).fetchall()[0][0]
                 return tuple(_find(reader, effect))
             finally:
                 reader.execute("COMMIT")

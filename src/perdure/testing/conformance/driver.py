@@ -11,12 +11,13 @@ from perdure.testing.conformance.committing import Committing
 from perdure.testing.conformance.concurrency import Concurrency
 from perdure.testing.conformance.items import Items
 from perdure.testing.conformance.partitions import Partitions
+from perdure.testing.conformance.queues import Queues
 from perdure.testing.conformance.reading import Reading
 
 R = TypeVar("R")
 
 
-class DriverContract(Reading, Committing, Partitions, Items, Concurrency):
+class DriverContract(Reading, Committing, Partitions, Queues, Items, Concurrency):
     """What every driver promises. Subclass it in a test and give it a fixture ``driver``: an open, empty one.
 
     >>> class TestMine(DriverContract):

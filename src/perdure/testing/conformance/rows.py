@@ -5,7 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.model.ops import Commit, Committed, Expect, Expectation, Fetch, Get, Op, Put, Range
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
+from perdure.model.records import (
+    CHECKPOINT,
+    CHUNK,
+    DEDUPE,
+    EFFECT,
+    GC,
+    HEAD,
+    INBOX,
+    LANE,
+    OUTBOX,
+    RUN,
+    TAG,
+    WRITE,
+    Key,
+    Kind,
+    Partition,
+    Record,
+)
 from perdure.storage.port import Driver
 
 HERE = Partition("acme", "thread")
@@ -86,6 +103,54 @@ def tag(name: str, expect: Expectation = Expect.ANY, version: int = 1) -> Put:
     return Put(TAG, (name,), {"namespace": "", "checkpoint_id": "c"}, expect=expect, version=version)
 
 
+def lane(name: str, due_at: int | None, expect: Expectation = Expect.ANY, version: int = 1) -> Put:
+    fields: dict[str, Any] = {column.name: None for column in LANE.fields}
+    fields.update(due_at=due_at, last=3, bound=2, epoch=5, owner="worker 1")
+    return Put(LANE, (name,), fields, expect=expect, version=version)
+
+
+def inbox(seq: int, body: bytes = b"message") -> Put:
+    fields = {"graph": "g", "channel": "", "mode": "coalesce", "dedupe": b"\0d", "accepted_at": 1 << 50}
+    return Put(INBOX, (seq,), fields, body, Expect.ABSENT)
+
+
+def dedupe(digest: bytes, seq: int = 1) -> Put:
+    return Put(DEDUPE, (digest,), {"seq": seq}, expect=Expect.ABSENT)
+
+
+def a_run(run_id: str, first: int = 1, body: bytes = b"{}", version: int = 1) -> Put:
+    fields = {
+        "first": first,
+        "last": first + 1,
+        "state": "open",
+        "graph": "g",
+        "channel": "",
+        "epoch": 5,
+        "attempts": 1,
+        "base": None,
+        "started_at": 1 << 50,
+        "updated_at": 1 << 50,
+    }
+    return Put(RUN, (run_id,), fields, body, version=version)
+
+
+def reply(seq: int, body: bytes = b"reply", version: int = 1) -> Put:
+    fields = {
+        "run_id": "run",
+        "ord": 0,
+        "channel": "telegram",
+        "state": "ready",
+        "attempts": 0,
+        "provider_id": None,
+        "created_at": 1 << 50,
+    }
+    return Put(OUTBOX, (seq,), fields, body, version=version)
+
+
+def effect(task_id: str, idx: int = 0, body: bytes = b"result") -> Put:
+    return Put(EFFECT, ("run", task_id, idx), body=body)
+
+
 def commit(driver: Driver, *ops: Op, at: Partition = HERE) -> bool:
     """Whether the commit held."""
     return isinstance(driver.perform(Commit(at, ops)), Committed)
@@ -122,11 +187,17 @@ def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
         chunk(mark.encode().ljust(16), body=mark.encode()),
         write(mark, 0, body=mark.encode(), version=version),
         tag(mark, version=version),
+        lane(mark, 1 << 50, version=version),
+        inbox(version, mark.encode())._replace(expect=Expect.ANY),
+        dedupe(mark.encode())._replace(expect=Expect.ANY),
+        a_run(mark, body=mark.encode(), version=version),
+        reply(version, mark.encode(), version),
+        effect(mark, body=mark.encode()),
     )
 
 
 def everything(driver: Driver, at: Partition = HERE) -> list[Record]:
     """Every record of a partition, of the kinds that ``every_kind`` writes."""
-    kinds = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG)
+    kinds = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT)
     answers = driver.perform(Fetch(at, tuple(Range(kind) for kind in kinds)))
     return [record for answer in answers for record in answer]

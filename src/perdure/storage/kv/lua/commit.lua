@@ -1,6 +1,6 @@
 -- Checks what every operation expects, then writes all of them: 0, or the number of the first that failed.
--- KEYS: records, order, passing order, catalogue, index. ARGV: partition, 1 when it belongs into the
--- catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation
+-- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition, 1 when it
+-- belongs into the catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation
 -- head, name, and for a put the record, for a delete the fields that must be unchanged.
 -- A head is: operation, kind, expectation, split (4 bytes), and the version that is expected, if one is.
 
@@ -47,7 +47,7 @@ local at, count, has_puts = 5, 0, false
 while ARGV[at] do
   local head = ARGV[at]
   local code, kind, expect = head:byte(1, 3)
-  local op = { code = code, kind = KINDS[kind], expect = expect, field = ARGV[at + 1], more = ARGV[at + 2] }
+  local op = { code = code, kind = kind_of(kind), expect = expect, field = ARGV[at + 1], more = ARGV[at + 2] }
   op.split = struct.unpack('>I4', head:sub(4, 7))
   op.version = head:sub(8)
   if code == DELETE then
@@ -86,7 +86,7 @@ local function unlist(kind, op, value)
   end
   local entry = index_entry(kind, op.field, value, partition)
   if entry then
-    redis.call('ZREM', KEYS[5], entry)
+    redis.call('ZREM', index_of(kind, KEYS[5], KEYS[6]), entry)
   end
 end
 
@@ -113,7 +113,7 @@ local function put(kind, op, n)
     end
     local entry = index_entry(kind, op.field, value, partition)
     if entry then
-      redis.call('ZADD', KEYS[5], 0, entry)
+      redis.call('ZADD', index_of(kind, KEYS[5], KEYS[6]), 0, entry)
     end
   end
   if redis.call('HSET', records, op.field, value) == 1 then
@@ -139,13 +139,44 @@ local function delete(kind, op, n)
   end
 end
 
+-- Whether something will be due in the partition when the operations are done.
+local function is_due()
+  local written = {}
+  for _, op in ipairs(ops) do
+    if op.kind.polled and (op.code == PUT or op.code == DELETE) then
+      written[op.field] = true
+      if op.code == PUT and indexed(op.kind, op.more) then
+        return true
+      end
+    end
+  end
+  for _, number in pairs(existed and INDEXED or {}) do
+    local kind = kind_of(number)
+    if kind.polled then
+      local names = redis.call('ZRANGEBYLEX', order, '[' .. kind.name .. ':', '(' .. kind.name .. ';')
+      for _, name in ipairs(names) do
+        local value = not written[name] and redis.call('HGET', records, name)
+        if value and indexed(kind, value) then
+          return true
+        end
+      end
+    end
+  end
+  return false
+end
+
+-- A thread does not end while something in it is due: nobody would be left to look at it.
+if life > 0 and is_due() then
+  life = 0
+end
+
 -- Before anything is written: a user who lacks the right is refused with nothing done.
 if life == 0 and existed and has_puts and redis.call('PTTL', records) >= 0 then
   redis.call('PERSIST', records)
   redis.call('PERSIST', order)
 end
 
-local wrote, removed = false, false
+local wrote, removed, idle = false, false, false
 for n, op in ipairs(ops) do
   if op.code == PUT then
     put(op.kind, op, n)
@@ -153,6 +184,7 @@ for n, op in ipairs(ops) do
   elseif op.code == DELETE then
     delete(op.kind, op, n)
     removed = true
+    idle = idle or op.kind.polled
   end
 end
 
@@ -162,7 +194,7 @@ end
 if removed and not wrote and listed and redis.call('EXISTS', records) == 0 then
   redis.call('ZREM', KEYS[4], partition)
 end
-if life > 0 and wrote then
+if life > 0 and (wrote or idle) then
   redis.call('PEXPIRE', records, life)
   redis.call('PEXPIRE', order, life)
   if not existed then
@@ -174,7 +206,7 @@ if life > 0 and wrote then
     end
     for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[5], 9)) do
       local kind, found = indexed_record(entry, ARGV[4])
-      if not found then
+      if kind and not found then
         redis.call('ZREM', KEYS[5], entry)
       end
     end

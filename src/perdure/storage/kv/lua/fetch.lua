@@ -32,7 +32,7 @@ end
 
 local function range(head, low, high)
   local number, flags = head:byte(1, 2)
-  local kind = KINDS[number]
+  local kind = kind_of(number)
   local limit, split = struct.unpack('>I4I4', head:sub(3, 10))
   local key = order
   if flag(flags, PASSING) then

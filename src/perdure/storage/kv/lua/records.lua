@@ -1,4 +1,5 @@
--- What the scripts share. A record is packed as perdure/storage/kv/layout.py says; KINDS stands before this.
+-- What the scripts share. A record is packed as perdure/storage/kv/layout.py says. Before this stand the kinds:
+-- kind_of, by their numbers, and INDEXED, the numbers of those that have an index, by their names.
 -- Names of records begin with their kind's and a colon; entries in order of a field with the kind's, an at
 -- sign and the field's. Bodies are never unpacked.
 
@@ -30,6 +31,17 @@ local function body_at(kind, value)
   return at
 end
 
+-- Where the packed value behind `from` ends. The server's reader of such values knows none that are bytes.
+local function value_end(packed, from)
+  local mark = packed:byte(from + 1)
+  if mark >= 196 and mark <= 198 then
+    local wide = 2 ^ (mark - 196)
+    return from + 1 + wide + struct.unpack('>I' .. wide, packed:sub(from + 2, from + 1 + wide))
+  end
+  local to = cmsgpack.unpack_one(packed, from)
+  return to == -1 and #packed or to
+end
+
 -- The bytes of a field: the ordered ones first, then the indexed one, then the rest.
 local function column(kind, value, place)
   if place < kind.ordered then
@@ -48,10 +60,9 @@ local function column(kind, value, place)
   local rest = value:sub(at + 4, at + 3 + size)
   local from = 1 -- behind the array's own byte
   for _ = 1, place do
-    from = cmsgpack.unpack_one(rest, from)
+    from = value_end(rest, from)
   end
-  local to = cmsgpack.unpack_one(rest, from)
-  return rest:sub(from + 1, to == -1 and #rest or to)
+  return rest:sub(from + 1, value_end(rest, from))
 end
 
 -- Whether eight bytes stand for a smaller number than eight others.
@@ -61,6 +72,11 @@ local function less(left, right)
     a, b = struct.unpack('>I4', left:sub(5)), struct.unpack('>I4', right:sub(5))
   end
   return a < b
+end
+
+-- The index of a kind, of the keys of a bucket's indexes.
+local function index_of(kind, shared, polled)
+  return kind.polled and polled or shared
 end
 
 -- The entry of a record in the index of its bucket.
@@ -87,10 +103,11 @@ end
 -- stands in the index elsewhere by now. `prefix` is that of all records' keys in the bucket.
 local function indexed_record(entry, prefix)
   local colon = entry:find(':', 1, true)
-  local kind = BY_NAME[entry:sub(1, colon - 1)]
-  if not kind then
+  local number = INDEXED[entry:sub(1, colon - 1)]
+  if not number then
     return nil
   end
+  local kind = kind_of(number)
   local to = kind.index == 'integer' and colon + 8 or entry:find('\0\1', colon + 1, true) + 1
   local size = struct.unpack('>I4', entry:sub(to + 1, to + 4))
   local partition = entry:sub(to + 5, to + 4 + size)

@@ -25,19 +25,20 @@ from perdure.model.ops import (
     Fetch,
     Find,
     Found,
+    Now,
     Op,
     Put,
     Refused,
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import Key, Kind, Partition, Record
+from perdure.model.records import INDEXED, Key, Kind, Partition, Record
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.port import Limits
 from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.link import Again, Link, Lost
 from perdure.storage.sql.postgres.place import Place
-from perdure.storage.sql.postgres.statements import Statements, indexed
+from perdure.storage.sql.postgres.statements import Statements
 from perdure.storage.unknown import evidence, is_in_doubt, is_repeatable, was_applied
 
 R = TypeVar("R")
@@ -94,7 +95,7 @@ class PostgresDriver:
             self._links.clear()
 
     def _gatherer(self, effect: Effect[Any]) -> Gatherer:
-        return self._reads if isinstance(effect, Fetch | Find) else self._writes
+        return self._reads if isinstance(effect, Fetch | Find | Now) else self._writes
 
     def _link(self) -> Link:
         link: Link | None = getattr(self._own, "link", None)
@@ -212,7 +213,11 @@ class PostgresDriver:
     def _read(self, group: Sequence[Job]) -> None:
         fetches = [job for job in group if isinstance(job.effect, Fetch)]
         finds = [job for job in group if isinstance(job.effect, Find)]
+        clocks = [job for job in group if isinstance(job.effect, Now)]
         self._each(finds, lambda job: self._find(cast(Find, job.effect)))
+        self._each(clocks[:1], lambda _: self._patiently(self._now))
+        for job in clocks[1:]:
+            job.answer, job.error = clocks[0].answer, clocks[0].error
         if fetches:
             self._read_together(fetches)
 
@@ -241,6 +246,11 @@ class PostgresDriver:
             lambda r: wire.unpack_records(fetches, wire.Rows(r.ntuples, r.get_value)),
         )
 
+    def _now(self) -> int:
+        return self._connected().ask(
+            self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big")
+        )
+
     def _find(self, effect: Find) -> tuple[Found, ...]:
         statement, values = self._sql.find(effect)
 
@@ -253,7 +263,7 @@ class PostgresDriver:
             at = [Partition(*(wire.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
             if effect.index == "threads":
                 return tuple(Found(partition) for partition in at)
-            kind = indexed(effect)
+            kind = INDEXED[effect.index]
             return tuple(
                 Found(partition, wire.clear_record(kind, row[own:]))
                 for partition, row in zip(at, rows, strict=True)

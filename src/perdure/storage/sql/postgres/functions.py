@@ -1,15 +1,17 @@
-"""The functions in the database: a group of commits, a group of fetches, and the removal of a partition.
+"""The functions in the database: a group of commits, a group of fetches, finding by an index, removing a
+partition.
 
 They are generated from the declared kinds and carry the layout's version in their names, so that two
 releases can work on one database. Inside a function each statement's plan is made once a session, also
-behind a pooler, where nothing can be prepared by name.
+behind a pooler, where nothing can be prepared by name. A function finds the statement of a section by
+halving, so kinds that a call does not use cost it next to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from perdure.model.records import KINDS, Kind
+from perdure.model.records import INDEXED, KINDS, Kind
 from perdure.storage.sql.postgres.layout import (
     ANSWER,
     EXPECT_ABSENT,
@@ -24,6 +26,7 @@ from perdure.storage.sql.postgres.layout import (
 )
 
 _TYPES = {"n": "bigint", "s": "text", "b": "bytea"}
+_COLUMN_TYPES = {"integer": "bigint", "text": "text", "bytes": "bytea"}
 
 # Every statement reaches its rows by a key that it is handed, so an index is always right; a plan made while
 # the tables were small must not scan them when they have grown.
@@ -43,10 +46,16 @@ NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 """The server's clock in microseconds, which deadlines are of."""
 
 
+def every(schema: str, version: int) -> list[str]:
+    """The statements that make the functions of a version."""
+    makers = (commit, fetch, drop)
+    return [make(schema, version) for make in makers] + [find(schema, version, index) for index in INDEXED]
+
+
 def commit(schema: str, version: int) -> str:
     """``commit_N(counts, numbers, texts, bytes)``: for each job 0, or the number of its first operation whose
-    expectation did not hold. Jobs come in rounds; those of one round do not depend on each other."""
-    body = "\n".join(_section(schema, section, place) for place, section in enumerate(SECTIONS, 1))
+    expectation did not hold. Sections are executed as they come."""
+    body = _chosen([_section(schema, section) for section in SECTIONS])
     return f"""\
 CREATE FUNCTION {schema}.commit_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[]) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE{_BY_INDEX} SET lock_timeout = '{LOCK_TIMEOUT_S}s' AS $perdure$
@@ -58,7 +67,7 @@ DECLARE
   _made bigint[];
   _t bigint[];
   _z bigint[] := array_fill(0::bigint, ARRAY[_c[2]::int]);
-  _at int := 4;
+  _x int;
   _nn int := _c[2];
   _sn int := 3 * _c[1];
   _bn int := 0;
@@ -91,13 +100,14 @@ BEGIN
     _new := _new || _made;
   END LOOP;
   -- Whoever sent this has given up by then, and may have sent it again.
-  IF {NOW} > _c[4] THEN
+  IF {NOW} > _c[3] THEN
     RAISE EXCEPTION 'perdure: too late' USING ERRCODE = '{TOO_LATE}';
   END IF;
   SELECT array_agg(_pks[u.p] ORDER BY u.j) INTO _t FROM unnest(_n[1:_jobs]) WITH ORDINALITY AS u(p, j);
-  FOR _round IN 1.._c[3] LOOP
+  FOR _at IN 4..cardinality(_c) BY 2 LOOP
+    _x := _c[_at];
+    _k := _c[_at+1];
 {body}
-    _at := _at + {len(SECTIONS)};
   END LOOP;
   IF cardinality(_new) > 0 THEN
     -- A refused commit leaves no thread behind.
@@ -110,7 +120,7 @@ END $perdure$"""
 
 def fetch(schema: str, version: int) -> str:
     """``fetch_N(counts, numbers, texts, bytes)``: the records of many items in one snapshot."""
-    body = "\n".join(_shape(schema, shape, place) for place, shape in enumerate(SHAPES, 1))
+    body = _chosen([_shape(schema, shape) for shape in SHAPES])
     columns = ", ".join(f"{name} {_TYPES[slot]}" for name, slot in ANSWER)
     return f"""\
 CREATE FUNCTION {schema}.fetch_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[])
@@ -123,12 +133,39 @@ DECLARE
   _nn int := 0;
   _sn int := 3 * _c[1];
   _bn int := 0;
+  _x int;
   _k int;
 BEGIN
   SELECT array_agg(h.pk ORDER BY u.p) INTO _t FROM unnest(_s[1:_p], _s[_p+1:2*_p], _s[2*_p+1:3*_p])
     WITH ORDINALITY AS u(tenant, thread, space, p)
   LEFT JOIN {schema}.thread h ON h.space = u.space AND h.tenant = u.tenant AND h.thread = u.thread;
+  FOR _at IN 2..cardinality(_c) BY 2 LOOP
+    _x := _c[_at];
+    _k := _c[_at+1];
 {body}
+  END LOOP;
+END $perdure$"""
+
+
+def find(schema: str, version: int, index: str) -> str:
+    """``INDEX_N(value, limit, tenant)``: partition, key and fields of the records that an index finds, in the
+    index's order, a tenant's or everybody's. However many there are, no more are read than it takes."""
+    kind = INDEXED[index]
+    columns = (*kind.key, *kind.fields)
+    (indexed,) = (c for c in columns if c.name == kind.index)
+    typed = ", ".join(f"{c.name} {_COLUMN_TYPES[c.kind]}" for c in columns)
+    return f"""\
+CREATE FUNCTION {schema}.{index}_{version}(_value {_COLUMN_TYPES[indexed.kind]}, _limit bigint, _tenant text)
+RETURNS TABLE (tenant text, thread text, space text, {typed})
+LANGUAGE plpgsql STABLE{_BY_INDEX} SET enable_sort = off AS $perdure$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY SELECT p.tenant, p.thread, p.space, {", ".join(f"r.{c.name}" for c in columns)}
+    FROM {schema}.{kind.name} r
+    CROSS JOIN LATERAL (SELECT * FROM {schema}.thread h WHERE h.pk = r.t OFFSET 0) p
+    WHERE r.{kind.index} {"<=" if indexed.kind == "integer" else "="} _value
+      AND (_tenant IS NULL OR p.tenant = _tenant)
+    ORDER BY r.{kind.index} LIMIT _limit;
 END $perdure$"""
 
 
@@ -170,13 +207,31 @@ BEGIN
 END $perdure$"""
 
 
-def _section(schema: str, section: Section, place: int) -> str:
+def drop_by(schema: str, old: int, version: int) -> str:
+    """Makes ``drop_OLD`` do what ``drop_N`` does, for processes of the release that knows only the old one:
+    they must not leave rows behind in tables that they do not know."""
+    return f"""\
+CREATE OR REPLACE FUNCTION {schema}.drop_{old}(
+  _tenant text, _thread text, _space text, _most bigint, _deadline bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $perdure$
+BEGIN
+  RETURN {schema}.drop_{version}(_tenant, _thread, _space, _most, _deadline);
+END $perdure$"""
+
+
+def _chosen(blocks: Sequence[str], first: int = 0) -> str:
+    """The statements that execute block ``_x``, which is found by halving."""
+    if len(blocks) == 1:
+        return blocks[0]
+    half = len(blocks) // 2
+    below, above = _chosen(blocks[:half], first), _chosen(blocks[half:], first + half)
+    return f"    IF _x < {first + half} THEN\n{below}\n    ELSE\n{above}\n    END IF;"
+
+
+def _section(schema: str, section: Section) -> str:
     source, advance = _source(section.columns)
     writers = {"check": _check, "put": _put, "delete": _delete}
-    return (
-        f"    _k := _c[_at + {place}];\n    IF _k > 0 THEN\n"
-        f"{writers[section.action](schema, section, source)}\n      {advance}\n    END IF;"
-    )
+    return f"{writers[section.action](schema, section, source)}\n      {advance}"
 
 
 def _source(columns: Iterable[Sent]) -> tuple[str, str]:
@@ -244,7 +299,7 @@ def _delete(schema: str, section: Section, source: str) -> str:
         WHERE _z[u.j_] = 0 AND r.t = _t[u.j_]{_same_key(kind)};"""
 
 
-def _shape(schema: str, shape: Shape, place: int) -> str:
+def _shape(schema: str, shape: Shape) -> str:
     kind = shape.kind
     source, advance = _source(shape.columns)
     brought = {answer: name for name, answer, _ in answer_slots(kind)}
@@ -272,12 +327,9 @@ def _shape(schema: str, shape: Shape, place: int) -> str:
         order = ", ".join(f"r.{name}{direction}" for name in shape.order)
         found = (
             f"CROSS JOIN LATERAL (SELECT * FROM {schema}.{kind.name} r WHERE {where}\n"
-            f"      ORDER BY {order} LIMIT u.limit_) r"
+            f"        ORDER BY {order} LIMIT u.limit_) r"
         )
     return f"""\
-  _k := _c[{place + 1}];
-  IF _k > 0 THEN
-    RETURN QUERY SELECT {", ".join(columns)} FROM {source}
-      {found};
-    {advance}
-  END IF;"""
+      RETURN QUERY SELECT {", ".join(columns)} FROM {source}
+        {found};
+      {advance}"""

@@ -2,7 +2,8 @@
 
 A trip carries counts and three long arrays, of integers, of texts and of bytes. Operations of one kind and
 one action, or reads of one shape, form a section: its columns follow each other in those arrays, each as
-long as the section has rows. Both ends are written from the same declarations: the functions in the
+long as the section has rows. After what is counted once, the counts name each section that is there by its
+number, with the number of its rows. Both ends are written from the same declarations: the functions in the
 database (``functions``) and what fills and reads the arrays (``wire``).
 """
 

@@ -5,18 +5,50 @@ from __future__ import annotations
 from perdure.model.records import KINDS, Column, Kind
 from perdure.storage.sql.postgres import functions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The version that this release reads and writes."""
 
 _TEXT = 'text COLLATE "C"'
 _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
-_FUNCTIONS = (functions.commit, functions.fetch, functions.drop)
 
-# One entry a version: the statements that lead to it from the version before, with {schema} for the schema's
-# name. They are history: a later change of the declarations must not change what they do. An empty database
-# gets the present schema at once. A step leaves the functions of the version before, which running processes
-# of the release before still call.
-STEPS: dict[int, tuple[str, ...]] = {}
+# One entry a version: the statements that lead to its tables from the version before, with {schema} for the
+# schema's name. They are history: a later change of the declarations must not change what they do. An empty
+# database gets the present schema at once.
+STEPS: dict[int, tuple[str, ...]] = {
+    2: (
+        'CREATE TABLE {schema}.lane (t bigint NOT NULL, name text COLLATE "C" NOT NULL, due_at bigint, last'
+        " bigint NOT NULL, bound bigint NOT NULL, since bigint, ready_at bigint, run_id text COLLATE"
+        ' "C", owner text COLLATE "C", epoch bigint NOT NULL, lease_until bigint, retry_at bigint,'
+        ' waiting text COLLATE "C", stop text COLLATE "C", version bigint NOT NULL, PRIMARY KEY (t, name))',
+        "CREATE INDEX lane_due_at ON {schema}.lane (due_at) WHERE due_at IS NOT NULL",
+        'CREATE TABLE {schema}.inbox (t bigint NOT NULL, seq bigint NOT NULL, graph text COLLATE "C" NOT'
+        ' NULL, channel text COLLATE "C" NOT NULL, mode text COLLATE "C" NOT NULL, dedupe bytea NOT NULL,'
+        " accepted_at bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
+        "CREATE TABLE {schema}.dedupe (t bigint NOT NULL, digest bytea NOT NULL, seq bigint NOT NULL,"
+        " PRIMARY KEY (t, digest))",
+        'CREATE TABLE {schema}.run (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, first bigint NOT'
+        ' NULL, last bigint NOT NULL, state text COLLATE "C" NOT NULL, graph text COLLATE "C" NOT NULL,'
+        ' channel text COLLATE "C" NOT NULL, epoch bigint NOT NULL, attempts bigint NOT NULL, base text'
+        ' COLLATE "C", started_at bigint NOT NULL, updated_at bigint NOT NULL, version bigint NOT NULL,'
+        " body bytea NOT NULL, PRIMARY KEY (t, run_id))",
+        "CREATE INDEX run_first ON {schema}.run (t, first)",
+        'CREATE TABLE {schema}.outbox (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
+        ' NULL, ord bigint NOT NULL, channel text COLLATE "C" NOT NULL, state text COLLATE "C" NOT NULL,'
+        ' attempts bigint NOT NULL, provider_id text COLLATE "C", created_at bigint NOT NULL, version'
+        " bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
+        'CREATE TABLE {schema}.effect (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, task_id text'
+        ' COLLATE "C" NOT NULL, idx bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, run_id, task_id,'
+        " idx))",
+        # Whoever may use the tables of before may use the new ones.
+        "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
+        " CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS whom"
+        " FROM pg_class c CROSS JOIN aclexplode(c.relacl) a"
+        " WHERE c.oid = to_regclass($name${schema}.head$name$) AND a.grantee <> c.relowner LOOP"
+        " FOREACH _table IN ARRAY ARRAY['lane', 'inbox', 'dedupe', 'run', 'outbox', 'effect'] LOOP"
+        " EXECUTE concat('GRANT ', _right.what, $name$ ON {schema}.$name$, _table, ' TO ', _right.whom);"
+        " END LOOP; END LOOP; END $perdure$",
+    ),
+}
 
 
 def quoted(name: str) -> str:
@@ -36,7 +68,7 @@ def whole(name: str) -> tuple[str, ...]:
     ]
     for kind in KINDS:
         statements += _table(schema, kind)
-    statements += [make(schema, SCHEMA_VERSION) for make in _FUNCTIONS]
+    statements += functions.every(schema, SCHEMA_VERSION)
     statements += [
         f"CREATE TABLE {schema}.schema (version integer NOT NULL, one integer PRIMARY KEY CHECK (one = 1))",
         f"INSERT INTO {schema}.schema (version, one) VALUES ({SCHEMA_VERSION}, 1)",
@@ -52,6 +84,9 @@ def pending(name: str, found: int) -> tuple[str, ...]:
         return ()
     schema = quoted(name)
     steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]
+    # Running processes of the release before still call its functions, which stay.
+    steps += functions.every(schema, SCHEMA_VERSION)
+    steps.append(functions.drop_by(schema, found, SCHEMA_VERSION))
     return (*steps, f"UPDATE {schema}.schema SET version = {SCHEMA_VERSION}")
 
 

@@ -8,8 +8,9 @@ from hashlib import sha256
 from typing import cast
 
 from perdure.model.ops import Find
-from perdure.model.records import CHECKPOINT, ITEM, RESERVED, Kind
+from perdure.model.records import INDEXED, RESERVED
 from perdure.storage.sql.postgres import wire
+from perdure.storage.sql.postgres.functions import NOW
 from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.schema import SCHEMA_VERSION, quoted
 
@@ -35,25 +36,24 @@ class Statements:
         self.commit = _call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", wire.ARRAYS)
         self.fetch = _call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", wire.ARRAYS)
         texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
+        self._found = {
+            index: _call(
+                f"SELECT * FROM {schema}.{index}_{version}($1, $2, $3)",
+                (_TEXT if index == "runs" else _BIGINT, _BIGINT, _TEXT),
+                binary=False,
+            )
+            for index in INDEXED
+        }
+        self.now = _call(f"SELECT {NOW}", (), binary=False)
         self.drop = _call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         """The statement of a ``Find`` and its parameters, as text."""
         if effect.index == "threads":
             return self._threads(effect)
-        kind = indexed(effect)
-        sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", effect.until)
-        columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
-        where = [f"r.{kind.index} {sign} $1"]
-        parameters: list[str | int] = [value, effect.limit]
-        if effect.tenant is not None:
-            where.append("p.tenant = $3")
-            parameters.append(effect.tenant)
-        return _typed(
-            f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.{kind.name} r"
-            f" JOIN {self._schema}.thread p ON p.pk = r.t WHERE {' AND '.join(where)} LIMIT $2",
-            parameters,
-        )
+        value = effect.value if effect.index == "runs" else effect.until
+        tenant = None if effect.tenant is None else _sent(effect.tenant)
+        return self._found[effect.index], [_sent(value), _sent(effect.limit), tenant]
 
     def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         where, parameters = ["space = $1"], cast("list[str | int]", [effect.space])
@@ -89,12 +89,9 @@ def _call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement
 
 def _typed(sql: str, parameters: Sequence[str | int]) -> tuple[Statement, list[bytes | None]]:
     types = tuple(_TEXT if isinstance(p, str) else _BIGINT for p in parameters)
-    values: list[bytes | None] = [
-        wire.escaped(p).encode() if isinstance(p, str) else str(p).encode() for p in parameters
-    ]
-    return _call(sql, types, binary=False), values
+    return _call(sql, types, binary=False), [_sent(p) for p in parameters]
 
 
-def indexed(effect: Find) -> Kind:
-    """The kind whose index a ``Find`` reads."""
-    return CHECKPOINT if effect.index == "runs" else ITEM
+def _sent(value: str | int) -> bytes:
+    """A value as text."""
+    return (wire.escaped(value) if isinstance(value, str) else str(value)).encode()

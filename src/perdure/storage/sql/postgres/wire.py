@@ -112,13 +112,13 @@ def _array(oid: int, count: int, items: bytes) -> bytes:
 
 def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
     """The parameters of ``commit_N`` for these requests, whose jobs are numbered as they come. At the
-    deadline, by the server's clock in microseconds, it is too late to begin."""
+    deadline, by the server's clock in microseconds, it is too late to begin. A round's sections are executed
+    in their order, the checks first."""
     arrays = _Arrays(sorted({write.partition for write in writes}))
     numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
     arrays.n.extend(numbered[write.partition] for write in writes)
-    counts = [len(arrays.parts), len(writes), 0, deadline]
+    counts = [len(arrays.parts), len(writes), deadline]
     for jobs in _rounds(writes):
-        counts[2] += 1
         rows: dict[int, list[tuple[Any, ...]]] = {}
         for job, write in jobs:
             if isinstance(write, Commit):
@@ -126,13 +126,9 @@ def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
                 _add_ops(rows, job, write.ops)
             else:
                 _add_ops(rows, job, write.puts)
-        for place, section in enumerate(SECTIONS):
-            held = rows.get(place)
-            if held is None:
-                counts.append(0)
-            else:
-                counts.append(len(held))
-                arrays.add(section.columns, held)
+        for place in sorted(rows):
+            counts += (place, len(rows[place]))
+            arrays.add(SECTIONS[place].columns, rows[place])
     return arrays.values(counts)
 
 
@@ -212,13 +208,9 @@ def pack_fetches(fetches: Sequence[Fetch]) -> Values:
             rows.setdefault(shape, []).append(row)
             number += 1
     counts = [len(arrays.parts)]
-    for place, known in enumerate(SHAPES):
-        held = rows.get(place)
-        if held is None:
-            counts.append(0)
-        else:
-            counts.append(len(held))
-            arrays.add(known.columns, held)
+    for place, held in rows.items():
+        counts += (place, len(held))
+        arrays.add(SHAPES[place].columns, held)
     return arrays.values(counts)
 
 

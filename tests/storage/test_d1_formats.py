@@ -1,0 +1,82 @@
+"""A D1 database of an earlier release is refused, is upgraded, keeps what it holds, and is like a new one.
+
+``d1_2.sql`` is what the release before made of an empty database.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import Unmigrated
+from perdure.model.ops import Find, Put
+from perdure.storage.sql import d1 as backend
+from perdure.storage.sql.d1_url import Target
+from perdure.storage.url import open_driver
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.concurrency import at_once
+from tests.servers import d1
+
+FORMAT_2 = Path(__file__).with_name("d1_2.sql")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A database of schema version 2."""
+    with d1.empty() as url:
+        with Target.of(url).session() as transport:
+            transport.batch([(line.rstrip(";"), ()) for line in FORMAT_2.read_text().splitlines()])
+        yield url
+
+
+def held() -> tuple[Put, ...]:
+    """What a thread of that version may hold."""
+    return rows.head(), rows.checkpoint("c"), rows.chunk(b"c"), rows.write("t", 0), rows.tag("mine")
+
+
+def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
+    with pytest.raises(Unmigrated, match=f"has schema version 2, not {backend.SCHEMA_VERSION}; run `perdure"):
+        open_driver(url)
+    assert backend.schema_version(url) == 2
+    assert backend.pending(url)
+    found = at_once(8, lambda _: backend.migrate(url))
+    assert sorted(found) == [2] + [backend.SCHEMA_VERSION] * 7
+    assert backend.pending(url) == []
+
+
+def test_threads_are_kept_and_queues_work(url: str) -> None:
+    target = Target.of(url)
+    with closing(backend.D1Driver(target.connect(), target.name)) as before:
+        rows.stored(before, *held())
+    with closing(open_driver(url, migrate=True)) as driver:
+        for put in held():
+            record = rows.get(driver, put.kind, *put.key)
+            assert record is not None
+            assert (dict(record.fields), record.version, record.body) == (
+                dict(put.fields),
+                put.version,
+                put.body,
+            )
+        rows.stored(driver, *rows.every_kind())
+        assert [f.partition for f in driver.perform(Find("due", None, until=1 << 50))] == [rows.HERE]
+
+
+def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str) -> None:
+    backend.migrate(url)
+    with d1.empty() as new:
+        backend.migrate(new)
+        assert shape(url) == shape(new)
+
+
+def shape(url: str) -> set[tuple[str, ...]]:
+    """The tables and indexes, as they were declared."""
+    with Target.of(url).session() as transport:
+        question = "SELECT type AS c0, name AS c1, sql AS c2 FROM sqlite_schema WHERE name LIKE 'perdure_%'"
+        (found,) = transport.batch([(question, ())])
+    out = {tuple(re.sub(r"\s+", " ", str(value)) for value in row) for row in found}
+    assert len(out) > 25
+    return out

@@ -27,10 +27,10 @@ from perdure.langgraph.serde import TypeName
 from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Get
-from perdure.model.program import Effect
+from perdure.model.program import Effect, Program
 from perdure.model.records import RESERVED, SEAL, STORE, THREADS, Partition
 from perdure.storage.archive import Archive
-from perdure.storage.port import Driver, arun, run
+from perdure.storage.port import Driver, Limits, arun, run
 from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.storage.url import open_driver, redacted
 
@@ -197,7 +197,7 @@ class Database:
             self._digest,
             target._digest,
             Budget(target._driver.limits.ops, target._driver.limits.bytes),
-            (1 + secrets.randbelow(1 << 30)) << 24,
+            self.fresh(),
             replace,
             report,
         )
@@ -208,6 +208,34 @@ class Database:
         else:
             program = (moving.compare_thread if dry_run else moving.move_thread)(partition, into, terms)
         return run(program, _Between(self._driver, target._driver))
+
+    @property
+    def tenant(self) -> str:
+        """Whose threads these are unless a call says otherwise."""
+        return self._tenant
+
+    @property
+    def limits(self) -> Limits:
+        """What one commit may carry."""
+        return self._driver.limits
+
+    def run(self, program: Program[R]) -> R:
+        """Drive a use case of ``perdure.engine`` over this database, blocking."""
+        return run(program, self._driver)
+
+    async def arun(self, program: Program[R]) -> R:
+        """As ``run``, awaiting each request."""
+        return await arun(program, self._driver)
+
+    def fresh(self) -> int:
+        """Where versions of a thread that may be new start: far from where those of an earlier one of its
+        name can be."""
+        return (1 + secrets.randbelow(1 << 30)) << 24
+
+    async def take_back(self, partition: Partition, run_id: str) -> None:
+        """Remove what a run stored in a thread; the thread is as it was before the run."""
+        budget = Budget(self.limits.ops, self.limits.bytes)
+        await self.arun(retention.take_back(partition, run_id, self._digest, budget))
 
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""

@@ -4,7 +4,9 @@
     ├── Conflict            somebody else changed the thread first
     │   ├── HeadConflict    a run lost the race for the head of its thread
     │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
-    │   └── Contention      a commit lost every one of its bounded retries
+    │   ├── Contention      a commit lost every one of its bounded retries
+    │   ├── Busy            a run is open or messages wait, and the caller did not want to
+    │   └── NotWaiting      an answer to a thread that waits for none, or no more
     ├── NotFound            the named checkpoint, thread or tag is not stored
     ├── NotAllowed          the caller did not ask for this right by name
     ├── Corrupt             stored bytes are not what their name says
@@ -12,6 +14,7 @@
     ├── TypeNotAllowed      a value's type is not on the allowlist
     ├── Unserialisable      a value cannot be written so that it comes back
     ├── TooLarge            a value passes what the backend takes
+    ├── TryLater            a queue is full
     ├── Unavailable         the database does not answer or takes no writes
     ├── Unmigrated          the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
@@ -45,6 +48,15 @@ class Contention(Conflict):
     """A commit lost every one of its bounded retries to other writers: try again later."""
 
 
+class Busy(Conflict):
+    """A run is open on the thread or messages wait for one, and the message was to be rejected then: send it
+    again when they are done, or choose another strategy."""
+
+
+class NotWaiting(Conflict):
+    """The thread waits for no answer, no more, or for the answer to another question: look at its state."""
+
+
 class NotFound(PerdureError):
     """The named checkpoint, thread or tag is not stored."""
 
@@ -71,6 +83,10 @@ class Unserialisable(PerdureError):
 
 class TooLarge(PerdureError):
     """A value passes what the backend takes."""
+
+
+class TryLater(PerdureError):
+    """A queue is full; nothing of the message was stored. Send it again later."""
 
 
 class Unavailable(PerdureError):

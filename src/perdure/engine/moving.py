@@ -7,7 +7,8 @@ collection generation. A thread with neither has not arrived: it has no latest s
 on it finds nothing, and whoever writes to it stops the move. A move that was cut short is taken up again:
 what is there already, and right, is not written twice.
 
-A lease does not move: the arrived thread has its epoch and no open run.
+A lease does not move: the arrived thread has its epoch and no open run. Nor does a queue: a thread moves when
+it is at rest.
 """
 
 from __future__ import annotations
@@ -25,15 +26,22 @@ from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, chunk_puts
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Op, Put, Range, Stage
+from perdure.model.lane import IN, OUT, Lane
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Stage
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
+    DEDUPE,
+    EFFECT,
     EPOCH,
     GC,
     HEAD,
+    INBOX,
     ITEM,
+    LANE,
+    OUTBOX,
+    RUN,
     SEAL,
     TAG,
     WRITE,
@@ -48,8 +56,8 @@ R = TypeVar("R")
 MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, ITEM)
 """The kinds that are taken along; ``ITEM`` by ``engine.moving_items``."""
 
-LEFT: tuple[Kind, ...] = (SEAL,)
-"""The kinds that belong to a database and stay there."""
+LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT)
+"""The kinds that belong to a database and stay there. Of a thread at rest its queue says what was done."""
 
 ATTEMPTS = 5
 """How often a thread is read anew because it was written to while it moved."""
@@ -147,11 +155,13 @@ def compare_thread(partition: Partition, target: Partition, terms: Terms) -> Pro
 def move_thread(partition: Partition, target: Partition, terms: Terms) -> Program[Moved]:
     """Bring a thread to the target, as it is at the source when it arrives.
 
-    Raises ``NotFound`` when there is no such thread, ``Exists`` when the target has a different one and
-    ``replace`` is false, ``Conflict`` when the target is written to by others, ``Contention`` when the source
-    is, ``Corrupt`` when the source is damaged or what arrived is not what was sent. After the last three the
-    thread has not arrived; moving it again goes on from what is there.
+    Raises ``Conflict`` while the thread's queue is not at rest or when the target is written to by others,
+    ``NotFound`` when there is no such thread, ``Exists`` when the target has a different one and ``replace``
+    is false, ``Contention`` when the source is written to, ``Corrupt`` when the source is damaged or what
+    arrived is not what was sent. When it was writing by then the thread has not arrived; moving it again goes
+    on from what is there.
     """
+    yield from at(Place.SOURCE, _refuse_busy(partition))
     found: State | None = None
     view = yield from at(Place.TARGET, load_view(target, ""))
     if _has_arrived(view):
@@ -338,6 +348,18 @@ def _arrive(target: Partition, reading: Reading, held: _Held, terms: Terms) -> P
     yield from _commit(target, ops)
     if not held.chunks <= reading.graft.names:
         yield from collect(target, generation, terms.target, terms.budget)
+
+
+def _refuse_busy(partition: Partition) -> Program[None]:
+    lanes = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)))))
+    for name, found in zip((IN, OUT), lanes, strict=True):
+        lane = Lane.read(name, found)
+        if lane.due_at is not None or lane.waiting is not None:
+            raise Conflict(
+                f"thread {partition.thread!r} has messages or replies under way, or waits for an answer, "
+                "and would leave them behind; nothing of it was moved. Let its workers finish and its question be "
+                "answered, then move it"
+            )
 
 
 def _head(namespace: str, head: HeadView, version: int) -> Put:

@@ -19,6 +19,7 @@ from perdure.engine.values import MissingChunk, fetch_chunks, reachable
 from perdure.errors import Conflict, Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
+from perdure.model.lane import IN, OUT
 from perdure.model.ops import (
     Check,
     Commit,
@@ -39,6 +40,7 @@ from perdure.model.records import (
     CHUNK,
     GC,
     HEAD,
+    LANE,
     TAG,
     THREADS,
     WRITE,
@@ -145,6 +147,18 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
                 break
 
 
+def take_back(partition: Partition, run_id: str, digest: Digester, budget: Budget) -> Program[None]:
+    """Remove the checkpoints of a run from a thread, whose heads move to where they were before it."""
+
+    def plan(contents: Contents) -> Plan:
+        tagged = contents.tagged
+        return plan_removal(
+            contents.checkpoints, lambda c: c.run_id == run_id and (c.namespace, c.id) not in tagged
+        )
+
+    yield from _remove(partition, plan, digest, budget)
+
+
 def copy_thread(
     source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
 ) -> Program[None]:
@@ -225,16 +239,22 @@ def _remove(
         if not plan.removed:
             return
         if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
-            outcome = yield from ask(Commit(partition, (*_head_checks(contents), *_head_removal(contents))))
+            checks = (*_head_checks(contents), *_NO_QUEUE)
+            outcome = yield from ask(Commit(partition, (*checks, *_head_removal(contents))))
             if isinstance(outcome, Committed):
                 yield from ask(Drop(partition))
                 return
-            continue
+            if outcome.kind is not LANE:
+                continue
+            # What was accepted for the thread stays, although nothing is left of what was said before.
         generation = yield from _take_away(partition, contents, plan, budget)
         if generation is not None:
             yield from collect(partition, generation, digest, budget)
             return
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
+
+
+_NO_QUEUE: tuple[Op, ...] = (Check(LANE, (IN,), Expect.ABSENT), Check(LANE, (OUT,), Expect.ABSENT))
 
 
 def _head_checks(contents: Contents) -> list[Op]:

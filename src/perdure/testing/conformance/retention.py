@@ -11,8 +11,11 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.serde.types import ERROR
 from langgraph.graph import START, StateGraph
 
+from perdure.engine.inbox import Accept, look
 from perdure.errors import NotFound
 from perdure.langgraph.saver import PerdureSaver
+from perdure.model.lane import Debounce
+from perdure.model.messages import Message
 from perdure.model.ops import Commit, Delete, Fetch, Get, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD
@@ -185,6 +188,30 @@ class Retention:
             assert all(found[f"c{n}"] == held[n] for n in range(4) if f"c{n}" in found)
             saver.prune([THREAD])
             assert values(backend.saver()) == found["again"]
+
+    def test_what_waits_for_a_thread_survives_the_removal_of_its_checkpoints(self, backend: Backend) -> None:
+        saver, database = backend.saver(), backend.database()
+
+        def put_all() -> None:
+            put(saver, {**at(), "metadata": {"run_id": "r"}}, "c1")
+
+        def waiting() -> list[object]:
+            accept = Accept(AT, Message("id", {"input": 1}, "g"), 1, Debounce(), "enqueue", 100, 1 << 30)
+            number = database.run(accept.store(None)).seq
+            return [number, database.run(look(AT, number)).message.payload]
+
+        removals: list[Callable[[], None]] = [
+            lambda: saver.prune([THREAD], strategy="delete"),
+            lambda: saver.delete_for_runs(["r"]),
+        ]
+        for number, remove in enumerate(removals, start=1):
+            put_all()
+            assert waiting() == [number, {"input": 1}]
+            remove()
+            assert saver.get_tuple(at()) is None
+            assert database.run(look(AT, number)).message.id == "id"
+        saver.delete_thread(THREAD)
+        assert waiting() == [1, {"input": 1}], "a deleted thread kept its messages"
 
     def test_collection_spares_a_chunk_that_was_stored_again(self, backend: Backend) -> None:
         """Somebody may store, under the new generation, a chunk that the collection has found unreachable."""

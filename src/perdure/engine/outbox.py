@@ -1,0 +1,198 @@
+"""Delivering replies, in order, one sender a thread at a time.
+
+A reply is marked as being sent before its provider is called, and as sent when it has answered. Whoever finds
+one marked that nobody is sending knows that the provider may or may not have it: what to do then is the
+channel's policy. A sender that lost its place can mark nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from perdure.engine.transact import retrying
+from perdure.errors import Conflict, Corrupt, Fenced, NotFound
+from perdure.model.lane import OUT, Debounce, Lane
+from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
+from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import LANE, OUTBOX, Partition
+
+A = TypeVar("A")
+
+
+class Sending(NamedTuple):
+    """Replies that this process delivers, the first of which is marked as being sent. ``in_doubt`` says that
+    it was marked by somebody who is gone: the provider may have it."""
+
+    partition: Partition
+    lane: Lane
+    replies: tuple[Reply, ...]
+    in_doubt: bool
+
+    @property
+    def reply(self) -> Reply:
+        return self.replies[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The wish to deliver a thread's next replies, at most ``most``, to ``channels``."""
+
+    partition: Partition
+    owner: str
+    channels: Sequence[str]
+    now: int
+    ttl: int
+    most: int
+
+    def take(self) -> Program[Sending | None]:
+        """Take them, unless nothing is due, or the first one is for another sender's channel."""
+        (sending,) = yield from retrying(self.partition, None, self._load, self._attempt)
+        return sending
+
+    def _load(self) -> Program[tuple[Lane, tuple[Reply, ...]]]:
+        (lanes,) = yield from ask(Fetch(self.partition, (Get(LANE, (OUT,)),)))
+        lane = Lane.read(OUT, lanes)
+        if not lane.is_due(self.now):
+            return lane, ()
+        (rows,) = yield from ask(
+            Fetch(self.partition, (Range(OUTBOX, after=(lane.bound,), limit=self.most),))
+        )
+        if not rows:
+            raise Corrupt(
+                f"thread {self.partition.thread!r}: reply {lane.bound + 1} is to be sent and is not stored; "
+                "run `perdure fsck`"
+            )
+        return lane, tuple(map(Reply.read, rows))
+
+    def _attempt(self, seen: tuple[Lane, tuple[Reply, ...]]) -> Program[tuple[Sending | None] | None]:
+        lane, replies = seen
+        if not replies or replies[0].channel not in self.channels:
+            return (None,)
+        lane = lane.held(self.owner, lane.epoch + 1, self.now, self.ttl)
+        in_doubt = replies[0].state == SENDING
+        ops: list[Op] = [lane.put(0)]
+        if not in_doubt:
+            ops.append(_marked(replies[0]).put())
+            replies = (_stored(_marked(replies[0])), *replies[1:])
+        outcome = yield from ask(Commit(self.partition, tuple(ops)))
+        if not isinstance(outcome, Committed):
+            return None
+        return (Sending(self.partition, lane.stored(0), replies, in_doubt),)
+
+
+class Settled(NamedTuple):
+    """What became of an attempt to deliver the first reply: its new ``state``, the provider's id for it, and
+    the error if there was one. One that is ``ready``, or still ``sending`` because nobody knows, is looked at
+    again at ``again_at``, and those behind it wait."""
+
+    state: str
+    provider_id: str | None = None
+    error: str | None = None
+    again_at: int | None = None
+
+
+def settle(
+    sending: Sending, settled: Settled, channels: Sequence[str], now: int, ttl: int
+) -> Program[Sending | None]:
+    """Record what became of the first reply and mark the next one, in one commit; what is left to deliver, or
+    ``None`` when the lane was let go of. ``Fenced`` when somebody else has taken over."""
+    first, *rest = sending.replies
+    first = replace(first, state=settled.state, provider_id=settled.provider_id, error=settled.error)
+    is_over = settled.state not in (READY, SENDING)
+    goes_on = is_over and bool(rest) and rest[0].channel in channels
+
+    def attempt(lane: Lane) -> Program[tuple[Sending | None] | None]:
+        ops: list[Op] = [first.put()]
+        replies = tuple(rest)
+        if is_over:
+            lane = lane.passed(first.seq)
+        if goes_on:
+            lane = lane.renewed(now, ttl)
+            ops.append(_marked(rest[0]).put())
+            replies = (_stored(_marked(rest[0])), *rest[1:])
+        else:
+            lane = lane.released(now if settled.again_at is None else settled.again_at)
+        outcome = yield from ask(Commit(sending.partition, (lane.put(0), *ops)))
+        if not isinstance(outcome, Committed):
+            return None
+        left = Sending(sending.partition, lane.stored(0), replies, in_doubt=False) if goes_on else None
+        return (left,)
+
+    (left,) = yield from _under(sending, attempt)
+    return left
+
+
+def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
+    """Mark the first reply, which is in doubt, as being sent once more."""
+    marked = _marked(sending.reply)
+
+    def attempt(lane: Lane) -> Program[Sending | None]:
+        lane = lane.renewed(now, ttl)
+        outcome = yield from ask(Commit(sending.partition, (lane.put(0), marked.put())))
+        if not isinstance(outcome, Committed):
+            return None
+        replies = (_stored(marked), *sending.replies[1:])
+        return Sending(sending.partition, lane.stored(0), replies, in_doubt=False)
+
+    return (yield from _under(sending, attempt))
+
+
+def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
+    """Put a reply that was given up, or is held in doubt, at the end of the thread's outbox again, under the
+    same idempotency key. ``NotFound`` without it, ``Conflict`` when it is neither."""
+
+    def load() -> Program[tuple[Lane, Reply]]:
+        lanes, rows = yield from ask(Fetch(partition, (Get(LANE, (OUT,)), Get(OUTBOX, (seq,)))))
+        if not rows:
+            raise NotFound(f"thread {partition.thread!r} has no reply {seq}")
+        return Lane.read(OUT, lanes), Reply.read(rows[0])
+
+    def attempt(seen: tuple[Lane, Reply]) -> Program[Reply | None]:
+        lane, reply = seen
+        if reply.state not in (DEAD, UNKNOWN):
+            raise Conflict(
+                f"reply {seq} of thread {partition.thread!r} is {reply.state}; only replies that are "
+                f"{DEAD} or {UNKNOWN} can be sent again"
+            )
+        lane = lane.accepted(now, Debounce())
+        again = replace(reply, seq=lane.last, state=READY, attempts=0, error=None, version=0)
+        gone = Delete(OUTBOX, (seq,), reply.version)
+        outcome = yield from ask(Commit(partition, (lane.put(0), gone, again.put())))
+        return again if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def replies(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Reply, ...]]:
+    """The newest replies of a thread, newest first, before number ``after``."""
+    edge = None if after is None else (after,)
+    (found,) = yield from ask(Fetch(partition, (Range(OUTBOX, reverse=True, after=edge, limit=limit),)))
+    return tuple(map(Reply.read, found))
+
+
+def _under(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Program[A]:
+    """Run ``attempt`` on the lane as long as it is still this sender's."""
+    partition = sending.partition
+
+    def load() -> Program[Lane]:
+        (found,) = yield from ask(Fetch(partition, (Get(LANE, (OUT,)),)))
+        lane = Lane.read(OUT, found)
+        if lane.epoch != sending.lane.epoch or lane.owner is None:
+            raise Fenced(
+                f"thread {partition.thread!r}: another sender has taken over its outbox; nothing of this "
+                "write was stored"
+            )
+        return lane
+
+    return (yield from retrying(partition, sending.lane, load, attempt))
+
+
+def _marked(reply: Reply) -> Reply:
+    return replace(reply, state=SENDING, attempts=reply.attempts + 1)
+
+
+def _stored(reply: Reply) -> Reply:
+    return replace(reply, version=reply.version + 1)

@@ -1,0 +1,257 @@
+"""Claiming a thread's next run, holding it, and ending it: the one writer that a thread has at a time.
+
+Whoever claims a run raises the thread's epoch; every write of the run demands it. So whatever a holder does
+after somebody else has taken over, however long it slept, is refused by the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from perdure.engine.transact import retrying
+from perdure.errors import Corrupt, Fenced, TooLarge
+from perdure.model.lane import IN, OUT, Lane
+from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition
+
+
+class Held(NamedTuple):
+    """A run that this process holds, with its messages, the inbox as it was last seen, and the thread's
+    latest checkpoint when the run was claimed."""
+
+    partition: Partition
+    run: Run
+    messages: tuple[Message, ...]
+    lane: Lane
+    head: str | None
+
+    @property
+    def epoch(self) -> int:
+        return self.run.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The wish to hold a thread's next run at ``now`` for ``ttl`` microseconds.
+
+    ``graphs`` are those that the caller can run, ``most`` is how many messages one run takes at most;
+    ``fresh`` starts the epochs of a thread that has none, so that a thread which was deleted and made again
+    never meets an epoch of its past.
+    """
+
+    partition: Partition
+    owner: str
+    graphs: Collection[str]
+    now: int
+    ttl: int
+    most: int
+    fresh: int
+
+    def take(self, known: Lane | None) -> Program[Held | None]:
+        """Hold it, unless it is not due or not the caller's to run. ``known`` is how the caller knows the
+        inbox: right, it saves a fetch."""
+        (held,) = yield from retrying(self.partition, None, lambda: self._load(known), self._attempt)
+        return held
+
+    def _load(self, known: Lane | None) -> Program[_Seen]:
+        items: tuple[Get | Range, ...] = (
+            Get(LANE, (IN,)),
+            Get(EPOCH, ()),
+            Get(HEAD, ("",)),
+            Range(RUN, by="first", reverse=True, limit=1),
+        )
+        guess = () if known is None or known.run_id is not None else (self._rows(known.bound),)
+        lanes, epochs, heads, runs, *rows = yield from ask(Fetch(self.partition, (*items, *guess)))
+        lane = Lane.read(IN, lanes)
+        epoch = epochs[0].version if epochs else 0
+        head = heads[0].fields["checkpoint_id"] if heads else None
+        run = Run.read(runs[0]) if runs else None
+        if not lane.is_due(self.now):
+            return _Seen(lane, epoch, head, run, ())
+        if lane.run_id is not None and (run is None or run.id != lane.run_id):
+            raise Corrupt(f"thread {self.partition.thread!r}: its open run {lane.run_id!r} is not stored")
+        after = lane.bound if lane.run_id is None or run is None else run.first - 1
+        if not guess or known is None or known.bound != after or lane.run_id is not None:
+            rows = list((yield from ask(Fetch(self.partition, (self._rows(after),)))))
+        return _Seen(lane, epoch, head, run, tuple(map(Message.read, rows[0])))
+
+    def _rows(self, after: int) -> Range:
+        return Range(INBOX, after=(after,), limit=self.most)
+
+    def _attempt(self, seen: _Seen) -> Program[tuple[Held | None] | None]:
+        lane, now = seen.lane, self.now
+        if not lane.is_due(now):
+            return (None,)
+        epoch = seen.epoch + 1 if seen.epoch else self.fresh
+        if lane.run_id is not None and seen.run is not None:
+            messages = tuple(m for m in seen.messages if m.seq <= seen.run.last)
+            run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
+        else:
+            if not seen.messages:
+                raise Corrupt(
+                    f"thread {self.partition.thread!r}: message {lane.bound + 1} was accepted and is not "
+                    "stored; run `perdure fsck`"
+                )
+            messages = tuple(batch(seen.messages, self.most))
+            first, last = messages[0], messages[-1]
+            run = Run(
+                first.id,
+                first.seq,
+                last.seq,
+                OPEN,
+                first.graph,
+                first.channel,
+                epoch,
+                1,
+                seen.head,
+                now,
+                now,
+            )
+            rest = seen.messages[len(messages) :]
+            since = rest[0].accepted_at if rest else now if lane.last > last.seq else None
+            lane = lane.taken(run.id, last.seq, since)
+        if run.graph not in self.graphs:
+            return (None,)
+        lane = lane.held(self.owner, epoch, now, self.ttl)
+        raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
+        outcome = yield from ask(Commit(self.partition, (raised, lane.put(0), run.put())))
+        if not isinstance(outcome, Committed):
+            return None
+        return (
+            Held(self.partition, replace(run, version=run.version + 1), messages, lane.stored(0), seen.head),
+        )
+
+
+class _Seen(NamedTuple):
+    lane: Lane
+    epoch: int
+    head: str | None
+    run: Run | None
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ends: its ``state``, a ``note`` on it, and the replies to its channel."""
+
+    state: str
+    note: Mapping[str, Any]
+    replies: Sequence[Any] = ()
+
+
+def renew(held: Held, now: int, ttl: int) -> Program[Held]:
+    """Hold a run for longer; ``Fenced`` when somebody else holds it. The lane that comes back may say that
+    the run is to be ended."""
+    return (yield from _relane(held, lambda lane: lane.renewed(now, ttl)))
+
+
+def put_off(
+    held: Held, until: int, note: Mapping[str, Any], now: int, *, counts: bool = True
+) -> Program[Held]:
+    """Let go of an open run, to be tried again at ``until``; ``Fenced`` when somebody else holds it.
+    ``counts=False`` says that nothing was wrong with the run: this attempt is not held against it."""
+    attempts = held.run.attempts - (not counts)
+    run = replace(held.run, note=note, updated_at=now, attempts=attempts)
+    return (yield from _relane(held, lambda lane: lane.put_off(until), run))
+
+
+def finish(
+    held: Held, ending: Ending, now: int, fresh: int, budget: int
+) -> Program[tuple[Lane, tuple[Reply, ...]]]:
+    """End a run: its state, its replies, its lease and its epoch in one commit; the inbox and the replies as
+    they are then. ``Fenced`` when somebody else holds it."""
+    partition, run = held.partition, held.run
+    if 4 + len(ending.replies) > budget:
+        raise TooLarge(
+            f"run {run.id!r} of thread {partition.thread!r} has {len(ending.replies)} replies, at most "
+            f"{budget - 4} can be sent at once; join some of them"
+        )
+    closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
+    over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=run.epoch + 1)
+
+    def load() -> Program[tuple[Lane, Lane | None]]:
+        lanes = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)))))
+        inbox = Lane.read(IN, lanes[0])
+        _refuse_lost(held, inbox)
+        return inbox, Lane.read(OUT, lanes[1])
+
+    def attempt(lanes: tuple[Lane, Lane | None]) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
+        inbox = lanes[0].closed(waiting=run.id if ending.state == WAITING else None)
+        ops: list[Op] = [over, inbox.put(fresh), closed.put()]
+        replies: tuple[Reply, ...] = ()
+        if ending.replies:
+            outbox = lanes[1] or Lane(OUT)
+            first = outbox.last + 1
+            replies = tuple(
+                Reply(first + n, run.id, n, run.channel, payload, created_at=now)
+                for n, payload in enumerate(ending.replies)
+            )
+            outbox = outbox.appended(now, len(replies))
+            ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
+        outcome = yield from ask(Commit(partition, tuple(ops)))
+        return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
+
+    # Without replies the inbox as it was last seen may do; whoever changed it since refuses the commit.
+    known: tuple[Lane, Lane | None] | None = None if ending.replies else (held.lane, None)
+    return (yield from retrying(partition, known, load, attempt))
+
+
+def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]:
+    """Ask for the end of an open run; whether it is open."""
+
+    def load() -> Program[Lane]:
+        (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+        return Lane.read(IN, found)
+
+    def attempt(lane: Lane) -> Program[bool | None]:
+        if lane.run_id != run_id:
+            return False
+        if lane.stop is not None:
+            return True
+        outcome = yield from ask(Commit(partition, (lane.stopping(how, now).put(0),)))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def _relane(held: Held, change: Callable[[Lane], Lane], run: Run | None = None) -> Program[Held]:
+    partition = held.partition
+
+    def load() -> Program[Lane]:
+        (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+        lane = Lane.read(IN, found)
+        _refuse_lost(held, lane)
+        return lane
+
+    def attempt(lane: Lane) -> Program[Held | None]:
+        lane = change(lane)
+        ops: list[Op] = [Check(EPOCH, (), held.epoch), lane.put(0)]
+        if run is not None:
+            ops.append(run.put())
+        outcome = yield from ask(Commit(partition, tuple(ops)))
+        if not isinstance(outcome, Committed):
+            return None
+        after = held.run if run is None else replace(run, version=run.version + 1)
+        return held._replace(run=after, lane=lane.stored(0))
+
+    return (yield from retrying(partition, held.lane, load, attempt))
+
+
+def _refuse_lost(held: Held, lane: Lane) -> None:
+    if lane.epoch != held.epoch or lane.run_id != held.run.id:
+        raise Fenced(
+            f"thread {held.partition.thread!r}: run {held.run.id!r} was held under epoch {held.epoch} and is "
+            "not any more; another worker has taken over, and nothing of this write was stored"
+        )
+
+
+def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:
+    """The newest runs of a thread, newest first, before the one whose first message is ``after``."""
+    (found,) = yield from ask(
+        Fetch(partition, (Range(RUN, by="first", reverse=True, after=after, limit=limit),))
+    )
+    return tuple(map(Run.read, found))

@@ -1,0 +1,71 @@
+"""Forgetting what a thread's queue is done with, so that it does not grow for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.model.lane import IN, OUT, Lane
+from perdure.model.messages import OPEN, SENT
+from perdure.model.ops import Check, Commit, Delete, Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+
+BATCH_MAX = 64
+"""How many messages one run may take at most: they are forgotten together."""
+
+
+def forget(partition: Partition, before: int, budget: int) -> Program[int]:
+    """Remove a page of what came before a time and is over: messages with the memory that they were accepted,
+    their runs and journals, and replies that were sent. What was given up or is in doubt stays. How many
+    records were removed; nothing is, if the queue moves meanwhile."""
+    lanes, outs, messages, replies, runs = yield from ask(
+        Fetch(
+            partition,
+            (
+                Get(LANE, (IN,)),
+                Get(LANE, (OUT,)),
+                Range(INBOX, limit=BATCH_MAX, bodies=False),
+                Range(OUTBOX, limit=BATCH_MAX, bodies=False),
+                Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
+            ),
+        )
+    )
+    inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
+    old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
+    ops = (yield from _messages(partition, old, runs)) if old else []
+    ops += [
+        Delete(OUTBOX, reply.key, reply.version)
+        for reply in replies
+        if reply.fields["created_at"] < before
+        and reply.key[0] <= outbox.bound
+        and reply.fields["state"] == SENT
+    ]
+    if not ops:
+        return 0
+    # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
+    checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
+    taken = ops[: budget - len(checks)]
+    yield from ask(Commit(partition, (*checks, *taken)))
+    return len(taken)
+
+
+def _messages(partition: Partition, old: Sequence[Record], runs: Sequence[Record]) -> Program[list[Op]]:
+    """What is to be removed with messages, run by run: a run goes after the last of its messages."""
+    ops: list[Op] = []
+    over = {message.key[0]: message for message in old}
+    for run in runs:
+        if run.fields["state"] == OPEN or run.fields["last"] not in over:
+            break
+        (journal,) = yield from ask(
+            Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),))
+        )
+        ops += [Delete(EFFECT, noted.key) for noted in journal]
+        if len(journal) == BATCH_MAX:
+            break
+        for seq in range(run.fields["first"], run.fields["last"] + 1):
+            if seq in over:
+                ops.append(Delete(INBOX, (seq,)))
+                if over[seq].fields["dedupe"]:
+                    ops.append(Delete(DEDUPE, (over[seq].fields["dedupe"],)))
+        ops.append(Delete(RUN, run.key, run.version))
+    return ops

@@ -1,0 +1,222 @@
+"""What is said to a thread and what it answers: messages, runs and replies as they are stored.
+
+What people wrote stands in bodies, as JSON, where a key seals it; what the queue needs stands beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal
+
+from perdure.errors import TooLarge, Unserialisable
+from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
+
+MESSAGE_MAX = 256 * 1024
+"""The largest message or reply, in bytes of JSON."""
+
+Mode = Literal["enqueue", "coalesce", "answer"]
+"""How a message becomes a run: ``enqueue`` as one of its own, ``coalesce`` together with those that wait
+beside it, ``answer`` as the answer to an interrupt."""
+
+OPEN, WAITING, DONE = "open", "waiting", "done"
+FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
+"""The states of a run. Only ``open`` goes on; the answer to a ``waiting`` run is a run of its own."""
+
+READY, SENDING, SENT, UNKNOWN, DEAD = "ready", "sending", "sent", "unknown", "dead"
+"""The states of a reply. ``sending`` may or may not have reached the provider, ``unknown`` is held for a
+person to decide, ``dead`` was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An accepted message. ``id`` is stable however often it is sent; a run of it alone has the same id.
+    ``options`` is what its run is to be given beside it."""
+
+    id: str
+    payload: Any
+    graph: str
+    channel: str = ""
+    mode: Mode = "enqueue"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seq: int = 0
+    accepted_at: int = 0
+    dedupe: bytes = b""
+
+    def put(self) -> Put:
+        fields = {
+            "graph": self.graph,
+            "channel": self.channel,
+            "mode": self.mode,
+            "dedupe": self.dedupe,
+            "accepted_at": self.accepted_at,
+        }
+        body = encode({"id": self.id, "payload": self.payload, "options": dict(self.options)}, "message")
+        return Put(INBOX, (self.seq,), fields, body, Expect.ABSENT)
+
+    @classmethod
+    def read(cls, record: Record) -> Message:
+        said, fields = json.loads(record.body), record.fields
+        return cls(
+            said["id"],
+            said["payload"],
+            fields["graph"],
+            fields["channel"],
+            fields["mode"],
+            said["options"],
+            record.key[0],
+            fields["accepted_at"],
+            fields["dedupe"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run over the messages ``first`` to ``last``. ``base`` is the head that it was made on, ``epoch`` the
+    lease under which it was last attempted. ``note`` says what it ended with."""
+
+    id: str
+    first: int
+    last: int
+    state: str
+    graph: str
+    channel: str
+    epoch: int
+    attempts: int
+    base: str | None
+    started_at: int
+    updated_at: int
+    note: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    version: int = 0
+
+    def put(self) -> Put:
+        """The operation that stores it over the version that was read."""
+        fields = {
+            "first": self.first,
+            "last": self.last,
+            "state": self.state,
+            "graph": self.graph,
+            "channel": self.channel,
+            "epoch": self.epoch,
+            "attempts": self.attempts,
+            "base": self.base,
+            "started_at": self.started_at,
+            "updated_at": self.updated_at,
+        }
+        expect: Expectation = self.version or Expect.ABSENT
+        return Put(RUN, (self.id,), fields, encode(self.note, "note"), expect, self.version + 1)
+
+    @classmethod
+    def read(cls, record: Record) -> Run:
+        fields = record.fields
+        return cls(
+            record.key[0],
+            fields["first"],
+            fields["last"],
+            fields["state"],
+            fields["graph"],
+            fields["channel"],
+            fields["epoch"],
+            fields["attempts"],
+            fields["base"],
+            fields["started_at"],
+            fields["updated_at"],
+            json.loads(record.body),
+            record.version,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply on its way. ``ord`` is its place among the replies of its run."""
+
+    seq: int
+    run_id: str
+    ord: int
+    channel: str
+    payload: Any
+    state: str = READY
+    attempts: int = 0
+    provider_id: str | None = None
+    created_at: int = 0
+    error: str | None = None
+    version: int = 0
+
+    @property
+    def id(self) -> str:
+        """The idempotency key under which it is sent, however often."""
+        return f"{self.run_id}:{self.ord}"
+
+    def put(self) -> Put:
+        """The operation that stores it over the version that was read."""
+        fields = {
+            "run_id": self.run_id,
+            "ord": self.ord,
+            "channel": self.channel,
+            "state": self.state,
+            "attempts": self.attempts,
+            "provider_id": self.provider_id,
+            "created_at": self.created_at,
+        }
+        body = encode({"payload": self.payload, "error": self.error}, "reply")
+        expect: Expectation = self.version or Expect.ABSENT
+        return Put(OUTBOX, (self.seq,), fields, body, expect, self.version + 1)
+
+    @classmethod
+    def read(cls, record: Record) -> Reply:
+        said, fields = json.loads(record.body), record.fields
+        return cls(
+            record.key[0],
+            fields["run_id"],
+            fields["ord"],
+            fields["channel"],
+            said["payload"],
+            fields["state"],
+            fields["attempts"],
+            fields["provider_id"],
+            fields["created_at"],
+            said["error"],
+            record.version,
+        )
+
+
+def dedupe_digest(key: str) -> bytes:
+    """What stands for a dedupe key: of one length, and no sender's text in the clear."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def dedupe_put(digest: bytes, seq: int) -> Put:
+    return Put(DEDUPE, (digest,), {"seq": seq}, expect=Expect.ABSENT)
+
+
+def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
+    """The messages that the next run takes: those at the front that go together."""
+    first = pending[0]
+    count = 1
+    if first.mode == "coalesce":
+        while count < min(len(pending), most) and _together(first, pending[count]):
+            count += 1
+    return pending[:count]
+
+
+def _together(first: Message, other: Message) -> bool:
+    return (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
+
+
+def encode(value: Any, what: str) -> bytes:
+    """Plain data as JSON; ``Unserialisable`` or ``TooLarge`` when it cannot be stored."""
+    try:
+        body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise Unserialisable(
+            f"a {what} has to be plain JSON data ({error}); nothing of it was stored"
+        ) from error
+    if len(body) > MESSAGE_MAX:
+        raise TooLarge(
+            f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
+            "stored. Put large content elsewhere and send a reference to it"
+        )
+    return body

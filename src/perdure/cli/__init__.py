@@ -9,11 +9,13 @@ from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
 from perdure.cli.threads import threads
+from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
 app.command()(migrate)
 app.command()(fsck)
 app.command()(copy)
+app.command()(worker)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 

@@ -41,6 +41,8 @@ KeyFile = Annotated[
         help="The file with the encryption key, 32 bytes or 64 hex digits",
     ),
 ]
+ThreadId = Annotated[str, typer.Argument(help="The thread's id, as in configurable.thread_id")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 
 @contextmanager
@@ -48,10 +50,15 @@ def opened(
     url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None
 ) -> Iterator[Database]:
     """The database of a command; the key is one, or the file with it."""
+    with connect_sync(url_of(url), tenant=tenant, encryption_key=key_of(key)) as database:
+        yield database
+
+
+def url_of(url: str | None) -> str:
+    """The URL that was passed or set."""
     if url is None:
         raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_URL")
-    with connect_sync(url, tenant=tenant, encryption_key=key_of(key)) as database:
-        yield database
+    return url
 
 
 def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:

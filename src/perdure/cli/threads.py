@@ -9,17 +9,20 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
 from perdure.cli.carry import export, import_, jsonable
+from perdure.cli.queue import dead, inbox, outbox, retry, runs
 from perdure.errors import NotFound
 from perdure.langgraph.inspect import ChannelView
 from perdure.model.records import Partition
 
-threads = typer.Typer(help="Look at threads, tag, prune, export and import them.", no_args_is_help=True)
+threads = typer.Typer(
+    help="Look at threads and their queues, tag, prune, export and import them.", no_args_is_help=True
+)
 threads.command()(export)
 threads.command("import")(import_)
-
-ThreadId = Annotated[str, typer.Argument(help="The thread's id, as in configurable.thread_id")]
+for command in (inbox, runs, outbox, dead, retry):
+    threads.command()(command)
 
 
 @threads.command("ls")
@@ -27,7 +30,7 @@ def list_threads(
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the threads of a tenant, by id, with the time of their latest checkpoint."""
     with opened(db, tenant, key_file) as database:

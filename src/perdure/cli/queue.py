@@ -1,0 +1,270 @@
+"""Commands on a thread's queue: messages, runs and replies, what was given up, and sending a reply again.
+
+What people wrote is shown only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
+from perdure.database import Database
+from perdure.engine import inbox as inboxes
+from perdure.engine import outbox as outboxes
+from perdure.engine import runs as running
+from perdure.engine.inbox import Standing
+from perdure.errors import NotFound
+from perdure.model.messages import Reply, Run, encode
+from perdure.model.ops import Now
+from perdure.model.program import Program, ask
+from perdure.model.records import THREADS, Partition
+
+_PAGE = 100
+
+Limit = Annotated[int, typer.Option(min=1, help="At most so many, newest first")]
+Text = Annotated[bool, typer.Option("--text", help="Show what was written, too")]
+
+R = TypeVar("R")
+
+
+def inbox(
+    thread_id: ThreadId,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    limit: Limit = 30,
+    text: Text = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the messages that a thread was sent, newest first, each with the run that took it."""
+    partition = Partition(tenant, thread_id)
+    with opened(db, tenant, key_file) as database:
+
+        def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
+            return inboxes.latest(partition, count, last.message.seq if last else None)
+
+        found = list(_newest(database, limit, page))
+        _known(database, partition, found)
+    headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
+    _print((_message(each, text) for each in found), headings, "No messages.", as_json, text)
+
+
+def runs(
+    thread_id: ThreadId,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    limit: Limit = 30,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of a thread, newest first: which messages each took, how it ended, and its error."""
+    partition = Partition(tenant, thread_id)
+    with opened(db, tenant, key_file) as database:
+
+        def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
+            return running.latest(partition, count, last.first if last else None)
+
+        found = list(_newest(database, limit, page))
+        _known(database, partition, found)
+    headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
+    _print(map(_run, found), headings, "No runs.", as_json)
+
+
+def outbox(
+    thread_id: ThreadId,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    limit: Limit = 30,
+    text: Text = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the replies of a thread, newest first, sent or not, with the provider's ids and errors."""
+    partition = Partition(tenant, thread_id)
+    with opened(db, tenant, key_file) as database:
+
+        def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
+            return outboxes.replies(partition, count, last.seq if last else None)
+
+        found = list(_newest(database, limit, page))
+        _known(database, partition, found)
+    headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
+    _print((_reply(each, text) for each in found), headings, "No replies.", as_json, text)
+
+
+def dead(
+    thread_id: Annotated[
+        str | None, typer.Argument(help="The thread's id; all threads of the tenant without")
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    text: Text = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what was given up: failed runs, and replies that are dead or held because nobody knows.
+
+    A reply is sent again with `perdure threads retry`; what a failed run was to answer is in the inbox.
+    """
+    rows: list[dict[str, Any]] = []
+    with opened(db, tenant, key_file) as database:
+        partitions = (
+            [p for p in database.partitions(tenant) if p.space == THREADS]
+            if thread_id is None
+            else [Partition(tenant, thread_id)]
+        )
+        hidden = len(partitions) == 1 or not sys.stderr.isatty()
+        for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
+            found = database.run(inboxes.given_up(partition))
+            if thread_id is not None:
+                _known(database, partition, [*found.runs, *found.replies])
+            name = partition.thread
+            rows += [{"thread": name, "what": "run", **_run(run)} for run in found.runs]
+            rows += [{"thread": name, "what": "reply", **_reply(reply, text)} for reply in found.replies]
+    headings = ("thread", "what", "number", "run", "state", "channel", "attempts", "since", "error")
+    _print(rows, headings, "Nothing was given up.", as_json, text)
+
+
+def retry(
+    thread_id: ThreadId,
+    reply: Annotated[int, typer.Option(metavar="NUMBER", help="The reply's number in the thread's outbox")],
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Send a reply again that is dead, or held because nobody knows whether it was sent.
+
+    It goes out after all others of its thread, under the same key, so that a provider that knows the key
+    delivers it once. A worker with its channel sends it.
+    """
+    with opened(db, tenant, key_file) as database:
+        now = database.run(ask(Now()))
+        again = database.run(outboxes.retry(Partition(tenant, thread_id), reply, now))
+    out.print(
+        f"{escape(thread_id)}: reply {reply} is to be sent again, as number {again.seq} under the key "
+        f"{escape(again.id)}",
+        soft_wrap=True,
+    )
+
+
+def _newest(
+    database: Database, limit: int, page: Callable[[int, R | None], Program[tuple[R, ...]]]
+) -> Iterator[R]:
+    """At most ``limit`` of what ``page`` reads, some at a time: each may be large."""
+    last: R | None = None
+    while limit > 0:
+        found = database.run(page(min(limit, _PAGE), last))
+        yield from found
+        limit -= len(found)
+        if len(found) < _PAGE:
+            return
+        last = found[-1]
+
+
+def _known(database: Database, partition: Partition, found: Sequence[object]) -> None:
+    """Refuse a thread that is not there: an empty list would hide a slip of the pen."""
+    if not found and partition not in database.partitions(partition.tenant):
+        raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
+
+
+def _message(standing: Standing, text: bool) -> dict[str, Any]:
+    message, run = standing
+    row = {
+        "number": message.seq,
+        "id": message.id,
+        "accepted": _time(message.accepted_at),
+        "graph": message.graph,
+        "channel": message.channel,
+        "mode": message.mode,
+        "state": run.state if run is not None else "pending",
+        "run": run.id if run is not None else None,
+        "bytes": _size(message.payload),
+    }
+    return {**row, "payload": message.payload} if text else row
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.id,
+        "messages": f"{run.first}-{run.last}" if run.last > run.first else str(run.first),
+        "state": run.state,
+        "graph": run.graph,
+        "channel": run.channel,
+        "attempts": run.attempts,
+        "started": _time(run.started_at),
+        "updated": _time(run.updated_at),
+        "error": run.note.get("error"),
+    }
+
+
+def _reply(reply: Reply, text: bool) -> dict[str, Any]:
+    row = {
+        "number": reply.seq,
+        "key": reply.id,
+        "run": reply.run_id,
+        "channel": reply.channel,
+        "state": reply.state,
+        "attempts": reply.attempts,
+        "provider id": reply.provider_id,
+        "created": _time(reply.created_at),
+        "bytes": _size(reply.payload),
+        "error": reply.error,
+    }
+    return {**row, "payload": reply.payload} if text else row
+
+
+def _print(
+    rows: Iterable[dict[str, Any]], headings: Sequence[str], nothing: str, as_json: bool, text: bool = False
+) -> None:
+    rows = list(rows)
+    if as_json:
+        for row in rows:
+            fields = {name.replace(" ", "_"): value for name, value in row.items()}
+            # As it is: on a narrow screen, too, an object is one line.
+            typer.echo(json.dumps(fields))
+        return
+    if not rows:
+        out.print(nothing)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in (*headings, *(("payload",) if text else ())):
+        # Ids stay whole; what is too wide goes on below.
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        shown = {"since": row.get("updated", row.get("created")), **row}
+        cells = [shown.get(heading) for heading in headings]
+        if text:
+            cells.append(json.dumps(row["payload"], ensure_ascii=False) if "payload" in row else None)
+        table.add_row(*(escape(_plain(cell)) for cell in cells))
+    out.print(table)
+
+
+def _plain(cell: Any) -> str:
+    """A cell's text. What would steer the terminal is shown as its code: anybody may have sent it."""
+    if cell is None:
+        return ""
+    said = cell[:19] if isinstance(cell, _Time) else str(cell)
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in said)
+
+
+class _Time(str):
+    """ISO 8601; a table has room for the seconds."""
+
+    __slots__ = ()
+
+
+def _time(micros: int) -> _Time:
+    return _Time(datetime.fromtimestamp(micros / 1_000_000, UTC).isoformat(timespec="milliseconds"))
+
+
+def _size(payload: Any) -> int:
+    return len(encode(payload, "payload"))

@@ -1,0 +1,23 @@
+"""From an accepted message to a delivered reply: the workers, and what they need."""
+
+from perdure.runtime.agents import Agent
+from perdure.runtime.effects import effect, effect_key, effects, effects_sync
+from perdure.runtime.relay import Channel, NotSent, Undeliverable
+from perdure.runtime.runtime import Runtime, Ticket
+from perdure.runtime.settings import Settings
+from perdure.runtime.subagents import distilled
+
+__all__ = [
+    "Agent",
+    "Channel",
+    "NotSent",
+    "Runtime",
+    "Settings",
+    "Ticket",
+    "Undeliverable",
+    "distilled",
+    "effect",
+    "effect_key",
+    "effects",
+    "effects_sync",
+]

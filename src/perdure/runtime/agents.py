@@ -1,0 +1,98 @@
+"""How messages become a graph's input, and its final state becomes replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langgraph.pregel import Pregel
+from langgraph.types import Command
+
+from perdure.langgraph.serde import TypeName
+from perdure.model.messages import Message
+
+ToInput = Callable[[Sequence[Message]], Any]
+ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
+
+MESSAGE, INPUT, RESUME = "message", "input", "resume"
+"""What a payload holds: something said, a graph's whole input, or an answer to an interrupt."""
+
+
+def said(message: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The payload of something said: text, or a message as a mapping with ``role`` and ``content``."""
+    return {MESSAGE: {"role": "user", "content": message} if isinstance(message, str) else dict(message)}
+
+
+def to_input(messages: Sequence[Message]) -> Any:
+    """The input of a run: what was said becomes ``messages``, each under its message's id, so that a graph
+    that is given one twice holds it once; a whole input is passed as it is."""
+    first = messages[0].payload
+    if RESUME in first:
+        return Command(resume=first[RESUME])
+    if INPUT in first:
+        return first[INPUT]
+    return {"messages": [{**message.payload[MESSAGE], "id": message.id} for message in messages]}
+
+
+def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
+    """The replies of a run: the last thing that the agent said after the run's own messages, if anything."""
+    stored = values.get("messages")
+    if not isinstance(stored, Sequence):
+        return ()
+    own = {message.id for message in messages}
+    answers: list[AIMessage] = []
+    for message in stored:
+        if isinstance(message, BaseMessage) and message.id in own:
+            answers = []
+        elif isinstance(message, AIMessage) and message.text:
+            answers = [message]
+    return [{"role": "assistant", "content": message.text, "id": message.id} for message in answers]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A compiled graph, and how it is spoken with. ``graph`` is used as it is, but for its checkpointer and
+    store, which are the runtime's; ``allow`` names the types that its state may hold beside messages and the
+    standard library's, as for ``Database.checkpointer``. ``config`` is given to every run. With
+    ``durability="sync"`` a step begins when the one before is stored; ``"async"`` lets it begin sooner, so
+    that after a crash more than one step may have to be repeated. ``apology`` is what a channel is told
+    when a message was given up; ``None`` tells it nothing."""
+
+    graph: Pregel[Any, Any, Any, Any]
+    to_input: ToInput = to_input
+    to_replies: ToReplies = to_replies
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    allow: Collection[type | TypeName] = ()
+    durability: Literal["sync", "async"] = "sync"
+    apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
+
+    def __post_init__(self) -> None:
+        reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]
+        if reserved:
+            raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
+        if self.durability not in ("sync", "async"):
+            raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
+        unsaved = [name for name, node in self.graph.nodes.items() if _is_unsaved(node.bound)]
+        if unsaved and self.durability == "sync":
+            raise ValueError(
+                f"the subgraphs {unsaved} are compiled with checkpointer=False, with which LangGraph cannot "
+                "run durability='sync'; add them with perdure.runtime.distilled(…), or use "
+                "Agent(graph, durability='async')"
+            )
+
+
+def _is_unsaved(bound: Any) -> bool:
+    steps = (bound, *getattr(bound, "steps", ()))
+    return any(isinstance(step, Pregel) and step.checkpointer is False for step in steps)
+
+
+def agents(
+    graphs: Mapping[str, Agent | Pregel[Any, Any, Any, Any]] | Agent | Pregel[Any, Any, Any, Any],
+) -> dict[str, Agent]:
+    """Graphs by name; a single one is called ``agent``."""
+    named = graphs if isinstance(graphs, Mapping) else {"agent": graphs}
+    if not named:
+        raise ValueError("a runtime needs at least one graph to run")
+    return {name: g if isinstance(g, Agent) else Agent(g) for name, g in named.items()}

@@ -1,0 +1,51 @@
+"""What time it is: the database's, which every process that uses the database shares.
+
+Asked once a minute; in between the monotonic clock goes on from the answer. So a host whose clock is an hour
+off, or is set while it runs, takes no lease too early and lets no message wait too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+_REFRESH_S = 60.0
+
+Ask = Callable[[], Awaitable[int]]
+
+
+class DatabaseClock:
+    """The database's time, in microseconds, as this process knows it."""
+
+    def __init__(self, ask: Ask, *, refresh_s: float = _REFRESH_S) -> None:
+        self._ask = ask
+        self._refresh_us = round(refresh_s * 1_000_000)
+        self._asked_at: int | None = None
+        self._offset_us = 0
+        self._lock = asyncio.Lock()
+
+    async def now(self) -> int:
+        if not self._is_fresh():
+            await self._refresh()
+        return self.estimate()
+
+    def estimate(self) -> int:
+        """The time by the last answer, without asking."""
+        return _monotonic_us() + self._offset_us
+
+    async def _refresh(self) -> None:
+        async with self._lock:
+            if self._is_fresh():
+                return
+            began = _monotonic_us()
+            answer = await self._ask()
+            ended = _monotonic_us()
+            self._offset_us = answer - (began + ended) // 2
+            self._asked_at = ended
+
+    def _is_fresh(self) -> bool:
+        return self._asked_at is not None and _monotonic_us() - self._asked_at <= self._refresh_us
+
+
+def _monotonic_us() -> int:
+    return round(asyncio.get_running_loop().time() * 1_000_000)

@@ -1,0 +1,127 @@
+"""Side effects in nodes: a key that stays the same however often a step is tried, and a journal of results.
+
+    async def pay(state):
+        receipt = await effect(charge, state["amount"])
+        return {"receipt": receipt}
+
+A step that was committed is never taken again. One that ended before its commit is, and so are its side
+effects: those that were noted are not repeated, and one that ended between the call and the note is repeated
+under the same key, by which its receiver can tell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from langgraph.config import get_config
+
+from perdure.database import Database
+from perdure.engine import journal
+from perdure.engine.runs import Held
+from perdure.errors import NotAllowed
+from perdure.model.messages import encode
+from perdure.model.records import Partition
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+JOURNAL = "__perdure_journal"
+"""The configurable key that carries the journal of a run to its nodes."""
+
+_TASK_ID = "__pregel_task_id"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where the side effects of a held run are noted."""
+
+    database: Database
+    partition: Partition
+    run_id: str
+    epoch: int
+
+    @classmethod
+    def of(cls, database: Database, held: Held) -> Journal:
+        return cls(database, held.partition, held.run.id, held.epoch)
+
+
+def effect_key(label: str, number: int = 0) -> str:
+    """An idempotency key for a side effect of the node that is running: the same at every attempt of this
+    step, and no other step's. ``label`` names the effect among those of the step, ``number`` tells those of
+    one label apart. Works with or without a runtime. ``NotAllowed`` outside of a node."""
+    return f"{_name(label)}:{number}"
+
+
+async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call something once: its result is noted with the thread, and an attempt that comes after gets it
+    without a call. The result has to be plain JSON data. In a run of a ``Runtime``; elsewhere there is no
+    run to note it for, and it is just called. Two calls of one function within a step need ``effects``."""
+    return await effects(call)(*args, **kwargs)
+
+
+def effects(
+    call: Callable[P, Awaitable[R]], *, label: str | None = None, number: int = 0
+) -> Callable[P, Awaitable[R]]:
+    """As ``effect``, with a name of one's own: ``await effects(charge, number=n)(amount)``."""
+    named = label or _called(call)
+
+    async def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        kept = _journal()
+        if kept is None:
+            return await call(*args, **kwargs)
+        name = _name(named)
+        before = await kept.database.arun(journal.recall(kept.partition, kept.run_id, name, number))
+        if before is None:
+            body = encode(await call(*args, **kwargs), "side effect's result")
+            before = await kept.database.arun(
+                journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+            )
+        return cast(R, json.loads(before))
+
+    return called
+
+
+def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int = 0) -> Callable[P, R]:
+    """As ``effects``, for nodes that are plain functions."""
+    named = label or _called(call)
+
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        kept = _journal()
+        if kept is None:
+            return call(*args, **kwargs)
+        name = _name(named)
+        before = kept.database.run(journal.recall(kept.partition, kept.run_id, name, number))
+        if before is None:
+            body = encode(call(*args, **kwargs), "side effect's result")
+            before = kept.database.run(
+                journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+            )
+        return cast(R, json.loads(before))
+
+    return called
+
+
+def _called(call: Callable[..., Any]) -> str:
+    return str(getattr(call, "__qualname__", type(call).__qualname__))
+
+
+def _configurable() -> dict[str, Any]:
+    try:
+        return get_config().get("configurable") or {}
+    except RuntimeError as error:
+        raise NotAllowed("a side effect's key is a node's own; ask for it inside a node") from error
+
+
+def _journal() -> Journal | None:
+    kept = _configurable().get(JOURNAL)
+    return kept if isinstance(kept, Journal) else None
+
+
+def _name(label: str) -> str:
+    task_id = _configurable().get(_TASK_ID)
+    if not task_id:
+        raise NotAllowed("a side effect's key is a node's own; ask for it inside a node")
+    return f"{task_id}:{label}"

@@ -1,0 +1,159 @@
+"""A runtime's metrics for Prometheus.
+
+Labels are graphs, channels and states, never tenants, threads, runs or messages: the number of series is
+bounded by the program, not by its users.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from perdure.errors import MissingExtra
+from perdure.model.messages import DEAD, FAILED, UNKNOWN
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+except ImportError as error:
+    raise MissingExtra('metrics need an extra: pip install "perdure[metrics]"') from error
+
+_NAMES_MAX = 100
+_OTHER = "other"
+
+_AGES_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_DURATIONS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
+_DELIVERIES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """Keeps a runtime's metrics in ``registry``, without one in the process's own. Several runtimes of a
+    process share one; a second one for the same registry is a ``ValueError``."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        to = REGISTRY if registry is None else registry
+        self._graphs: set[str] = set()
+        self._channels: set[str] = set()
+        self._messages = Counter(
+            "perdure_messages",
+            "Messages by what became of them: accepted, duplicate, or refused because the queue was full.",
+            ("graph", "channel", "outcome"),
+            registry=to,
+        )
+        self._age = Histogram(
+            "perdure_queue_age_seconds",
+            "How long the first message of a run had waited when a worker claimed it, quiet time included.",
+            ("graph",),
+            buckets=_AGES_S,
+            registry=to,
+        )
+        self._duration = Histogram(
+            "perdure_run_duration_seconds",
+            "How long a run took from its first claim to its end, with the pauses between its attempts.",
+            ("graph", "state"),
+            buckets=_DURATIONS_S,
+            registry=to,
+        )
+        self._open = Gauge(
+            "perdure_runs_open",
+            "Runs under way in this process.",
+            ("graph",),
+            registry=to,
+            multiprocess_mode="livesum",
+        )
+        self._by_event = {
+            event: Counter(name, text, ("graph",), registry=to)
+            for event, name, text in (
+                ("run.claimed", "perdure_run_attempts", "Attempts at runs."),
+                ("run.attempt_failed", "perdure_run_attempts_failed", "Attempts that raised an error."),
+                ("run.handed_over", "perdure_runs_handed_over", "Runs that a stopping worker let go of."),
+                ("run.lost", "perdure_runs_lost", "Runs that this process held and another took over."),
+                ("run.write_refused", "perdure_stale_writes_refused", "Writes refused to a lost run."),
+                ("run.not_renewed", "perdure_lease_renewals_failed", "Renewals of a lease that failed."),
+            )
+        }
+        self._deliveries = Counter(
+            "perdure_deliveries",
+            "Attempts to deliver a reply, by the state in which they left it.",
+            ("channel", "state"),
+            registry=to,
+        )
+        self._delivering = Histogram(
+            "perdure_delivery_duration_seconds",
+            "How long a channel's sender took for a reply, whatever came of it.",
+            ("channel",),
+            buckets=_DELIVERIES_S,
+            registry=to,
+        )
+        self._outboxes_lost = Counter(
+            "perdure_outboxes_lost", "Outboxes that this process held and another took over.", registry=to
+        )
+        self._unavailable = Counter(
+            "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
+        )
+        self._errors = Counter("perdure_worker_errors", "Errors that no worker expects.", registry=to)
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        match name.split("."):
+            case ["message", outcome]:
+                self._messages.labels(self._graph(fields), self._channel(fields), outcome).inc()
+            case ["run", state]:
+                graph = self._graph(fields)
+                if name in self._by_event:
+                    self._by_event[name].labels(graph).inc()
+                if state == "claimed" and fields["attempts"] == 1:
+                    self._age.labels(graph).observe(_seconds(fields["waited"]))
+                if "took" in fields:
+                    self._duration.labels(graph, state).observe(_seconds(fields["took"]))
+            case ["reply", "lost"]:
+                self._outboxes_lost.inc()
+            case ["reply", state]:
+                self._deliveries.labels(self._channel(fields), state).inc()
+            case ["worker", "unavailable"]:
+                self._unavailable.inc()
+            case ["worker", "error"]:
+                self._errors.inc()
+            case _:
+                pass
+
+    @contextmanager
+    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        if name == "run":
+            with self._open.labels(self._graph(fields)).track_inprogress():
+                yield
+        elif name == "send":
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                took = time.perf_counter() - began
+                self._delivering.labels(self._channel(fields)).observe(took)
+        else:
+            yield
+
+    def _graph(self, fields: dict[str, Any]) -> str:
+        graph: str = fields["graph"]
+        if graph not in self._graphs:
+            self._graphs.add(graph)
+            # A rate needs a zero to rise from: the first run that is lost or given up has to show.
+            for counter in self._by_event.values():
+                counter.labels(graph)
+            self._duration.labels(graph, FAILED)
+        return graph
+
+    def _channel(self, fields: dict[str, Any]) -> str:
+        """A channel's name as a label. ``accept`` takes any name, so there may be no end of them."""
+        channel: str = fields["channel"]
+        if channel not in self._channels:
+            if len(self._channels) >= _NAMES_MAX:
+                return _OTHER
+            self._channels.add(channel)
+            for state in (DEAD, UNKNOWN):
+                self._deliveries.labels(channel, state)
+        return channel
+
+
+def _seconds(microseconds: int) -> float:
+    """Of two clocks' readings, so that it may come out a little under zero."""
+    return max(0.0, microseconds / 1_000_000)

@@ -1,0 +1,165 @@
+"""Delivering a thread's replies through a channel: what is sent, again, never again, or held for a person."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perdure.database import Database
+from perdure.engine import outbox
+from perdure.engine.outbox import Sending, Settled
+from perdure.errors import Fenced
+from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply
+from perdure.model.records import Partition
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.observe import Observers
+from perdure.runtime.settings import Settings
+
+InDoubt = Literal["resend", "reconcile", "hold"]
+"""What to do with a reply of which nobody knows whether the provider has it: send it again under the same
+key, ask the provider first, or hold it for a person."""
+
+
+class Undeliverable(Exception):
+    """Raised by a sender: this reply can never be delivered, so it is given up at once."""
+
+
+class NotSent(Exception):
+    """Raised by a sender: the provider certainly does not have this reply, so it may be sent again."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How replies get to people. ``send`` is given the thread and the reply, whose ``id`` is the idempotency
+    key, and returns the provider's id for it, if any. It raises ``NotSent`` when the provider certainly does
+    not have the reply, ``Undeliverable`` when it never will; after anything else, or no answer within
+    ``timeout`` seconds, the reply is in doubt. ``find`` asks the provider for a reply by its key and returns
+    the provider's id, or ``None`` when it does not have it: ``in_doubt="reconcile"`` needs it."""
+
+    send: Callable[[str, Reply], Awaitable[str | None]]
+    in_doubt: InDoubt = "resend"
+    find: Callable[[str, Reply], Awaitable[str | None]] | None = None
+    attempts: int = 10
+    timeout: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.in_doubt not in ("resend", "reconcile", "hold"):
+            raise ValueError(f"in_doubt is 'resend', 'reconcile' or 'hold', not {self.in_doubt!r}")
+        if self.in_doubt == "reconcile" and self.find is None:
+            raise ValueError("in_doubt='reconcile' needs find=…, which asks the provider for a reply")
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout} s; it has to be more than 0")
+
+
+class Relay:
+    """Delivers what is due on threads' outboxes, in order."""
+
+    def __init__(
+        self,
+        database: Database,
+        channels: Mapping[str, Channel],
+        settings: Settings,
+        clock: DatabaseClock,
+        observers: Observers,
+        owner: str,
+    ) -> None:
+        self._database = database
+        self._channels = dict(channels)
+        self._settings = settings
+        self._clock = clock
+        self._observers = observers
+        self._owner = owner
+
+    async def deliver(self, partition: Partition) -> bool:
+        """Deliver what is due on a thread; whether there was anything to deliver."""
+        take = outbox.Take(
+            partition,
+            self._owner,
+            tuple(self._channels),
+            await self._clock.now(),
+            self._settings.lease_us,
+            20,
+        )
+        sending = await self._database.arun(take.take())
+        if sending is None:
+            return False
+        try:
+            while sending is not None:
+                sending = await self._next(sending)
+        except Fenced:
+            self._observers.event("reply.lost", thread=partition.thread, tenant=partition.tenant)
+        return True
+
+    async def _next(self, sending: Sending) -> Sending | None:
+        """Deliver the first reply, and go on to the next one."""
+        channel, reply = self._channels[sending.reply.channel], sending.reply
+        if sending.in_doubt:
+            settled, sending = await self._doubted(channel, sending)
+        else:
+            settled = await self._sent(channel, sending)
+        self._tell(sending, settled)
+        now = await self._clock.now()
+        if settled.state in (READY, SENDING):
+            pause = self._settings.pause_us(reply.attempts, random.random())
+            settled = settled._replace(again_at=now + pause)
+        return await self._database.arun(
+            outbox.settle(sending, settled, tuple(self._channels), now, self._settings.lease_us)
+        )
+
+    async def _doubted(self, channel: Channel, sending: Sending) -> tuple[Settled, Sending]:
+        """What becomes of a reply that may have been sent."""
+        reply = sending.reply
+        if channel.in_doubt == "hold":
+            return Settled(UNKNOWN, error="its sender ended while it was being sent"), sending
+        if channel.find is not None and channel.in_doubt == "reconcile":
+            try:
+                async with asyncio.timeout(channel.timeout):
+                    known = await channel.find(sending.partition.thread, reply)
+            except Exception as error:
+                return Settled(SENDING, error=_named(error)), sending
+            if known is not None:
+                return Settled(SENT, known), sending
+        again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
+        sending = await self._database.arun(again)
+        return await self._sent(channel, sending), sending
+
+    async def _sent(self, channel: Channel, sending: Sending) -> Settled:
+        """What the provider says to a reply."""
+        reply = sending.reply
+        is_last = reply.attempts >= channel.attempts
+        try:
+            with self._observers.span("send", **_fields(sending)):
+                async with asyncio.timeout(channel.timeout):
+                    return Settled(SENT, await channel.send(sending.partition.thread, reply))
+        except Undeliverable as error:
+            return Settled(DEAD, error=_named(error))
+        except NotSent as error:
+            return Settled(DEAD if is_last else READY, error=_named(error))
+        except Exception as error:
+            if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):
+                return Settled(UNKNOWN, error=_named(error))
+            if channel.in_doubt == "reconcile":
+                return Settled(SENDING, error=_named(error))
+            return Settled(DEAD if is_last else READY, error=_named(error))
+
+    def _tell(self, sending: Sending, settled: Settled) -> None:
+        self._observers.event(f"reply.{settled.state}", **_fields(sending))
+
+
+def _fields(sending: Sending) -> dict[str, Any]:
+    return {
+        "tenant": sending.partition.tenant,
+        "thread": sending.partition.thread,
+        "channel": sending.reply.channel,
+        "reply": sending.reply.id,
+        "attempts": sending.reply.attempts,
+    }
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

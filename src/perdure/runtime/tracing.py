@@ -1,0 +1,68 @@
+"""A runtime's spans for OpenTelemetry.
+
+A run is a trace of its own: who accepted its messages is long gone when it goes on after a crash, and one run
+may answer several messages. What its graph does while it runs, model calls above all, becomes part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from perdure.errors import MissingExtra
+
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_tracer
+except ImportError as error:
+    raise MissingExtra('tracing needs an extra: pip install "perdure[tracing]"') from error
+
+_KINDS = {"run": SpanKind.CONSUMER, "send": SpanKind.PRODUCER}
+_ERRORS = {"run.lost": "another worker has taken over", "run.failed": "given up"}
+_OF_THE_SPAN = frozenset({"tenant", "thread", "run", "graph", "attempts"})
+
+
+class Tracing:
+    """Makes the spans ``perdure.run`` and ``perdure.send`` with ``tracer_provider``, without one with the
+    process's own. A span is the current one while the graph runs, or the channel's sender."""
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = get_tracer("perdure", tracer_provider=tracer_provider)
+        self._run: ContextVar[Span | None] = ContextVar("perdure_run", default=None)
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        span = self._run.get()
+        if span is None or not name.startswith("run."):
+            return
+        # The span began before its run ended, so that the end is told while it is open.
+        span.add_event(name, {f"perdure.{k}": v for k, v in fields.items() if k not in _OF_THE_SPAN})
+        if "took" in fields:
+            span.set_attribute("perdure.state", name.removeprefix("run."))
+        if "error" in fields:
+            span.set_attribute("error.type", fields["error"])
+            span.set_status(StatusCode.ERROR, fields["error"])
+        if name in _ERRORS:
+            span.set_status(StatusCode.ERROR, _ERRORS[name])
+
+    @contextmanager
+    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        with self._tracer.start_as_current_span(
+            f"perdure.{name}",
+            context=Context(),
+            kind=_KINDS.get(name, SpanKind.INTERNAL),
+            attributes={f"perdure.{key}": value for key, value in fields.items()},
+            # An error's message may quote what somebody wrote.
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            token = self._run.set(span if name == "run" else None)
+            try:
+                yield
+            except Exception as error:
+                span.set_attribute("error.type", type(error).__name__)
+                span.set_status(StatusCode.ERROR, type(error).__name__)
+                raise
+            finally:
+                self._run.reset(token)

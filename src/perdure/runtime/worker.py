@@ -1,0 +1,417 @@
+"""Working on what is due: finding it, claiming it, keeping hold of it while a graph runs, and letting go.
+
+A worker asks the database for lanes that are due, and is told of those that its own process made due. While a
+graph runs nothing of the database is held but a lease, which one task renews for all runs of the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.pregel import Pregel
+
+from perdure.database import Database
+from perdure.engine import runs, upkeep
+from perdure.engine.runs import Claim, Ending, Held
+from perdure.errors import Fenced, PerdureError, TooLarge, TypeNotAllowed, Unavailable, Unserialisable
+from perdure.model.lane import IN, OUT, ROLLBACK, Lane
+from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK
+from perdure.model.ops import Find
+from perdure.model.program import ask
+from perdure.model.records import Partition
+from perdure.runtime.agents import Agent
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.effects import Journal
+from perdure.runtime.execution import attempt
+from perdure.runtime.fairness import Due, in_turn
+from perdure.runtime.lanes import Lanes
+from perdure.runtime.observe import Observers
+from perdure.runtime.relay import Relay
+from perdure.runtime.settings import Settings
+
+_PAGE = 1000
+_TIDY = 8
+"""After how many messages of a thread what is over is looked through: half of what is removed at once."""
+_HEED_S = 5.0
+"""For how many seconds a draining worker waits for cancelled runs to let go."""
+
+_HOPELESS = (TypeNotAllowed, Unserialisable, TooLarge)
+
+
+@dataclass(slots=True, eq=False)
+class _Working:
+    """A run under way in this process. ``how`` says why it was cancelled: it was stopped, its deadline
+    passed, it was lost, or the worker drains."""
+
+    held: Held
+    task: asyncio.Task[Ending]
+    confirmed_at: float
+    how: str = ""
+
+
+class Worker:
+    """Works on the due lanes of a database until it is told to stop. Made and run by ``Runtime``."""
+
+    def __init__(
+        self,
+        database: Database,
+        agents: Mapping[str, Agent],
+        settings: Settings,
+        clock: DatabaseClock,
+        lanes: Lanes,
+        relay: Relay,
+        observers: Observers,
+        owner: str,
+        *,
+        tenant: str | None,
+    ) -> None:
+        self._database = database
+        self._agents = agents
+        self._settings = settings
+        self._clock = clock
+        self._lanes = lanes
+        self._relay = relay
+        self._observers = observers
+        self._owner = owner
+        self._tenant = tenant
+        self._graphs: dict[tuple[str, str], Pregel[Any, Any, Any, Any]] = {}
+        self._serving: dict[Due, asyncio.Task[None]] = {}
+        self._working: dict[Partition, _Working] = {}
+        self._again: set[Due] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._ends: dict[Partition, asyncio.Event] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._context = copy_context()
+
+    # Its life
+
+    def start(self) -> None:
+        self._context = copy_context()
+        self._loops = [asyncio.create_task(self._dispatch()), asyncio.create_task(self._beat())]
+
+    async def drain(self, within: float) -> None:
+        """Claim nothing more, let what is under way go on for ``within`` seconds, then hand the rest over: it
+        is due for other workers at once. A run that does not heed its cancellation is left behind; it is due
+        when its lease ends, and can store nothing after that."""
+        self._stopping = True
+        self._wake.set()
+        for timer in self._timers:
+            timer.cancel()
+        self._loops[0].cancel()
+        serving = set(self._serving.values())
+        if serving:
+            await asyncio.wait(serving, timeout=within)
+        for working in self._working.values():
+            working.how = working.how or "drain"
+            working.task.cancel()
+        if left := set(self._serving.values()):
+            _, behind = await asyncio.wait(left, timeout=_HEED_S)
+            if behind:
+                self._observers.event("worker.left_behind", runs=len(behind))
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+
+    @property
+    def running(self) -> int:
+        """How many runs are under way here."""
+        return len(self._working)
+
+    # What is due
+
+    def told(self, partition: Partition, lane: Lane, now: int) -> None:
+        """A lane of which this process knows when it is due: no need to ask the database."""
+        if self._stopping or lane.due_at is None or lane.owner is not None:
+            return
+        self._lanes.remember(partition, lane)
+        due = (partition, lane.name)
+        delay = (lane.due_at - now) / 1_000_000
+        if delay <= 0:
+            self._serve_soon(due)
+            return
+        loop = asyncio.get_running_loop()
+        self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}
+        self._timers.add(loop.call_later(delay, self._serve_soon, due))
+
+    async def changed(self, partition: Partition, within: float) -> None:
+        """Wait until a run of a thread has ended here, ``within`` seconds at most."""
+        end = self._ends.setdefault(partition, asyncio.Event())
+        try:
+            async with asyncio.timeout(within):
+                await end.wait()
+        except TimeoutError:
+            return
+        finally:
+            if self._ends.get(partition) is end:
+                del self._ends[partition]
+
+    def stop_asked(self, partition: Partition, how: str) -> None:
+        """End a run of this process that was asked to end, without waiting for its next renewal."""
+        working = self._working.get(partition)
+        if working is not None and not working.how:
+            working.how = how
+            working.task.cancel()
+
+    def _serve_soon(self, due: Due) -> None:
+        if self._stopping:
+            return
+        if due in self._serving:
+            self._again.add(due)
+        elif len(self._serving) < self._settings.concurrency:
+            self._serve(due)
+        else:
+            self._wake.set()
+
+    def _serve(self, due: Due) -> None:
+        # Whoever accepted a message may stand in a request or in another run: none of that is this run's.
+        task = asyncio.create_task(self._served(due), context=self._context.copy())
+        self._serving[due] = task
+        task.add_done_callback(lambda _: self._done(due))
+
+    def _done(self, due: Due) -> None:
+        was_full = len(self._serving) >= self._settings.concurrency
+        del self._serving[due]
+        if due in self._again and not self._stopping:
+            self._again.discard(due)
+            self._serve(due)
+        elif was_full:
+            self._wake.set()
+
+    async def _dispatch(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            pause = self._settings.poll * (0.75 + 0.5 * random.random())
+            try:
+                await self._look()
+            except Unavailable as error:
+                self._observers.event("worker.unavailable", error=type(error).__name__)
+            except Exception as error:
+                # Whatever it is, the next look may succeed; a worker that looks no more would be silent.
+                self._observers.event("worker.error", error=type(error).__name__)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        slots = self._settings.concurrency - len(self._serving)
+        if slots <= 0:
+            return
+        now = await self._clock.now()
+        found = await self._database.arun(ask(Find("due", self._tenant, until=now, limit=_PAGE)))
+        due = [
+            (f.partition, f.record.key[0])
+            for f in found
+            if f.record is not None and (f.partition, f.record.key[0]) not in self._serving
+        ]
+        running = Counter(partition.tenant for partition in self._working)
+        for item in in_turn(due, running, slots, self._settings.per_tenant):
+            if item not in self._serving:
+                self._serve(item)
+
+    # One lane
+
+    async def _served(self, due: Due) -> None:
+        partition, name = due
+        try:
+            if name == OUT:
+                while not self._stopping and await self._relay.deliver(partition):
+                    pass
+            elif name == IN:
+                while not self._stopping and await self._run_next(partition):
+                    pass
+        except Unavailable as error:
+            self._observers.event("worker.unavailable", error=type(error).__name__)
+        except Exception as error:
+            # Whatever it is, other threads go on; this one is due again when its lease is over.
+            self._observers.event(
+                "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
+            )
+
+    async def _run_next(self, partition: Partition) -> bool:
+        """Work on the thread's next run, if one is due; whether there may be another."""
+        now = await self._clock.now()
+        settings = self._settings
+        claim = Claim(
+            partition,
+            self._owner,
+            self._agents.keys(),
+            now,
+            settings.lease_us,
+            settings.max_batch,
+            self._database.fresh(),
+        )
+        held = await self._database.arun(claim.take(self._lanes.known(partition)))
+        if held is None:
+            return False
+        self._tell("run.claimed", held, waited=now - held.messages[0].accepted_at)
+        with self._observers.span("run", **_fields(held)):
+            try:
+                return await self._worked(held)
+            except Fenced:
+                self._tell("run.write_refused", held)
+                self._tell("run.lost", held)
+                return False
+
+    async def _worked(self, held: Held) -> bool:
+        stopped = held.lane.stop
+        if stopped is not None:
+            return await self._stopped(held, stopped)
+        if held.run.attempts > self._settings.attempts:
+            return await self._given_up(held, "its worker ended each time that it was tried")
+        agent = self._agents[held.run.graph]
+        task = asyncio.create_task(
+            attempt(
+                agent,
+                self._graph(held.run.graph, held.partition.tenant),
+                held,
+                Journal.of(self._database, held),
+            ),
+            name=held.run.id,
+        )
+        working = _Working(held, task, asyncio.get_running_loop().time())
+        self._working[held.partition] = working
+        deadline = self._deadline(held)
+        try:
+            done, _ = await asyncio.wait([task], timeout=deadline)
+            if not done:
+                working.how = working.how or "deadline"
+                task.cancel()
+                await asyncio.wait([task])
+        finally:
+            task.cancel()
+            del self._working[held.partition]
+        return await self._ended(working)
+
+    async def _ended(self, working: _Working) -> bool:
+        held, task, how = working.held, working.task, working.how
+        if not task.cancelled() and task.exception() is None:
+            # It came to its end before it was stopped: what it has done counts.
+            return await self._finish(held, task.result())
+        if how == "lost":
+            self._tell("run.lost", held)
+            return False
+        if how == "drain":
+            now = await self._clock.now()
+            await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
+            self._tell("run.handed_over", held)
+            return False
+        if how == "deadline":
+            return await self._given_up(held, f"it took longer than {self._settings.deadline} s")
+        if how:
+            return await self._stopped(held, how)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if isinstance(error, Fenced):
+            raise error
+        return await self._failed(held, error or asyncio.CancelledError())
+
+    async def _finish(self, held: Held, ending: Ending) -> bool:
+        now = await self._clock.now()
+        program = runs.finish(held, ending, now, self._database.fresh(), self._database.limits.ops)
+        lane, replies = await self._database.arun(program)
+        if held.partition in self._ends:
+            self._ends.pop(held.partition).set()
+        self._tell(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
+        if replies:
+            self._serve_soon((held.partition, OUT))
+        self._lanes.remember(held.partition, lane)
+        if lane.due_at is not None and not lane.is_due(now):
+            self.told(held.partition, lane, now)
+        if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:
+            keep = now - round(self._settings.keep * 1_000_000)
+            await self._database.arun(upkeep.forget(held.partition, keep, self._database.limits.ops))
+        return lane.is_due(now)
+
+    async def _stopped(self, held: Held, how: str) -> bool:
+        """End a run that was asked to end; a rollback takes back what it stored."""
+        if how == ROLLBACK:
+            await self._database.take_back(held.partition, held.run.id)
+            return await self._finish(held, Ending(ROLLED_BACK, {}))
+        return await self._finish(held, Ending(INTERRUPTED, {}))
+
+    async def _failed(self, held: Held, error: BaseException) -> bool:
+        said = f"{type(error).__name__}: {error}"
+        self._tell("run.attempt_failed", held, error=type(error).__name__)
+        if held.run.attempts >= self._settings.attempts or isinstance(error, _HOPELESS):
+            return await self._given_up(held, said)
+        now = await self._clock.now()
+        until = now + self._settings.pause_us(held.run.attempts, random.random())
+        after = await self._database.arun(runs.put_off(held, until, {"error": said}, now))
+        self.told(held.partition, after.lane, now)
+        return False
+
+    async def _given_up(self, held: Held, why: str) -> bool:
+        if self._settings.on_failure == "rollback":
+            await self._database.take_back(held.partition, held.run.id)
+        apology = self._agents[held.run.graph].apology
+        replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
+        return await self._finish(held, Ending(FAILED, {"error": why}, replies))
+
+    def _deadline(self, held: Held) -> float | None:
+        """How many seconds the run has left."""
+        if self._settings.deadline is None:
+            return None
+        spent = (self._clock.estimate() - held.run.started_at) / 1_000_000
+        return max(0.0, self._settings.deadline - spent)
+
+    def _graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
+        """The graph with this database's checkpointer and store, a tenant's own."""
+        if (name, tenant) not in self._graphs:
+            agent = self._agents[name]
+            update = {
+                "checkpointer": self._database.checkpointer(tenant=tenant, allow=agent.allow),
+                "store": agent.graph.store or self._database.store(tenant=tenant),
+            }
+            self._graphs[name, tenant] = agent.graph.copy(update=update)
+        return self._graphs[name, tenant]
+
+    # Keeping hold
+
+    async def _beat(self) -> None:
+        """Renew the leases of all runs under way, three times as often as they end."""
+        while True:
+            await asyncio.sleep(self._settings.lease / 3)
+            await asyncio.gather(*(self._renew(working) for working in list(self._working.values())))
+
+    async def _renew(self, working: _Working) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            now = await self._clock.now()
+            working.held = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
+        except Fenced:
+            working.how = "lost"
+            working.task.cancel()
+        except PerdureError as error:
+            self._tell("run.not_renewed", working.held, error=type(error).__name__)
+            if loop.time() - working.confirmed_at > self._settings.lease:
+                # Somebody else may hold it by now; what it would still write would be refused.
+                working.how = "lost"
+                working.task.cancel()
+        else:
+            working.confirmed_at = asked_at
+            if working.held.lane.stop is not None and not working.how:
+                working.how = working.held.lane.stop
+                working.task.cancel()
+
+    def _tell(self, name: str, held: Held, **fields: Any) -> None:
+        self._observers.event(name, **_fields(held), **fields)
+
+
+def _fields(held: Held) -> dict[str, Any]:
+    return {
+        "tenant": held.partition.tenant,
+        "thread": held.partition.thread,
+        "run": held.run.id,
+        "graph": held.run.graph,
+        "attempts": held.run.attempts,
+    }

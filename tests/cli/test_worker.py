@@ -1,0 +1,480 @@
+"""Worker processes as an operator runs them: real ones, told to stop in the middle of things, on SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.cli import main
+from perdure.cli.worker import worker
+from perdure.model.lane import IN
+from perdure.model.messages import DONE, OPEN, Run
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import ask
+from perdure.model.records import LANE, Partition
+from perdure.runtime import Runtime, Settings, Ticket
+
+PROGRAM = Path(sys.executable).with_name("perdure")
+WITHIN = 60.0
+"""How long anything may take before the test has failed, in seconds."""
+LEASE = 300.0
+"""Longer than a test: whoever works on a run before that was handed it."""
+
+APP = """
+import asyncio
+import time
+from pathlib import Path
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.runtime import Agent, Channel
+
+HERE = Path(__file__).parent
+
+
+def note(line):
+    with (HERE / "notes").open("a") as file:
+        file.write(line + "\\n")
+
+
+def is_free():
+    return (HERE / "free").exists()
+
+
+async def first(state):
+    note("first " + state["messages"][-1].content)
+
+
+async def answer(state):
+    said = state["messages"][-1].content
+    note("answer " + said)
+    while said.startswith("slow") and not is_free():
+        await asyncio.sleep(0.01)
+    return {"messages": [AIMessage("echo " + said)]}
+
+
+def stubborn_answer(state):
+    note("stubborn " + state["messages"][-1].content)
+    while not is_free():
+        time.sleep(0.01)
+    return {"messages": [AIMessage("echo at last")]}
+
+
+def built(answer):
+    graph = StateGraph(MessagesState).add_node("first", first).add_node("answer", answer)
+    return graph.add_edge(START, "first").add_edge("first", "answer")
+
+
+uncompiled = built(answer)
+graph = uncompiled.compile()
+agent = Agent(graph)
+stubborn = built(stubborn_answer).compile()
+
+
+async def make():
+    return graph
+
+
+async def send(thread, reply):
+    note("sent " + reply.payload["content"])
+    return "provider-1"
+
+
+channels = {"pigeon": Channel(send)}
+
+
+class Folder:
+    inner = graph
+"""
+
+
+class Workers:
+    """Worker processes over one database and folder; those still running at the end are killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'threads.db'}"
+        self._started: list[subprocess.Popen[bytes]] = []
+        (folder / "app.py").write_text(APP)
+        with perdure.connect_sync(self.url, migrate=True):
+            """Only its schema is wanted."""
+
+    def start(self, *words: str, lease: float = LEASE) -> subprocess.Popen[bytes]:
+        """A worker that is ready, with its log in a file of its own."""
+        log = self._log(len(self._started))
+        command = [PROGRAM, "worker", *words, "--db", self.url, "--lease", str(lease), "--poll", "0.1"]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        self._started.append(process)
+        self.until(lambda: " runs " in log.read_text() or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        return process
+
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        return self._log(self._started.index(process)).read_text()
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"worker-{number}.log"
+
+    def ask_to_stop(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
+        """The first signal; it has been taken note of when this returns."""
+        process.send_signal(number)
+        self.until(lambda: "claims nothing more" in self.log(process))
+
+    def ended(self, process: subprocess.Popen[bytes]) -> int:
+        return process.wait(WITHIN)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        limit = time.monotonic() + WITHIN
+        while not holds():
+            assert time.monotonic() < limit, "it did not come to that in time"
+            time.sleep(0.02)
+
+    def notes(self) -> list[str]:
+        path = self.folder / "notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def free(self) -> None:
+        (self.folder / "free").touch()
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait(WITHIN)
+
+    # The other process, which accepts: this one
+
+    def accept(
+        self, *said: tuple[str, str], graph: str = "agent", channel: str = "", tenant: str = ""
+    ) -> list[Ticket]:
+        async def go(runtime: Runtime) -> list[Ticket]:
+            return [
+                await runtime.accept(thread, text, channel=channel, tenant=tenant) for thread, text in said
+            ]
+
+        return self._with_runtime(go, graph)
+
+    def wait(self, tickets: list[Ticket], graph: str = "agent") -> list[Run]:
+        async def go(runtime: Runtime) -> list[Run]:
+            return [await runtime.wait(ticket, WITHIN) for ticket in tickets]
+
+        return self._with_runtime(go, graph)
+
+    def runs(self, thread: str) -> list[Run]:
+        async def go(runtime: Runtime) -> list[Run]:
+            return list(await runtime.runs(thread))
+
+        return self._with_runtime(go, "agent")
+
+    def _with_runtime(self, go: Callable[[Runtime], Any], graph: str) -> Any:
+        compiled = StateGraph(MessagesState).add_node("n", lambda _: None).add_edge(START, "n").compile()
+
+        async def run() -> Any:
+            async with (
+                perdure.connect(self.url) as db,
+                Runtime(db, {graph: compiled}, works=False, settings=Settings(lease=LEASE)) as runtime,
+            ):
+                return await go(runtime)
+
+        return asyncio.run(run())
+
+    def said(self, thread: str) -> list[str]:
+        """The messages of a thread's latest state."""
+        with perdure.connect_sync(self.url) as db:
+            channels = {channel.name: channel.value for channel in db.show(thread).channels}
+            assert db.fsck(thread) == []
+        return [message["value"]["content"] for message in channels["messages"]]
+
+    def holder(self, thread: str) -> str | None:
+        with perdure.connect_sync(self.url) as db:
+            ((lane,),) = db.run(ask(Fetch(Partition("", thread), (Get(LANE, (IN,)),))))
+        owner: str | None = lane.fields["owner"]
+        return owner
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    made = Workers(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_worker_answers_what_another_process_accepted(workers: Workers) -> None:
+    before = [(f"before-{n}", f"word-{n}") for n in range(5)]
+    tickets = workers.accept(*before, channel="pigeon")
+    process = workers.start("app:graph", "--channels", "app:channels", "--log-level", "debug")
+    after = [(f"after-{n}", f"word-{n}") for n in range(5)]
+    tickets += workers.accept(*after, channel="pigeon")
+    assert [(run.state, run.note.get("error")) for run in workers.wait(tickets)] == [(DONE, None)] * 10
+    workers.until(lambda: sum(line.startswith("sent ") for line in workers.notes()) == 10)
+    for thread, word in before + after:
+        assert workers.said(thread) == [word, f"echo {word}"]
+    process.send_signal(signal.SIGTERM)
+    assert workers.ended(process) == 0
+    log = workers.log(process)
+    assert "runs agent on sqlite:///" in log
+    assert "has stopped: runs: 10 done" in log
+    assert "word-" not in log, "what people write is in no log"
+    assert "Traceback" not in log
+
+
+def test_several_graphs_are_told_apart_by_name_and_may_be_made_by_a_function(workers: Workers) -> None:
+    process = workers.start("app:make", "desk=app:uncompiled", "inner=app:Folder.inner", "own=app:agent")
+    tickets = {name: workers.accept((name, name), graph=name) for name in ("agent", "desk", "inner", "own")}
+    for name, mine in tickets.items():
+        assert workers.wait(mine, name)[0].graph == name
+        assert workers.said(name) == [name, f"echo {name}"]
+    process.send_signal(signal.SIGINT)
+    assert workers.ended(process) == 0
+
+
+def test_told_to_stop_it_ends_its_run_and_claims_no_other(workers: Workers) -> None:
+    process = workers.start("app:graph", "--drain", str(WITHIN))
+    slow = workers.accept(("a", "slow"))
+    workers.until(lambda: "answer slow" in workers.notes())
+    workers.ask_to_stop(process)
+    late = workers.accept(("b", "late"))
+    workers.free()
+    assert workers.ended(process) == 0
+    (run,) = workers.wait(slow)
+    assert (run.state, run.attempts) == (DONE, 1)
+    assert workers.said("a") == ["slow", "echo slow"]
+    assert workers.runs("b") == []
+    workers.start("app:graph")
+    assert workers.wait(late)[0].state == DONE
+    assert workers.notes() == ["first slow", "answer slow", "first late", "answer late"]
+
+
+@pytest.mark.parametrize("graph", ["graph", "stubborn"])
+def test_a_run_longer_than_the_drain_is_handed_over_and_ended_once(workers: Workers, graph: str) -> None:
+    """``stubborn`` sits in a thread, where nothing can interrupt it."""
+    process = workers.start(f"app:{graph}", "--drain", "0.2", "--attempts", "1")
+    slow = workers.accept(("a", "slow"))
+    kind = "answer" if graph == "graph" else "stubborn"
+    workers.until(lambda: f"{kind} slow" in workers.notes())
+    process.send_signal(signal.SIGTERM)
+    assert workers.ended(process) == 0
+    assert "1 handed over" in workers.log(process)
+    assert [run.state for run in workers.runs("a")] == [OPEN]
+    assert workers.holder("a") is None
+    workers.free()
+    workers.start("app:graph", "--attempts", "1")
+    (run,) = workers.wait(slow)
+    assert (run.state, run.attempts) == (DONE, 1)
+    assert workers.said("a") == ["slow", "echo slow"]
+    assert workers.notes() == ["first slow", f"{kind} slow", "answer slow"], "a committed step runs once"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_at_once_and_nothing_is_lost(
+    workers: Workers, number: int, code: int
+) -> None:
+    process = workers.start("app:graph", "--drain", str(LEASE), lease=2.0)
+    slow = workers.accept(("a", "slow"))
+    workers.until(lambda: "answer slow" in workers.notes())
+    workers.ask_to_stop(process, number)
+    workers.until(lambda: process.send_signal(number) or process.poll() is not None)
+    assert workers.ended(process) == code
+    assert workers.holder("a") is not None
+    workers.free()
+    workers.start("app:graph")
+    (run,) = workers.wait(slow)
+    assert (run.state, run.attempts) == (DONE, 2)
+    assert workers.said("a") == ["slow", "echo slow"]
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(workers: Workers) -> None:
+    process = workers.start("app:graph", "--drain", str(WITHIN))
+    slow = workers.accept(("a", "slow"))
+    workers.until(lambda: "answer slow" in workers.notes())
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    workers.until(lambda: "claims nothing more" in workers.log(process))
+    workers.free()
+    assert workers.ended(process) == 0
+    assert workers.wait(slow)[0].attempts == 1
+
+
+def test_it_works_for_its_tenant_only_or_for_every_tenant(workers: Workers) -> None:
+    tickets = {name: workers.accept(("a", f"for {name}"), tenant=name) for name in ("", "ada", "eve")}
+    process = workers.start("app:graph", "--tenant", "ada")
+    assert workers.wait(tickets["ada"])[0].state == DONE
+    process.send_signal(signal.SIGTERM)
+    assert workers.ended(process) == 0
+    assert workers.notes() == ["first for ada", "answer for ada"]
+    workers.start("app:graph", "--all-tenants")
+    assert [workers.wait(mine)[0].state for mine in tickets.values()] == [DONE] * 3
+    assert len(workers.notes()) == 6
+
+
+def test_idle_it_stops_at_once(workers: Workers) -> None:
+    process = workers.start("app:graph", "--drain", str(LEASE))
+    process.send_signal(signal.SIGTERM)
+    assert workers.ended(process) == 0
+    assert "it had no runs" in workers.log(process)
+
+
+BROKEN = """
+from langgraph.graph import MessagesState, StateGraph
+
+from perdure.runtime import Channel
+
+graph = StateGraph(MessagesState).add_node("n", lambda state: None).set_entry_point("n").compile()
+pathless = StateGraph(MessagesState)
+number = 7
+
+
+def with_arguments(config):
+    return graph
+
+
+def failing():
+    raise LookupError("the key\\nis missing")
+
+
+async def wrong():
+    return number
+
+
+async def send(thread, reply):
+    return None
+
+
+patient = {"pigeon": Channel(send, timeout=100.0)}
+unnamed = {"": Channel(send)}
+mixed = {"pigeon": send}
+"""
+
+Run_ = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def perdure_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Run_]:
+    """Run ``perdure worker`` in a folder with broken things: its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "broken_app.py").write_text(BROKEN)
+    (tmp_path / "needy_app.py").write_text("import no_such_library_at_all\n")
+    (tmp_path / "raising_app.py").write_text("import json\n\njson.loads('{')\n")
+    (tmp_path / "leaving_app.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "garbled_app.py").write_text("def\n")
+    with perdure.connect_sync("sqlite:///ready.db", migrate=True):
+        """Only its schema is wanted."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    level = logging.getLogger("perdure").level
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["perdure", "worker", *words])
+        capfd.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        return (code, *capfd.readouterr())
+
+    yield call
+    logging.getLogger("perdure").setLevel(level)
+    for name in [name for name in sys.modules if name.endswith("_app")]:
+        del sys.modules[name]
+
+
+READY = ("--db", "sqlite:///ready.db")
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (("nowhere:graph", *READY), "there is no module 'nowhere', neither installed nor in "),
+        (("json.nowhere:graph", *READY), "there is no module 'json.nowhere'"),
+        (("broken_app:grpah", *READY), "'broken_app' has no 'grpah'; it has graph, pathless"),
+        (("broken_app:number", *READY), "is not a graph but of type int; name a graph"),
+        (("broken_app:wrong", *READY), "is not a graph but of type int; name a graph"),
+        (("broken_app:with_arguments", *READY), "needs arguments"),
+        (("broken_app:failing", *READY), "broken_app.py, line 16: LookupError: the key is missing"),
+        (("broken_app:pathless", *READY), "cannot be loaded: ValueError: Graph must have an entrypoint"),
+        (("broken_app", *READY), "write module:attribute, e.g. app:graph"),
+        (("./broken_app.py:graph", *READY), "name the module, e.g. app:graph"),
+        (("=broken_app:graph", *READY), "write name=module:graph"),
+        (("broken_app:graph", "broken_app:pathless", *READY), "name each, e.g. support=broken_app:pathless"),
+        (("needy_app:graph", *READY), "needy_app.py, line 1: ModuleNotFoundError: No module named 'no_such_"),
+        (("raising_app:graph", *READY), "raising_app.py, line 3: JSONDecodeError: "),
+        (("leaving_app:graph", *READY), "leaving_app.py, line 1: SystemExit: 3"),
+        (("garbled_app:graph", *READY), "SyntaxError: invalid syntax (garbled_app.py, line 1)"),
+        (("broken_app:graph", "--channels", "broken_app:number", *READY), "name a mapping, e.g. {"),
+        (("broken_app:graph", "--channels", "broken_app:mixed", *READY), "map names to Channel(send)"),
+        (("broken_app:graph", "--channels", "broken_app:unnamed", *READY), "a channel needs a name"),
+        (("broken_app:graph", "--channels", "broken_app:patient", *READY), "make the lease longer"),
+        (("broken_app:graph", "--lease", "0", *READY), "lease is 0.0 s; it has to be more than 0"),
+        (("broken_app:graph", "--concurrency", "0", *READY), "concurrency is 0; it has to be at least 1"),
+        (("broken_app:graph", "--drain", "-1", *READY), "drain is -1.0 s; it cannot be less than 0"),
+        (("broken_app:graph",), "which database? Pass --db"),
+        (("broken_app:graph", "--db", "memory://"), "no message would ever get here"),
+        (("broken_app:graph", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
+        (("broken_app:graph", "--db", "sqlite:///none.db"), "perdure migrate sqlite:///none.db"),
+        (("broken_app:graph", "--db", "sqlite:////no/such/folder/t.db"), "/no/such/folder"),
+        (
+            ("broken_app:graph", "--tenant", "ada", "--all-tenants", *READY),
+            "exclude each other; leave one out",
+        ),
+    ],
+)
+def test_what_cannot_work_stops_it_with_one_sentence(
+    perdure_worker: Run_, words: tuple[str, ...], mend: str
+) -> None:
+    code, out, err = perdure_worker(*words)
+    assert (code, out) == (1, "")
+    assert err.startswith("perdure: ")
+    assert err.count("\n") == 1
+    assert mend in err
+
+
+def test_a_secret_of_the_url_is_not_shown_when_nothing_answers(perdure_worker: Run_) -> None:
+    pytest.importorskip("psycopg", reason='pip install "perdure[postgres]"')
+    url = "postgresql://ada:s3cret@127.0.0.1:1/threads"
+    code, _, err = perdure_worker("broken_app:graph", "--db", url)
+    assert code == 1
+    assert err.startswith("perdure: ")
+    assert "127.0.0.1:1" in err
+    assert "s3cret" not in err
+
+
+def test_help_teaches_with_an_example_and_the_defaults_as_they_are(perdure_worker: Run_) -> None:
+    code, out, _ = perdure_worker("--help")
+    assert code == 0
+    assert "perdure worker app:graph --db" in out
+    told = {name: meta.__metadata__[0].show_default for name, meta in _options().items()}
+    for name in ("concurrency", "lease", "poll", "attempts", "drain"):
+        assert told[name] == f"{getattr(Settings(), name):g}"
+    assert Settings().deadline is None
+
+
+def _options() -> dict[str, Any]:
+    from typing import get_type_hints
+
+    return {
+        name: hint
+        for name, hint in get_type_hints(worker, include_extras=True).items()
+        if hasattr(hint, "__metadata__")
+    }

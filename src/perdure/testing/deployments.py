@@ -1,0 +1,128 @@
+"""A deployment to simulate: senders that send again, workers, and a provider; and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.database import Database
+from perdure.errors import PerdureError
+from perdure.model.chunks import Digester
+from perdure.model.lane import IN, OUT
+from perdure.model.messages import Reply
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import ask
+from perdure.model.records import LANE, Partition
+from perdure.runtime.relay import Channel
+from perdure.runtime.runtime import Runtime
+from perdure.runtime.settings import Settings
+from perdure.storage.port import Driver
+from perdure.storage.sealed import SealedDriver
+from perdure.testing.history import Expected, audit, logging_agent
+from perdure.testing.simulation import Faults, Process, Simulation
+
+SETTINGS = Settings(lease=10.0, poll=1.0, attempts=1000, backoff=0.2, max_backoff=2.0, drain=0.0)
+"""Short times and endless patience: a simulation has crashes enough to use up any number of attempts."""
+
+FAULTS = Faults(kill=0.01, pause=0.01, lose=0.01)
+REST_S = 600.0
+BUSY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulated history came to: what is ``wrong`` with it, and how much happened in it."""
+
+    seed: int
+    wrong: tuple[str, ...]
+    counts: dict[str, int]
+    trace: tuple[str, ...]
+
+
+def simulate(
+    seed: int,
+    *,
+    faults: Faults = FAULTS,
+    threads: int = 2,
+    messages: int = 3,
+    workers: int = 2,
+    kill_at: tuple[int, str] | None = None,
+    driver: Driver | None = None,
+) -> Outcome:
+    """One history: each thread's sender sends its messages one after the other, and again until they are
+    acknowledged; ``workers`` processes work on them. With ``kill_at`` the process whose request has that
+    number is killed ``"before"`` or ``"after"`` it happens."""
+    random.seed(seed)
+    simulation = Simulation(seed, faults, driver=driver)
+    simulation.kill_at = kill_at
+    expected = Expected({f"thread {n}": [] for n in range(threads)})
+
+    async def pause(step: int) -> None:
+        await asyncio.sleep(simulation.random.choice((0.0, 0.05, 0.5, 4.0)))
+
+    async def provider(process: Process, reply: Reply) -> str:
+        def deliver() -> str:
+            expected.delivered[reply.id] += 1
+            return f"provider {reply.id}"
+
+        return await simulation.happen(process, deliver)
+
+    def runtime(process: Process, *, works: bool) -> Runtime:
+        async def send(thread: str, reply: Reply) -> str:
+            return await provider(process, reply)
+
+        return Runtime(
+            simulation.database(process),
+            logging_agent(pause),
+            channels={"chat": Channel(send, attempts=1000, timeout=5.0)},
+            settings=SETTINGS,
+            works=works,
+            observers=(),
+            name=process.name,
+        )
+
+    async def worker(process: Process) -> None:
+        async with runtime(process, works=True):
+            await asyncio.Event().wait()
+
+    def sender(thread: str) -> Callable[[Process], Coroutine[Any, Any, None]]:
+        async def send(process: Process) -> None:
+            app = runtime(process, works=False)
+            acknowledged = expected.acknowledged[thread]
+            while len(acknowledged) < messages:
+                text = f"{thread} message {len(acknowledged)}"
+                quiet = simulation.random.choice((0.0, 0.0, 2.0))
+                try:
+                    await app.accept(thread, text, dedupe_key=text, channel="chat", quiet=quiet)
+                except PerdureError:
+                    await asyncio.sleep(0.2)
+                else:
+                    acknowledged.append(text)
+                await asyncio.sleep(simulation.random.choice((0.0, 0.01, 0.3, 5.0)))
+
+        return send
+
+    def is_done() -> bool:
+        if any(len(texts) < messages for texts in expected.acknowledged.values()):
+            return False
+        return all(_rests(database, Partition("", thread)) for thread in expected.acknowledged)
+
+    database = Database(SealedDriver(simulation.driver, None), tenant="", digest=Digester())
+    for n in range(workers):
+        simulation.spawn(f"worker {n}", worker, skew_s=simulation.random.choice((-3600.0, 0.0, 3600.0)))
+    for thread in expected.acknowledged:
+        simulation.spawn(f"sender of {thread}", sender(thread))
+    with simulation:
+        simulation.run(is_done, limit=BUSY_S)
+        simulation.calm()
+        simulation.run(is_done, limit=REST_S)
+        wrong = (*simulation.wrong, *audit(database, expected))
+    return Outcome(seed, wrong, simulation.counts, tuple(simulation.trace))
+
+
+def _rests(database: Database, at: Partition) -> bool:
+    lanes = database.run(ask(Fetch(at, (Get(LANE, (IN,)), Get(LANE, (OUT,))))))
+    return all(not lane or lane[0].fields["due_at"] is None for lane in lanes)

@@ -1,0 +1,192 @@
+"""Whether a history kept the promises: what is stored at the end, against what was acknowledged.
+
+The graph under test keeps a log: ``m:<text>`` for each message that it was given, ``s:<n>`` for each step
+that it took. What the log has to be follows from the inbox and its runs, so a message that was lost or
+applied twice, a step that was committed twice, and an order that was not kept can all be read off it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.runnables import RunnableLambda
+from langgraph.graph import END, START, StateGraph
+from langgraph.pregel import Pregel
+
+from perdure.database import Database
+from perdure.engine import outbox, runs
+from perdure.model.lane import IN, OUT, Lane
+from perdure.model.messages import DONE, OPEN, SENT, Message, Run
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import ask
+from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
+from perdure.runtime.agents import MESSAGE, Agent
+
+STEPS = 3
+"""The steps of each run of the logging graph."""
+
+
+class Log(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+Pause = Callable[[int], Awaitable[None]]
+"""Awaited within each step, with its number: where a model would be called."""
+
+
+def logging_graph(pause: Pause) -> Pregel[Any, Any, Any, Any]:
+    """The graph under test."""
+
+    def step(number: int) -> RunnableLambda[Log, dict[str, list[str]]]:
+        async def taken(state: Log) -> dict[str, list[str]]:
+            await pause(number)
+            return {"log": [f"s:{number}"]}
+
+        return RunnableLambda(taken)
+
+    builder = StateGraph(Log)
+    names = [START, *(f"step{n}" for n in range(STEPS)), END]
+    for n in range(STEPS):
+        builder.add_node(names[n + 1], step(n))
+    for before, after in itertools.pairwise(names):
+        builder.add_edge(before, after)
+    return builder.compile()
+
+
+def logging_agent(pause: Pause) -> Agent:
+    """The graph under test as a runtime runs it; the reply to a run is how long the log is then."""
+
+    def to_input(messages: Sequence[Message]) -> dict[str, list[str]]:
+        return {"log": [f"m:{message.payload[MESSAGE]['content']}" for message in messages]}
+
+    def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> list[Any]:
+        return [{"content": str(len(values["log"]))}]
+
+    return Agent(logging_graph(pause), to_input=to_input, to_replies=to_replies)
+
+
+@dataclass
+class Expected:
+    """What senders know: the texts that were acknowledged, by thread, in the order of acknowledgement (each
+    was sent after the one before was acknowledged), and all that were ever sent."""
+
+    acknowledged: dict[str, list[str]] = field(default_factory=dict)
+    delivered: Counter[str] = field(default_factory=Counter)
+
+
+def audit(database: Database, expected: Expected, *, tenant: str = "") -> list[str]:
+    """Everything that is wrong with the threads of a history that has come to rest; empty when every promise
+    was kept."""
+    wrong = foreign(database, expected, tenant=tenant)
+    for thread, texts in expected.acknowledged.items():
+        wrong += [
+            f"{thread}: {what}"
+            for what in _audit_thread(database, Partition(tenant, thread), texts, expected)
+        ]
+    return wrong
+
+
+def _audit_thread(database: Database, at: Partition, texts: Sequence[str], expected: Expected) -> list[str]:
+    wrong: list[str] = []
+    lanes, outs, rows, heads, checkpoints = database.run(
+        ask(
+            Fetch(
+                at,
+                (
+                    Get(LANE, (IN,)),
+                    Get(LANE, (OUT,)),
+                    Range(INBOX),
+                    Get(HEAD, ("",)),
+                    Range(CHECKPOINT, ("",), bodies=False),
+                ),
+            )
+        )
+    )
+    lane, out = Lane.read(IN, lanes), Lane.read(OUT, outs)
+    messages = [Message.read(row) for row in rows]
+    stored = Counter(message.payload[MESSAGE]["content"] for message in messages)
+    wrong += [
+        f"I1 {text!r} was acknowledged and is stored {stored[text]} times"
+        for text in texts
+        if stored[text] != 1
+    ]
+    if [m.seq for m in messages] != list(range(1, lane.last + 1)):
+        wrong.append(f"I1 numbers of messages have a gap: {[m.seq for m in messages]} up to {lane.last}")
+    if lane.pending or lane.due_at is not None or out.pending or out.due_at is not None:
+        wrong.append(f"I11 stuck: inbox {lane}, outbox {out}")
+    newest = database.run(runs.latest(at, 10_000))
+    covered = [seq for run in reversed(newest) for seq in range(run.first, run.last + 1)]
+    if covered != list(range(1, lane.bound + 1)):
+        wrong.append(f"I2 runs cover {covered}, not 1 to {lane.bound} once each")
+    wrong += [f"I4 run {run.id} is {run.state}" for run in newest if run.state != DONE]
+    if sum(run.state == OPEN for run in newest) > 1:
+        wrong.append("I4 more than one run is open")
+    wrong += _audit_log(database, at, messages, newest, texts)
+    wrong += _audit_chain(
+        {c.key[1]: c.fields["parent_id"] for c in checkpoints},
+        heads[0].fields["checkpoint_id"] if heads else None,
+    )
+    replies = database.run(outbox.replies(at, 10_000))
+    if sorted((r.run_id, r.ord) for r in replies) != sorted(
+        (run.id, 0) for run in newest if run.state == DONE
+    ):
+        wrong.append(f"I9 {len(newest)} runs have the replies {[reply.id for reply in replies]}")
+    wrong += [f"I10 reply {r.id} is {r.state}" for r in replies if r.state != SENT]
+    wrong += [f"reply {r.id} never reached its channel" for r in replies if not expected.delivered[r.id]]
+    return wrong
+
+
+def foreign(database: Database, expected: Expected, *, tenant: str = "") -> list[str]:
+    """What was delivered under a key that no reply has."""
+    own = {
+        reply.id
+        for thread in expected.acknowledged
+        for reply in database.run(outbox.replies(Partition(tenant, thread), 10_000))
+    }
+    return [
+        f"I9 something was delivered under the key {key!r}, of no reply"
+        for key in expected.delivered
+        if key not in own
+    ]
+
+
+def _audit_log(
+    database: Database,
+    at: Partition,
+    messages: Sequence[Message],
+    newest: Sequence[Run],
+    texts: Sequence[str],
+) -> list[str]:
+    said = {message.seq: message.payload[MESSAGE]["content"] for message in messages}
+    due: list[str] = []
+    for run in reversed(newest):
+        due += [f"m:{said.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
+        due += [f"s:{n}" for n in range(STEPS)]
+    found = database.checkpointer(tenant=at.tenant).get_tuple({"configurable": {"thread_id": at.thread}})
+    log: list[str] = [] if found is None else found.checkpoint["channel_values"].get("log", [])
+    wrong: list[str] = []
+    if log != due:
+        wrong.append(f"I3, I8 the log is {log}, and has to be {due}")
+    told = [entry[2:] for entry in log if entry.startswith("m:")]
+    if [text for text in told if text in set(texts)] != list(texts):
+        wrong.append(f"I3 acknowledged in the order {list(texts)}, told {told}")
+    return wrong
+
+
+def _audit_chain(parents: Mapping[str, str | None], head: str | None) -> list[str]:
+    wrong: list[str] = []
+    children = Counter(parent for parent in parents.values() if parent is not None)
+    wrong += [f"I6 checkpoint {at} has {n} children: a fork" for at, n in children.items() if n > 1]
+    wrong += [f"I6 checkpoint {at} is missing: a hole" for at in children if at not in parents]
+    roots = [at for at, parent in parents.items() if parent is None]
+    if len(roots) > 1:
+        wrong.append(f"I6 {len(roots)} checkpoints have no parent")
+    leaves = [at for at in parents if at not in children]
+    if parents and leaves != [head]:
+        wrong.append(f"I7 the head is {head}, the chain ends in {leaves}")
+    return wrong

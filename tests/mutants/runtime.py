@@ -1,0 +1,80 @@
+"""Deliberate breaks of the runtime, one a promise: each rewrites a line of the code that keeps it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure.engine import inbox, runs
+from perdure.model import lane, messages
+from perdure.runtime import execution
+from perdure.storage.memory import MemoryDriver
+from tests.mutants.breaks import no_fence
+from tests.mutants.drivers import MaxIdHead
+
+
+@dataclass(frozen=True)
+class Break:
+    """A promise, and what breaks it."""
+
+    name: str
+    promise: str
+    apply: Callable[[pytest.MonkeyPatch], None]
+    driver: Callable[[MemoryDriver], Any] = lambda driver: driver
+
+
+def rewritten(owner: Any, name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Replace a piece of a function's source, which has to be there."""
+    function = inspect.getattr_static(owner, name)
+    getter = function.fget if isinstance(function, property) else function
+    source = textwrap.dedent(inspect.getsource(getter))
+    assert source.count(old) == 1, f"{name} has {source.count(old)} times {old!r}"
+    scope: dict[str, Any] = {}
+    exec(source.replace(old, new), vars(sys.modules[getter.__module__]), scope)  # noqa: S102 - our own source
+    return lambda patch: patch.setattr(owner, name, scope[name])
+
+
+BREAKS = [
+    Break("no fence", "a stale holder stores nothing", no_fence),
+    Break(
+        "no run id",
+        "an input is applied once",
+        rewritten(execution, "config_of", '"run_id": held.run.id,', ""),
+    ),
+    Break(
+        "no compare-and-set on the queue",
+        "of two that change a queue at once one begins again",
+        rewritten(
+            lane.Lane,
+            "put",
+            "expect: Expectation = self.version or Expect.ABSENT",
+            "expect: Expectation = Expect.ANY",
+        ),
+    ),
+    Break(
+        "time-to-live only",
+        "who takes over is told apart from who held",
+        rewritten(
+            runs.Claim, "_attempt", "epoch = seen.epoch + 1 if seen.epoch", "epoch = seen.epoch if seen.epoch"
+        ),
+    ),
+    Break(
+        "no outbox key",
+        "a reply is sent under one key, however often",
+        rewritten(
+            messages.Reply, "id", "{self.run_id}:{self.ord}", "{self.run_id}:{self.ord}:{self.attempts}"
+        ),
+    ),
+    Break("max-id head", "the latest is what the head says", lambda patch: None, MaxIdHead),
+    Break(
+        "no dedupe",
+        "a message that is sent again is not accepted again",
+        rewritten(inbox.Accept, "_attempt", "if message.dedupe:", "if False:"),
+    ),
+]

@@ -23,12 +23,15 @@ _BODIES = 50
 
 class Accepted(NamedTuple):
     """A message that is durable: its number on the thread, its id, and whether it had been accepted before.
-    ``lane`` is the inbox as this process knows it then."""
+    If not, ``lane`` is the inbox then, ``message`` is what was stored, and ``is_first`` says that the thread
+    had no inbox."""
 
     seq: int
     id: str
     is_duplicate: bool
-    lane: Lane | None
+    lane: Lane | None = None
+    message: Message | None = None
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Accept:
             seq: int = rest[0][0].fields["seq"]
             (row,) = yield from ask(Fetch(self.partition, (Get(INBOX, (seq,)),)))
             message_id = Message.read(row[0]).id if row else self.message.id
-            return _Seen(Lane.read(IN, found), Accepted(seq, message_id, True, None))
+            return _Seen(Lane.read(IN, found), Accepted(seq, message_id, True))
         return _Seen(Lane.read(IN, found))
 
     def _refusal(self, lane: Lane) -> Exception | None:
@@ -93,7 +96,8 @@ class Accept:
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
             return None
-        return Accepted(message.seq, message.id, False, lane.stored(self.fresh))
+        is_first = not lane.version
+        return Accepted(message.seq, message.id, False, lane.stored(self.fresh), message, is_first)
 
     def _answering(self, lane: Lane) -> Program[Lane]:
         """The lane without what waits for this answer; of two answers the second finds it gone."""

@@ -75,8 +75,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run over the messages ``first`` to ``last``. ``base`` is the head that it was made on, ``epoch`` the
-    lease under which it was last attempted. ``note`` says what it ended with."""
+    """A run over the messages ``first`` to ``last``. ``base`` is the head that an answer was given on, ``epoch``
+    the lease under which it was last attempted. ``note`` says what it ended with."""
 
     id: str
     first: int

@@ -1,10 +1,12 @@
-"""What this process remembers of inboxes: a guess that saves a fetch, and that the next commit verifies."""
+"""What this process remembers of inboxes: guesses that save fetches, verified by the commits they are for."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from perdure.model.lane import IN, Lane
+from perdure.engine.inbox import Accepted
+from perdure.engine.runs import Known
+from perdure.model.lane import Lane
 from perdure.model.records import Partition
 
 _MOST = 20_000
@@ -14,18 +16,40 @@ class Lanes:
     """The inboxes that were seen last, up to a number."""
 
     def __init__(self) -> None:
-        self._lanes: OrderedDict[Partition, Lane] = OrderedDict()
+        self._known: OrderedDict[Partition, Known] = OrderedDict()
 
-    def known(self, partition: Partition) -> Lane | None:
-        return self._lanes.get(partition)
+    def known(self, partition: Partition) -> Known | None:
+        return self._known.get(partition)
 
-    def remember(self, partition: Partition, lane: Lane) -> None:
-        if lane.name != IN:
+    def lane(self, partition: Partition) -> Lane | None:
+        known = self._known.get(partition)
+        return None if known is None else known.lane
+
+    def accepted(self, partition: Partition, accepted: Accepted) -> None:
+        """A message was stored, by this process."""
+        if accepted.lane is None or accepted.message is None:
             return
-        self._lanes[partition] = lane
-        self._lanes.move_to_end(partition)
-        while len(self._lanes) > _MOST:
-            self._lanes.popitem(last=False)
+        before = self._known.get(partition)
+        if accepted.is_first:
+            self._remember(partition, Known(accepted.lane, 0, (accepted.message,)))
+        elif before is not None and before.lane.version + 1 == accepted.lane.version:
+            messages = (*before.messages, accepted.message)
+            self._remember(partition, Known(accepted.lane, before.epoch, messages))
+        elif before is None or before.lane.version < accepted.lane.version:
+            self._remember(partition, Known(accepted.lane))
+
+    def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
+        """A run was ended by this process, and the epoch with it."""
+        self._remember(partition, Known(lane, None if lane.pending else epoch))
+
+    def seen(self, partition: Partition, lane: Lane) -> None:
+        self._remember(partition, Known(lane))
 
     def forget(self, partition: Partition) -> None:
-        self._lanes.pop(partition, None)
+        self._known.pop(partition, None)
+
+    def _remember(self, partition: Partition, known: Known) -> None:
+        self._known[partition] = known
+        self._known.move_to_end(partition)
+        while len(self._known) > _MOST:
+            self._known.popitem(last=False)

@@ -245,7 +245,7 @@ class Runtime:
             self._database.fresh(),
         )
         try:
-            accepted: Accepted = await self._database.arun(accept.store(self._lanes.known(partition)))
+            accepted: Accepted = await self._database.arun(accept.store(self._lanes.lane(partition)))
         except TryLater:
             self._observers.event(
                 "message.refused",
@@ -267,7 +267,7 @@ class Runtime:
             channel=channel,
         )
         if accepted.lane is not None:
-            self._lanes.remember(partition, accepted.lane)
+            self._lanes.accepted(partition, accepted)
             if self._works:
                 if accepted.lane.stop is not None:
                     self._worker.stop_asked(partition, accepted.lane.stop)
@@ -285,13 +285,16 @@ class Runtime:
     async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
         """Wait until the run of an accepted message has ended, whoever works on it; the run. ``TimeoutError``
         after ``timeout`` seconds: the run goes on."""
+        partition = Partition(ticket.tenant, ticket.thread_id)
         pause, longest = _WAIT_S
         async with asyncio.timeout(timeout):
             while True:
-                standing = await self.look(ticket)
-                if standing.run is not None and standing.run.state != OPEN:
-                    return standing.run
-                await self._worker.changed(Partition(ticket.tenant, ticket.thread_id), pause)
+                run = self._worker.ended(partition, ticket.id)
+                if run is None and not self._worker.serves(partition):
+                    run = (await self.look(ticket)).run
+                if run is not None and run.state != OPEN:
+                    return run
+                await self._worker.changed(partition, pause)
                 pause = min(longest, pause * 1.5)
 
     async def runs(self, thread_id: str, *, limit: int = 100, tenant: str | None = None) -> Sequence[Run]:

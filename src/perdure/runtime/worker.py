@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from langgraph.pregel import Pregel
 
@@ -21,7 +23,7 @@ from perdure.engine import runs, upkeep
 from perdure.engine.runs import Claim, Ending, Held
 from perdure.errors import Fenced, PerdureError, TooLarge, TypeNotAllowed, Unavailable, Unserialisable
 from perdure.model.lane import IN, OUT, ROLLBACK, Lane
-from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK
+from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, Run
 from perdure.model.ops import Find
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -36,6 +38,7 @@ from perdure.runtime.relay import Relay
 from perdure.runtime.settings import Settings
 
 _PAGE = 1000
+_LAST_MOST = 4096
 _TIDY = 8
 """After how many messages of a thread what is over is looked through: half of what is removed at once."""
 _HEED_S = 5.0
@@ -87,7 +90,8 @@ class Worker:
         self._timers: set[asyncio.TimerHandle] = set()
         self._wake = asyncio.Event()
         self._stopping = False
-        self._ends: dict[Partition, asyncio.Event] = {}
+        self._ends: WeakValueDictionary[Partition, asyncio.Event] = WeakValueDictionary()
+        self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._loops: list[asyncio.Task[None]] = []
         self._context = copy_context()
 
@@ -131,7 +135,6 @@ class Worker:
         """A lane of which this process knows when it is due: no need to ask the database."""
         if self._stopping or lane.due_at is None or lane.owner is not None:
             return
-        self._lanes.remember(partition, lane)
         due = (partition, lane.name)
         delay = (lane.due_at - now) / 1_000_000
         if delay <= 0:
@@ -141,17 +144,23 @@ class Worker:
         self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}
         self._timers.add(loop.call_later(delay, self._serve_soon, due))
 
+    def serves(self, partition: Partition) -> bool:
+        """Whether this process is at work on a thread's inbox now."""
+        return (partition, IN) in self._serving
+
+    def ended(self, partition: Partition, message_id: str) -> Run | None:
+        """The run of a message, if it is the one of its thread that ended here last."""
+        run, messages = self._last.get(partition, (None, ()))
+        return run if message_id in messages else None
+
     async def changed(self, partition: Partition, within: float) -> None:
         """Wait until a run of a thread has ended here, ``within`` seconds at most."""
-        end = self._ends.setdefault(partition, asyncio.Event())
-        try:
+        end = self._ends.get(partition)
+        if end is None:
+            end = self._ends[partition] = asyncio.Event()
+        with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await end.wait()
-        except TimeoutError:
-            return
-        finally:
-            if self._ends.get(partition) is end:
-                del self._ends[partition]
 
     def stop_asked(self, partition: Partition, how: str) -> None:
         """End a run of this process that was asked to end, without waiting for its next renewal."""
@@ -318,18 +327,27 @@ class Worker:
         now = await self._clock.now()
         program = runs.finish(held, ending, now, self._database.fresh(), self._database.limits.ops)
         lane, replies = await self._database.arun(program)
-        if held.partition in self._ends:
-            self._ends.pop(held.partition).set()
+        self._note_end(held, ending)
         self._tell(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         if replies:
             self._serve_soon((held.partition, OUT))
-        self._lanes.remember(held.partition, lane)
+        self._lanes.ended(held.partition, lane, held.epoch + 1)
         if lane.due_at is not None and not lane.is_due(now):
             self.told(held.partition, lane, now)
         if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:
             keep = now - round(self._settings.keep * 1_000_000)
             await self._database.arun(upkeep.forget(held.partition, keep, self._database.limits.ops))
         return lane.is_due(now)
+
+    def _note_end(self, held: Held, ending: Ending) -> None:
+        """Tell those who wait for it in this process."""
+        run = replace(held.run, state=ending.state, note=ending.note)
+        self._last[held.partition] = (run, tuple(message.id for message in held.messages))
+        self._last.move_to_end(held.partition)
+        while len(self._last) > _LAST_MOST:
+            self._last.popitem(last=False)
+        if (end := self._ends.pop(held.partition, None)) is not None:
+            end.set()
 
     async def _stopped(self, held: Held, how: str) -> bool:
         """End a run that was asked to end; a rollback takes back what it stored."""

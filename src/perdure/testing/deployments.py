@@ -90,7 +90,13 @@ def simulate(
 
     def sender(thread: str) -> Callable[[Process], Coroutine[Any, Any, None]]:
         async def send(process: Process) -> None:
-            app = runtime(process, works=False)
+            # Some apps work on what they accept, others leave it to the workers.
+            works = simulation.random.random() < 0.5
+            async with runtime(process, works=works) as app:
+                await send_all(app)
+                await asyncio.Event().wait()
+
+        async def send_all(app: Runtime) -> None:
             acknowledged = expected.acknowledged[thread]
             while len(acknowledged) < messages:
                 text = f"{thread} message {len(acknowledged)}"

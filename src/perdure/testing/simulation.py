@@ -120,6 +120,7 @@ class Simulation:
             "stale writes refused": 0,
         }
         self.kill_at: tuple[int, str] | None = None
+        self._processes: list[Process] = []  # the loop itself holds on to no task that waits
         self._requests: list[_Request] = []
         self._futures: set[asyncio.Future[Any]] = set()
         selector = _Selector()
@@ -162,6 +163,7 @@ class Simulation:
         process = Process(name, skew_s)
         context = copy_context()
         context.run(_process.set, process)
+        self._processes.append(process)
         process.main = self._loop.create_task(main(process), name=name, context=context)
 
     async def happen(self, process: Process, action: Callable[[], R], *, is_write: bool = True) -> R:

@@ -27,7 +27,10 @@ test: $(OWN_UV) $(D1_ENGINE) ## Run every test, in random order
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
 
 chaos: $(OWN_UV) $(D1_ENGINE) ## Every test at full size: all kill points, mutants, races; over an hour
-	PERDURE_CHAOS=full $(RUN) --group test --all-extras pytest -n $(WORKERS) --timeout 3000 $(or $(ARGS),tests)
+	@export PERDURE_CHAOS=full PERDURE_FIGURES=$$(mktemp); \
+	$(RUN) --group test --all-extras pytest -n $(WORKERS) --timeout 3000 $(or $(ARGS),tests) && \
+	$(UV) run --no-sync python tools/write_figures.py "$$PERDURE_FIGURES"; \
+	code=$$?; rm -f "$$PERDURE_FIGURES"; exit $$code
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras

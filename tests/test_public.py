@@ -8,6 +8,7 @@ import perdure
 def test_the_top_level_names_are_these() -> None:
     assert set(perdure.__all__) == {
         "BadUrl",
+        "Busy",
         "Conflict",
         "Corrupt",
         "Database",
@@ -15,10 +16,12 @@ def test_the_top_level_names_are_these() -> None:
         "HeadConflict",
         "MissingExtra",
         "NotFound",
+        "NotWaiting",
         "PerdureError",
         "PerdureSaver",
         "PerdureStore",
         "Thread",
+        "TryLater",
         "TypeNotAllowed",
         "Unavailable",
         "Unmigrated",

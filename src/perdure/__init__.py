@@ -7,13 +7,16 @@
 from perdure.database import Database, Thread, connect, connect_sync
 from perdure.errors import (
     BadUrl,
+    Busy,
     Conflict,
     Corrupt,
     Fenced,
     HeadConflict,
     MissingExtra,
     NotFound,
+    NotWaiting,
     PerdureError,
+    TryLater,
     TypeNotAllowed,
     Unavailable,
     Unmigrated,
@@ -23,6 +26,7 @@ from perdure.langgraph.store import PerdureStore
 
 __all__ = [
     "BadUrl",
+    "Busy",
     "Conflict",
     "Corrupt",
     "Database",
@@ -30,10 +34,12 @@ __all__ = [
     "HeadConflict",
     "MissingExtra",
     "NotFound",
+    "NotWaiting",
     "PerdureError",
     "PerdureSaver",
     "PerdureStore",
     "Thread",
+    "TryLater",
     "TypeNotAllowed",
     "Unavailable",
     "Unmigrated",

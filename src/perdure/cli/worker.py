@@ -52,6 +52,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class OnFailure(StrEnum):
+    """What a run that has failed leaves of itself."""
+
+    ROLLBACK = "rollback"
+    KEEP = "keep"
+
+
 class BadSetting(PerdureError):
     """A setting that cannot work; the message has its name and the mend."""
 
@@ -83,6 +90,20 @@ def worker(
     ] = None,
     attempts: Annotated[
         int | None, typer.Option(help="Try a run so often before it has failed", show_default="5")
+    ] = None,
+    on_failure: Annotated[
+        OnFailure | None,
+        typer.Option(
+            help="What a failed run leaves: the thread as it was, or what the run stored",
+            show_default="rollback",
+        ),
+    ] = None,
+    per_tenant: Annotated[
+        int | None, typer.Option(help="Work on so many runs of one tenant at once", show_default="no limit")
+    ] = None,
+    keep: Annotated[
+        float | None,
+        typer.Option(help="Seconds for which what became of a message is remembered", show_default="a week"),
     ] = None,
     deadline: Annotated[
         float | None, typer.Option(help="Seconds that a run may take in all", show_default="no limit")
@@ -139,6 +160,9 @@ def worker(
         "lease": lease,
         "poll": poll,
         "attempts": attempts,
+        "on_failure": None if on_failure is None else on_failure.value,
+        "per_tenant": per_tenant,
+        "keep": keep,
         "deadline": deadline,
         "drain": drain,
     }

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from perdure.engine.paging import PAGE
 from perdure.engine.transact import retrying
-from perdure.errors import Busy, NotFound, NotWaiting, TryLater
+from perdure.errors import Busy, Corrupt, NotFound, NotWaiting, TryLater
 from perdure.model.lane import IN, INTERRUPT, ROLLBACK, Debounce, Lane
 from perdure.model.messages import DEAD, FAILED, UNKNOWN, Message, Reply, Run, dedupe_put
 from perdure.model.ops import Commit, Committed, Fetch, Get, Op, Range
@@ -84,12 +84,16 @@ class Accept:
         refusal = self._refusal(lane)
         if refusal is not None:
             raise refusal
-        if self.message.mode == "answer":
-            lane = yield from self._answering(lane)
-        elif lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
-            lane = lane.stopping(self.strategy, self.now)
+        message = self.message
+        if message.mode == "answer":
+            lane, message = yield from self._answering(lane)
+        else:
+            # It starts over: an answer that came behind it would be given to what is asked next.
+            lane = lane._replace(waiting=None)
+            if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
+                lane = lane.stopping(self.strategy, self.now)
         lane = lane.accepted(self.now, self.debounce)
-        message = replace(self.message, seq=lane.last, accepted_at=self.now)
+        message = replace(message, seq=lane.last, accepted_at=self.now)
         ops: list[Op] = [lane.put(self.fresh), message.put()]
         if message.dedupe:
             ops.append(dedupe_put(message.dedupe, message.seq))
@@ -99,23 +103,28 @@ class Accept:
         is_first = not lane.version
         return Accepted(message.seq, message.id, False, lane.stored(self.fresh), message, is_first)
 
-    def _answering(self, lane: Lane) -> Program[Lane]:
-        """The lane without what waits for this answer; of two answers the second finds it gone."""
+    def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
+        """The lane without what waits for this answer, of two answers the second finds it gone; and the
+        answer, which goes to the graph that asked, and whose replies go where those of the question went
+        unless it says otherwise."""
         thread, wanted = self.partition.thread, self.message.options.get("interrupt_id")
         if lane.waiting is None:
             raise NotWaiting(
                 f"thread {thread!r} waits for no answer: nothing interrupted it, or it was answered already; "
                 "nothing of this answer was stored. Look at the thread's state"
             )
-        if wanted is not None:
-            (found,) = yield from ask(Fetch(self.partition, (Get(RUN, (lane.waiting,)),)))
-            ids = [i["id"] for i in Run.read(found[0]).note.get("interrupts", ())] if found else []
-            if wanted not in ids:
-                raise NotWaiting(
-                    f"thread {thread!r} waits for the answer to {' and '.join(map(repr, ids)) or 'nothing'}, "
-                    f"not to {wanted!r}; nothing of this answer was stored. Look at the thread's state"
-                )
-        return lane._replace(waiting=None)
+        (found,) = yield from ask(Fetch(self.partition, (Get(RUN, (lane.waiting,)),)))
+        if not found:
+            raise Corrupt(f"thread {thread!r}: the run {lane.waiting!r} that waits is not stored")
+        run = Run.read(found[0])
+        ids = [i["id"] for i in run.note.get("interrupts", ())]
+        if wanted is not None and wanted not in ids:
+            raise NotWaiting(
+                f"thread {thread!r} waits for the answer to {' and '.join(map(repr, ids)) or 'nothing'}, "
+                f"not to {wanted!r}; nothing of this answer was stored. Look at the thread's state"
+            )
+        message = replace(self.message, graph=run.graph, channel=self.message.channel or run.channel)
+        return lane._replace(waiting=None), message
 
 
 class _Seen(NamedTuple):

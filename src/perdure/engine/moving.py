@@ -357,8 +357,8 @@ def _refuse_busy(partition: Partition) -> Program[None]:
         if lane.due_at is not None or lane.waiting is not None:
             raise Conflict(
                 f"thread {partition.thread!r} has messages or replies under way, or waits for an answer, "
-                "and would leave them behind; nothing of it was moved. Let its workers finish and its question be "
-                "answered, then move it"
+                "and would leave them behind; nothing of it was moved. Let its workers finish and its "
+                "question be answered, then move it"
             )
 
 

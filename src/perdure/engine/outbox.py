@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, Corrupt, Fenced, NotFound
-from perdure.model.lane import OUT, Debounce, Lane
+from perdure.model.lane import OUT, Lane
 from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
@@ -157,7 +157,7 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
                 f"reply {seq} of thread {partition.thread!r} is {reply.state}; only replies that are "
                 f"{DEAD} or {UNKNOWN} can be sent again"
             )
-        lane = lane.accepted(now, Debounce())
+        lane = lane.appended(now, 1)
         again = replace(reply, seq=lane.last, state=READY, attempts=0, error=None, version=0)
         gone = Delete(OUTBOX, (seq,), reply.version)
         outcome = yield from ask(Commit(partition, (lane.put(0), gone, again.put())))

@@ -68,7 +68,7 @@ class Claim:
             Get(HEAD, ("",)),
             Range(RUN, by="first", reverse=True, limit=1),
         )
-        guess = () if known is None or known.run_id is not None else (self._rows(known.bound),)
+        guess = () if known is None or known.run_id is not None else (self._rows(known.bound, self.most),)
         lanes, epochs, heads, runs, *rows = yield from ask(Fetch(self.partition, (*items, *guess)))
         lane = Lane.read(IN, lanes)
         epoch = epochs[0].version if epochs else 0
@@ -80,11 +80,14 @@ class Claim:
             raise Corrupt(f"thread {self.partition.thread!r}: its open run {lane.run_id!r} is not stored")
         after = lane.bound if lane.run_id is None or run is None else run.first - 1
         if not guess or known is None or known.bound != after or lane.run_id is not None:
-            rows = list((yield from ask(Fetch(self.partition, (self._rows(after),)))))
+            # Whoever takes over an open run takes all of it, whatever another worker took at once.
+            span = run.last - after if lane.run_id is not None and run is not None else 0
+            items = (self._rows(after, max(self.most, span)),)
+            rows = list((yield from ask(Fetch(self.partition, items))))
         return _Seen(lane, epoch, head, run, tuple(map(Message.read, rows[0])))
 
-    def _rows(self, after: int) -> Range:
-        return Range(INBOX, after=(after,), limit=self.most)
+    def _rows(self, after: int, most: int) -> Range:
+        return Range(INBOX, after=(after,), limit=most)
 
     def _attempt(self, seen: _Seen) -> Program[tuple[Held | None] | None]:
         lane, now = seen.lane, self.now
@@ -131,7 +134,7 @@ class Claim:
 
 
 class Known(NamedTuple):
-    """An inbox as a process remembers it: the epoch, if it knows it, and the messages of the pending ones that
+    """An inbox as a process remembers it: the epoch, if it knows it, and those of the pending messages that
     it has seen."""
 
     lane: Lane
@@ -209,6 +212,9 @@ def finish(
         replies: tuple[Reply, ...] = ()
         if ending.replies:
             outbox = lanes[1] or Lane(OUT)
+            if not outbox.version:
+                # No sender of an earlier thread of this name may take it for its own.
+                outbox = outbox._replace(epoch=fresh)
             first = outbox.last + 1
             replies = tuple(
                 Reply(first + n, run.id, n, run.channel, payload, created_at=now)

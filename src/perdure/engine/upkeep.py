@@ -14,6 +14,10 @@ BATCH_MAX = 64
 """How many messages one run may take at most: they are forgotten together."""
 
 
+_REPLIES = 256
+"""How many replies are looked through: those that were given up or are in doubt stay among them."""
+
+
 def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     """Remove a page of what came before a time and is over: messages with the memory that they were accepted,
     their runs and journals, and replies that were sent. What was given up or is in doubt stays. How many
@@ -25,7 +29,7 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
                 Get(LANE, (IN,)),
                 Get(LANE, (OUT,)),
                 Range(INBOX, limit=BATCH_MAX, bodies=False),
-                Range(OUTBOX, limit=BATCH_MAX, bodies=False),
+                Range(OUTBOX, limit=_REPLIES, bodies=False),
                 Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
             ),
         )

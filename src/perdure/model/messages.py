@@ -75,8 +75,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run over the messages ``first`` to ``last``. ``base`` is the head that an answer was given on, ``epoch``
-    the lease under which it was last attempted. ``note`` says what it ended with."""
+    """A run over the messages ``first`` to ``last``. ``base`` is the head that an answer was given on,
+    ``epoch`` the lease under which it was last attempted. ``note`` says what it ended with."""
 
     id: str
     first: int
@@ -203,7 +203,8 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
 
 
 def _together(first: Message, other: Message) -> bool:
-    return (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
+    alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
+    return alike and other.options == first.options
 
 
 def encode(value: Any, what: str) -> bytes:

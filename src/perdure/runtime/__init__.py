@@ -1,7 +1,9 @@
 """From an accepted message to a delivered reply: the workers, and what they need."""
 
+from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agents import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
+from perdure.runtime.observe import Logs, Observer
 from perdure.runtime.relay import Channel, NotSent, Undeliverable
 from perdure.runtime.runtime import Runtime, Ticket
 from perdure.runtime.settings import Settings
@@ -10,7 +12,12 @@ from perdure.runtime.subagents import distilled
 __all__ = [
     "Agent",
     "Channel",
+    "Logs",
+    "Message",
     "NotSent",
+    "Observer",
+    "Reply",
+    "Run",
     "Runtime",
     "Settings",
     "Ticket",

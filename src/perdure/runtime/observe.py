@@ -24,10 +24,12 @@ _LEVELS = {
     "run.failed": logging.ERROR,
     "run.handed_over": logging.INFO,
     "run.lost": logging.WARNING,
+    "run.not_heeded": logging.WARNING,
     "run.not_renewed": logging.WARNING,
     "run.write_refused": logging.WARNING,
     "thread.deleted": logging.INFO,
     "worker.error": logging.ERROR,
+    "worker.left_behind": logging.WARNING,
     "worker.unavailable": logging.WARNING,
 }
 _WIDEST = 120

@@ -17,7 +17,7 @@ from perdure.database import Database
 from perdure.engine import inbox, outbox, retention, runs
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
 from perdure.errors import NotFound, PerdureError, TryLater
-from perdure.model.lane import INTERRUPT, ROLLBACK
+from perdure.model.lane import INTERRUPT, ROLLBACK, Debounce
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run, dedupe_digest
 from perdure.model.ops import Now
 from perdure.model.program import ask
@@ -31,6 +31,7 @@ from perdure.runtime.settings import Settings
 from perdure.runtime.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
+_OF_THE_QUESTION = ""
 
 
 class Ticket(NamedTuple):
@@ -132,20 +133,10 @@ class Runtime:
         ``quiet`` seconds are waited for more of them, ``max_wait`` at most. Sent again with the same
         ``dedupe_key``, a message is answered as the first time and nothing happens. Replies go to
         ``channel``. ``TryLater`` when too many wait, ``Busy`` when ``strategy`` is to be rejected then."""
-        return await self._accept(
-            thread_id,
-            said(message),
-            "coalesce" if together else "enqueue",
-            dedupe_key,
-            graph,
-            channel,
-            quiet,
-            max_wait,
-            strategy,
-            config,
-            {},
-            tenant,
-        )
+        mode: Mode = "coalesce" if together else "enqueue"
+        spoken = _message(self._graph_name(graph), said(message), mode, dedupe_key, channel, config)
+        debounce = self._settings.debounce(quiet, max_wait)
+        return await self._accept(self._partition(thread_id, tenant), spoken, debounce, strategy)
 
     async def submit(
         self,
@@ -161,20 +152,8 @@ class Runtime:
     ) -> Ticket:
         """Accept a whole input for the graph, as plain JSON data: a run of its own, whose id is the ticket's.
         See ``accept``."""
-        return await self._accept(
-            thread_id,
-            {INPUT: input},
-            "enqueue",
-            dedupe_key,
-            graph,
-            channel,
-            0.0,
-            0.0,
-            strategy,
-            config,
-            {},
-            tenant,
-        )
+        message = _message(self._graph_name(graph), {INPUT: input}, "enqueue", dedupe_key, channel, config)
+        return await self._accept(self._partition(thread_id, tenant), message, Debounce(), strategy)
 
     async def answer(
         self,
@@ -183,63 +162,28 @@ class Runtime:
         *,
         interrupt_id: str | None = None,
         dedupe_key: str | None = None,
-        graph: str | None = None,
         channel: str = "",
         config: Mapping[str, Any] | None = None,
         tenant: str | None = None,
     ) -> Ticket:
         """Answer the interrupt that a thread waits on. ``NotWaiting`` when it waits for none, or for another
-        one: of two answers the second is refused."""
-        options = {} if interrupt_id is None else {"interrupt_id": interrupt_id}
+        one: of two answers the second is refused. The graph that asked goes on, and its replies go to the
+        channel of the question unless ``channel`` says otherwise."""
         payload = {RESUME: value if interrupt_id is None else {interrupt_id: value}}
-        return await self._accept(
-            thread_id,
-            payload,
-            "answer",
-            dedupe_key,
-            graph,
-            channel,
-            0.0,
-            0.0,
-            "enqueue",
-            config,
-            options,
-            tenant,
-        )
+        message = _message(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, config, interrupt_id)
+        return await self._accept(self._partition(thread_id, tenant), message, Debounce(), "enqueue")
 
     async def _accept(
-        self,
-        thread_id: str,
-        payload: Mapping[str, Any],
-        mode: Mode,
-        dedupe_key: str | None,
-        graph: str | None,
-        channel: str,
-        quiet: float | None,
-        max_wait: float | None,
-        strategy: Strategy,
-        config: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        tenant: str | None,
+        self, partition: Partition, message: Message, debounce: Debounce, strategy: Strategy
     ) -> Ticket:
-        partition = self._partition(thread_id, tenant)
         if strategy not in ("enqueue", "reject", INTERRUPT, ROLLBACK):
             raise ValueError(f"strategy is 'enqueue', 'reject', 'interrupt' or 'rollback', not {strategy!r}")
-        message = Message(
-            str(uuid.uuid4()),
-            payload,
-            self._graph_name(graph),
-            channel,
-            mode,
-            {**options, "config": _checked(config)} if config else options,
-            dedupe=dedupe_digest(dedupe_key) if dedupe_key else b"",
-        )
         now = await self._clock.now()
         accept = Accept(
             partition,
             message,
             now,
-            self._settings.debounce(quiet, max_wait),
+            debounce,
             strategy,
             self._settings.max_pending,
             self._database.fresh(),
@@ -252,7 +196,7 @@ class Runtime:
                 tenant=partition.tenant,
                 thread=partition.thread,
                 graph=message.graph,
-                channel=channel,
+                channel=message.channel,
             )
             raise
         except PerdureError:
@@ -264,7 +208,7 @@ class Runtime:
             thread=partition.thread,
             message=accepted.id,
             graph=message.graph,
-            channel=channel,
+            channel=message.channel,
         )
         if accepted.lane is not None:
             self._lanes.accepted(partition, accepted)
@@ -272,7 +216,7 @@ class Runtime:
                 if accepted.lane.stop is not None:
                     self._worker.stop_asked(partition, accepted.lane.stop)
                 self._worker.told(partition, accepted.lane, now)
-        return Ticket(thread_id, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
+        return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
 
     # Looking
 
@@ -287,11 +231,13 @@ class Runtime:
         after ``timeout`` seconds: the run goes on."""
         partition = Partition(ticket.tenant, ticket.thread_id)
         pause, longest = _WAIT_S
+        is_ours = self._worker.serves(partition)
         async with asyncio.timeout(timeout):
             while True:
                 run = self._worker.ended(partition, ticket.id)
-                if run is None and not self._worker.serves(partition):
+                if run is None and not is_ours:
                     run = (await self.look(ticket)).run
+                is_ours = False
                 if run is not None and run.state != OPEN:
                     return run
                 await self._worker.changed(partition, pause)
@@ -348,6 +294,22 @@ class Runtime:
         if graph not in self._agents:
             raise NotFound(f"there is no graph {graph!r}; there are {sorted(self._agents)}")
         return graph
+
+
+def _message(
+    graph: str,
+    payload: Mapping[str, Any],
+    mode: Mode,
+    dedupe_key: str | None,
+    channel: str,
+    config: Mapping[str, Any] | None,
+    interrupt_id: str | None = None,
+) -> Message:
+    options: dict[str, Any] = {"config": _checked(config)} if config else {}
+    if interrupt_id is not None:
+        options["interrupt_id"] = interrupt_id
+    dedupe = dedupe_digest(dedupe_key) if dedupe_key else b""
+    return Message(str(uuid.uuid4()), payload, graph, channel, mode, options, dedupe=dedupe)
 
 
 def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,8 +12,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from langgraph.pregel import Pregel
@@ -39,10 +39,11 @@ from perdure.runtime.settings import Settings
 
 _PAGE = 1000
 _LAST_MOST = 4096
+_NOTE_MOST = 4000
 _TIDY = 8
 """After how many messages of a thread what is over is looked through: half of what is removed at once."""
 _HEED_S = 5.0
-"""For how many seconds a draining worker waits for cancelled runs to let go."""
+"""For how many seconds a cancelled run is waited for."""
 
 _HOPELESS = (TypeNotAllowed, Unserialisable, TooLarge)
 
@@ -56,6 +57,21 @@ class _Working:
     task: asyncio.Task[Ending]
     confirmed_at: float
     how: str = ""
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cancel(self, how: str) -> None:
+        """Ask the run to end; the first reason counts."""
+        self.how = self.how or how
+        self.asked.set()
+        self.task.cancel()
+
+
+class _Vain(NamedTuple):
+    """How often a lane was due and there was nothing to do for this worker, and until when it is passed
+    over."""
+
+    times: int
+    until: float
 
 
 class Worker:
@@ -87,6 +103,7 @@ class Worker:
         self._serving: dict[Due, asyncio.Task[None]] = {}
         self._working: dict[Partition, _Working] = {}
         self._again: set[Due] = set()
+        self._vain: dict[Due, _Vain] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._wake = asyncio.Event()
         self._stopping = False
@@ -114,8 +131,7 @@ class Worker:
         if serving:
             await asyncio.wait(serving, timeout=within)
         for working in self._working.values():
-            working.how = working.how or "drain"
-            working.task.cancel()
+            working.cancel("drain")
         if left := set(self._serving.values()):
             _, behind = await asyncio.wait(left, timeout=_HEED_S)
             if behind:
@@ -165,19 +181,22 @@ class Worker:
     def stop_asked(self, partition: Partition, how: str) -> None:
         """End a run of this process that was asked to end, without waiting for its next renewal."""
         working = self._working.get(partition)
-        if working is not None and not working.how:
-            working.how = how
-            working.task.cancel()
+        if working is not None:
+            working.cancel(how)
 
     def _serve_soon(self, due: Due) -> None:
         if self._stopping:
             return
         if due in self._serving:
             self._again.add(due)
-        elif len(self._serving) < self._settings.concurrency:
+        elif len(self._serving) < self._settings.concurrency and self._may_run(due[0].tenant):
             self._serve(due)
         else:
             self._wake.set()
+
+    def _may_run(self, tenant: str) -> bool:
+        most = self._settings.per_tenant
+        return most is None or sum(partition.tenant == tenant for partition, _ in self._serving) < most
 
     def _serve(self, due: Due) -> None:
         # Whoever accepted a message may stand in a request or in another run: none of that is this run's.
@@ -215,15 +234,18 @@ class Worker:
         slots = self._settings.concurrency - len(self._serving)
         if slots <= 0:
             return
-        now = await self._clock.now()
-        found = await self._database.arun(ask(Find("due", self._tenant, until=now, limit=_PAGE)))
-        due = [
-            (f.partition, f.record.key[0])
-            for f in found
-            if f.record is not None and (f.partition, f.record.key[0]) not in self._serving
+        now, time = await self._clock.now(), asyncio.get_running_loop().time()
+        limit = _PAGE + len(self._vain)
+        found = await self._database.arun(ask(Find("due", self._tenant, until=now, limit=limit)))
+        due = [(f.partition, f.record.key[0]) for f in found if f.record is not None]
+        self._vain = {item: self._vain[item] for item in due if item in self._vain}
+        ready = [
+            item
+            for item in due
+            if item not in self._serving and (item not in self._vain or self._vain[item].until <= time)
         ]
-        running = Counter(partition.tenant for partition in self._working)
-        for item in in_turn(due, running, slots, self._settings.per_tenant):
+        running = Counter(partition.tenant for partition, _ in self._serving)
+        for item in in_turn(ready, running, slots, self._settings.per_tenant):
             if item not in self._serving:
                 self._serve(item)
 
@@ -231,13 +253,11 @@ class Worker:
 
     async def _served(self, due: Due) -> None:
         partition, name = due
+        was_useful = False
         try:
-            if name == OUT:
-                while not self._stopping and await self._relay.deliver(partition):
-                    pass
-            elif name == IN:
-                while not self._stopping and await self._run_next(partition):
-                    pass
+            again = self._relay.deliver if name == OUT else self._run_next
+            while not self._stopping and await again(partition):
+                was_useful = True
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
         except Exception as error:
@@ -245,6 +265,16 @@ class Worker:
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )
+        self._judge(due, was_useful)
+
+    def _judge(self, due: Due, was_useful: bool) -> None:
+        """What is due again and again and is not for this worker must not keep it from what is."""
+        if was_useful:
+            self._vain.pop(due, None)
+            return
+        times = self._vain[due].times + 1 if due in self._vain else 0
+        pause = self._settings.poll * 2.0 ** min(times, 6)
+        self._vain[due] = _Vain(times, asyncio.get_running_loop().time() + pause)
 
     async def _run_next(self, partition: Partition) -> bool:
         """Work on the thread's next run, if one is due; whether there may be another."""
@@ -261,6 +291,9 @@ class Worker:
         )
         held = await self._database.arun(claim.take(self._lanes.known(partition)))
         if held is None:
+            return False
+        if self._stopping:
+            await self._handed_over(held)
             return False
         self._tell("run.claimed", held, waited=now - held.messages[0].accepted_at)
         with self._observers.span("run", **_fields(held)):
@@ -290,38 +323,49 @@ class Worker:
         working = _Working(held, task, asyncio.get_running_loop().time())
         self._working[held.partition] = working
         deadline = self._deadline(held)
+        asked = asyncio.create_task(working.asked.wait())
         try:
-            done, _ = await asyncio.wait([task], timeout=deadline)
-            if not done:
-                working.how = working.how or "deadline"
-                task.cancel()
-                await asyncio.wait([task])
+            await asyncio.wait([task, asked], timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                working.cancel("deadline")
+                # One that does not heed it is left to itself: it can store nothing when the run has ended.
+                await asyncio.wait([task], timeout=_HEED_S)
         finally:
+            asked.cancel()
             task.cancel()
             del self._working[held.partition]
         return await self._ended(working)
 
     async def _ended(self, working: _Working) -> bool:
         held, task, how = working.held, working.task, working.how
-        if not task.cancelled() and task.exception() is None:
+        if not task.done():
+            self._tell("run.not_heeded", held)
+        elif not task.cancelled() and task.exception() is None:
             # It came to its end before it was stopped: what it has done counts.
-            return await self._finish(held, task.result())
+            try:
+                return await self._finish(held, task.result())
+            except _HOPELESS as refused:
+                return await self._given_up(held, _named(refused))
         if how == "lost":
             self._tell("run.lost", held)
             return False
         if how == "drain":
-            now = await self._clock.now()
-            await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
-            self._tell("run.handed_over", held)
+            await self._handed_over(held)
             return False
         if how == "deadline":
             return await self._given_up(held, f"it took longer than {self._settings.deadline} s")
         if how:
             return await self._stopped(held, how)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
         if isinstance(error, Fenced):
             raise error
         return await self._failed(held, error or asyncio.CancelledError())
+
+    async def _handed_over(self, held: Held) -> None:
+        """Let go of a run with which nothing was wrong: it is due for other workers at once."""
+        now = await self._clock.now()
+        await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
+        self._tell("run.handed_over", held)
 
     async def _finish(self, held: Held, ending: Ending) -> bool:
         now = await self._clock.now()
@@ -357,7 +401,7 @@ class Worker:
         return await self._finish(held, Ending(INTERRUPTED, {}))
 
     async def _failed(self, held: Held, error: BaseException) -> bool:
-        said = f"{type(error).__name__}: {error}"
+        said = _named(error)
         self._tell("run.attempt_failed", held, error=type(error).__name__)
         if held.run.attempts >= self._settings.attempts or isinstance(error, _HOPELESS):
             return await self._given_up(held, said)
@@ -407,22 +451,25 @@ class Worker:
             now = await self._clock.now()
             working.held = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
         except Fenced:
-            working.how = "lost"
-            working.task.cancel()
+            working.cancel("lost")
         except PerdureError as error:
             self._tell("run.not_renewed", working.held, error=type(error).__name__)
             if loop.time() - working.confirmed_at > self._settings.lease:
                 # Somebody else may hold it by now; what it would still write would be refused.
-                working.how = "lost"
-                working.task.cancel()
+                working.cancel("lost")
         else:
             working.confirmed_at = asked_at
-            if working.held.lane.stop is not None and not working.how:
-                working.how = working.held.lane.stop
-                working.task.cancel()
+            if working.held.lane.stop is not None:
+                working.cancel(working.held.lane.stop)
 
     def _tell(self, name: str, held: Held, **fields: Any) -> None:
         self._observers.event(name, **_fields(held), **fields)
+
+
+def _named(error: BaseException) -> str:
+    """An error as it is noted: what can be stored of it."""
+    said = f"{type(error).__name__}: {error}"[:_NOTE_MOST]
+    return said.encode("utf-8", "replace").decode()
 
 
 def _fields(held: Held) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The narrow port that every backend implements, and how a program is driven over it.
 
-A driver performs five kinds of request (``perdure.model.ops``), blocking or awaited. It translates its
+A driver performs six kinds of request (``perdure.model.ops``), blocking or awaited. It translates its
 client's exceptions in one place and holds no policy: what to write, whom to fence and what to keep is
 decided above it.
 """

@@ -1,0 +1,237 @@
+"""Accepting: durable before it is said, once however often it is sent, and refused without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure.errors import NotFound, TooLarge, TryLater, Unserialisable
+from perdure.model.messages import MESSAGE_MAX
+from perdure.model.records import INBOX
+from perdure.runtime import Runtime, Ticket
+from tests.backends import BACKENDS
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, stored, working
+
+
+@pytest.fixture(params=BACKENDS)
+def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    with stored(request.param) as storage:
+        yield storage
+
+
+@pytest.fixture
+def memory() -> Iterator[Storage]:
+    with stored("memory") as storage:
+        yield storage
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def test_a_message_is_durable_before_it_is_accepted(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(storage.database(), talk.graph, works=False) as here:
+            ticket = await here.accept("ada", "hello", dedupe_key="k", channel="post")
+            async with working(storage.database(), talk.graph, works=False) as there:
+                standing = await there.look(ticket)
+        assert standing.run is None
+        message = standing.message
+        assert (message.seq, message.id, message.channel) == (ticket.number, ticket.id, "post")
+        assert message.payload == {"message": {"role": "user", "content": "hello"}}
+
+    go(main())
+
+
+def test_a_message_that_is_sent_again_is_answered_as_the_first_time(storage: Storage, talk: Talk) -> None:
+    senders = 16
+
+    async def send(runtime: Runtime) -> Ticket:
+        return await runtime.accept("ada", "hello", dedupe_key="k")
+
+    async def main() -> None:
+        async with (
+            working(storage.database(), talk.graph, works=False) as one,
+            working(storage.database(), talk.graph, works=False) as two,
+        ):
+            tickets = await asyncio.gather(*(send((one, two)[n % 2]) for n in range(senders)))
+            assert [t.is_duplicate for t in tickets].count(False) == 1
+            assert {(t.number, t.id) for t in tickets} == {(1, tickets[0].id)}
+            assert len(storage.rows("ada", INBOX)) == 1
+            other = await one.accept("ada", "hello", dedupe_key="another")
+            assert (other.number, other.is_duplicate) == (2, False)
+            elsewhere = await one.accept("bob", "hello", dedupe_key="k")
+            assert (elsewhere.number, elsewhere.is_duplicate) == (1, False)
+        async with working(storage.database(), talk.graph) as worker:
+            await worker.wait(other, 30)
+            await worker.wait(elsewhere, 30)
+            late = await send(worker)
+            assert (late.number, late.id, late.is_duplicate) == (1, tickets[0].id, True)
+            # And nothing of it happens: what comes next is the next message.
+            after = await worker.accept("ada", "after")
+            await worker.wait(after, 30)
+            assert after.number == 3
+            assert sum(len(text.split(" + ")) for thread, text in talk.calls if thread == "ada") == 3
+
+    go(main())
+
+
+def test_a_full_queue_takes_no_more_and_then_again(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        full = settings(max_pending=2)
+        async with working(storage.database(), talk.graph, works=False, settings=full) as runtime:
+            tickets = [await runtime.accept("ada", f"m{n}", dedupe_key=f"k{n}") for n in range(2)]
+            with pytest.raises(TryLater, match=r"2 messages waiting.*nothing of this one was stored"):
+                await runtime.accept("ada", "m2", dedupe_key="k2")
+            with pytest.raises(TryLater):
+                await runtime.submit("ada", {"messages": []})
+            assert len(storage.rows("ada", INBOX)) == 2
+            assert (await runtime.accept("ada", "m1", dedupe_key="k1")).is_duplicate, "it was accepted before"
+            async with working(storage.database(), talk.graph) as worker:
+                await worker.wait(tickets[-1], 30)
+            again = await runtime.accept("ada", "m2", dedupe_key="k2")
+            assert (again.number, again.is_duplicate) == (3, False)
+
+    go(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda r: r.accept("ada", "x" * MESSAGE_MAX), TooLarge, "at most 262144"),
+        (lambda r: r.accept("ada", {"role": "user", "content": b"x"}), Unserialisable, "plain JSON"),
+        (lambda r: r.accept("ada", "\ud800"), Unserialisable, "plain JSON"),
+        (lambda r: r.submit("ada", {"amount": float("nan")}), Unserialisable, "plain JSON"),
+        (lambda r: r.submit("ada", {1, 2}), Unserialisable, "plain JSON"),
+        (lambda r: r.accept("ada", "x", config={"tags": {1}}), Unserialisable, "plain JSON"),
+        (lambda r: r.accept("ada", "x", config={"configurable": {"__x": 1}}), ValueError, "__x"),
+        (lambda r: r.accept("ada", "x", strategy="drop"), ValueError, "drop"),
+        (lambda r: r.accept("ada", "x", quiet=-1), ValueError, "less than 0"),
+        (lambda r: r.accept("ada", "x", graph="other"), NotFound, "other"),
+        (lambda r: r.accept("", "x"), ValueError, "thread_id is empty"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_whole(
+    memory: Storage, talk: Talk, call: Any, error: type[Exception], says: str
+) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, works=False) as runtime:
+            with pytest.raises(error, match=says):
+                await call(runtime)
+            assert memory.rows("ada") == []
+            assert memory.rows("") == []
+            assert (await runtime.accept("ada", "x")).number == 1
+
+    go(main())
+
+
+# ---------------------------------------------------------------- messages that wait for more of them
+
+
+def test_fragments_become_one_run(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database = storage.database()
+        async with working(database, talk.graph) as runtime:
+            fragments = ("one", "two", "three")
+            tickets = [await runtime.accept("ada", text, quiet=1.0, max_wait=30) for text in fragments]
+            ended = [await runtime.wait(ticket, 30) for ticket in tickets]
+            assert len({run.id for run in ended}) == 1
+            assert (ended[0].first, ended[0].last, ended[0].state) == (1, 3, "done")
+            assert await spoken(database, talk.graph, "ada") == [*fragments, "echo: one + two + three"]
+
+    go(main())
+
+
+def test_a_steady_stream_is_not_waited_out(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph) as runtime:
+            sent: list[str] = []
+            async with asyncio.timeout(30):
+                while not talk.calls:
+                    sent.append(f"m{len(sent)}")
+                    await runtime.accept("ada", sent[-1], quiet=0.5, max_wait=1.0)
+                    await asyncio.sleep(0.05)
+            taken = talk.calls[0][1].split(" + ")
+            assert taken == sent[: len(taken)]
+
+    go(main())
+
+
+def test_a_message_that_does_not_wait_lets_those_before_it_go(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(storage.database(), talk.graph) as runtime:
+            first = await runtime.accept("ada", "one", quiet=600, max_wait=600)
+            second = await runtime.accept("ada", "two", quiet=0)
+            run = await runtime.wait(second, 30)
+            assert (await runtime.wait(first, 30)).id == run.id
+            assert talk.calls == [("ada", "one + two")]
+
+    go(main())
+
+
+def test_one_run_has_one_channel_and_one_graph(storage: Storage) -> None:
+    one, other = Talk("one"), Talk("other")
+    graphs = {"one": one.graph, "other": other.graph}
+    said = [
+        ("a", "one", "post", True),
+        ("b", "one", "post", True),
+        ("c", "one", "chat", True),
+        ("d", "other", "chat", True),
+        ("e", "other", "chat", False),
+        ("f", "other", "chat", True),
+        ("g", "other", "chat", True),
+    ]
+
+    async def main() -> None:
+        async with working(storage.database(), graphs, works=False) as front:
+            tickets = [
+                await front.accept("ada", text, graph=graph, channel=channel, together=together)
+                for text, graph, channel, together in said
+            ]
+        async with working(storage.database(), graphs) as worker:
+            await worker.wait(tickets[-1], 40)
+            runs = await worker.runs("ada")
+        spans = [(run.first, run.last, run.graph, run.channel) for run in reversed(runs)]
+        assert spans == [
+            (1, 2, "one", "post"),
+            (3, 3, "one", "chat"),
+            (4, 4, "other", "chat"),
+            (5, 5, "other", "chat"),
+            (6, 7, "other", "chat"),
+        ]
+        assert [text for _, text in one.calls] == ["a + b", "c"]
+        assert [text for _, text in other.calls] == ["d", "e", "f + g"]
+
+    go(main())
+
+
+def test_a_run_takes_no_more_than_a_batch(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        few = settings(max_batch=2)
+        async with working(memory.database(), talk.graph, works=False) as front:
+            tickets = [await front.accept("ada", f"m{n}", quiet=0.1) for n in range(5)]
+        async with working(memory.database(), talk.graph, settings=few) as worker:
+            await worker.wait(tickets[-1], 30)
+        assert [text for _, text in talk.calls] == ["m0 + m1", "m2 + m3", "m4"]
+
+    go(main())
+
+
+def test_a_whole_input_is_a_run_of_its_own(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database = memory.database()
+        async with working(database, talk.graph, works=False) as front:
+            await front.accept("ada", "one")
+            ticket = await front.submit("ada", {"messages": [["user", "two"]], "heard": ["given"]})
+            await front.accept("ada", "three")
+        async with working(database, talk.graph) as worker:
+            run = await worker.wait(ticket, 30)
+            assert (run.id, run.first, run.last) == (ticket.id, 2, 2)
+            await eventually(lambda: len(talk.calls) == 3)
+        assert [text for _, text in talk.calls] == ["one", "two", "three"]
+
+    go(main())

@@ -1,0 +1,183 @@
+"""The figures of a run are summed, written between the markers, and only where every promise was kept."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOL = Path(__file__).resolve().parent.parent / "tools" / "write_figures.py"
+spec = importlib.util.spec_from_file_location("write_figures", TOOL)
+assert spec is not None
+assert spec.loader is not None
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+Line = dict[str, Any]
+TODAY = date(2026, 3, 1)
+PAGE = f"above\n\n{tool.BEGIN}\nold figures\n{tool.END}\n\nbelow\n"
+
+SIMULATION: Line = {
+    "what": "simulation",
+    "seeds": 500,
+    "requests": 70_000,
+    "kills": 300,
+    "pauses": 400,
+    "lost answers": 200,
+    "stale writes refused": 9,
+    "violations": 0,
+}
+BATTERY: Line = {
+    "what": "battery",
+    "backend": "sqlite",
+    "seed": 7,
+    "messages": 3001,
+    "threads": 150,
+    "runs": 2000,
+    "kills": 500,
+    "pauses": 400,
+    "redeliveries": 30,
+    "losses": 20,
+    "refused": 10,
+    "stale": 0,
+    "resent": 5,
+    "lost": 0,
+    "forks": 0,
+    "twice": 0,
+    "stuck": 0,
+    "seconds": 61.5,
+}
+LINES: list[Line] = [
+    SIMULATION,
+    SIMULATION,
+    {"what": "kill points", "points": 90, "violations": 0},
+    {"what": "kill points", "points": 91, "violations": 0},
+    {"what": "break", "name": "no fence", "seed": 3},
+    {"what": "break", "name": "no dedupe", "seed": 0},
+    {**BATTERY, "backend": "redis", "messages": 300},
+    BATTERY,
+    {"what": "points", "backend": "sqlite", "scenario": "plain", "points": 105, "killed": 104},
+    {"what": "points", "backend": "sqlite", "scenario": "interrupt", "points": 105, "killed": 105},
+    {**BATTERY, "what": "no fence", "stale": 1, "wrong": 2},
+]
+
+Written = Callable[[list[Line]], tuple[int, str]]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """What the tool makes of lines: its exit code, and the page."""
+    monkeypatch.setenv("PERDURE_CHAOS", "full")
+
+    def write(lines: list[Line]) -> tuple[int, str]:
+        figures, page = tmp_path / "figures", tmp_path / "page.md"
+        figures.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        page.write_text(PAGE)
+        return tool.main(figures, page, TODAY), page.read_text()
+
+    return write
+
+
+def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
+    code, page = written(LINES)
+    assert code == 0
+    assert page.startswith(f"above\n\n{tool.BEGIN}\nWritten on 2026-03-01 by a run of full size.\n\n| what")
+    assert page.endswith(f" |\n{tool.END}\n\nbelow\n")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row[:1] == "|"][
+        2:
+    ]
+    assert rows == [
+        [
+            "whole deployments, simulated from seeds",
+            "1,000 histories, 140,000 requests: 600 kills, 800 pauses, 400 lost answers",
+            "0 violations, 18 stale writes refused",
+        ],
+        [
+            "a kill at every request of a simulated history, before it and after it",
+            "181 points",
+            "0 violations",
+        ],
+        *(
+            [
+                f"processes killed and paused at random moments, {backend}",
+                f"{messages} messages on 150 threads in 2,000 runs: 500 kills, 400 pauses, 20 leases lost, "
+                "30 messages accepted before, 5 replies sent again",
+                "0 lost, 0 forks, 0 twice, 0 stuck; 10 stale writes refused, 0 not",
+            ]
+            for backend, messages in (("redis", "300"), ("sqlite", "3,001"))
+        ),
+        [
+            "a process killed before or after a storage effect, sqlite",
+            "209 kills in 2 scenarios",
+            "0 violations",
+        ],
+        [
+            "guards taken away, one at a time, in simulated deployments",
+            "no dedupe, no fence",
+            "all 2 noticed, the latest by seed 3",
+        ],
+        [
+            "the fence taken away from real processes",
+            "500 kills, 400 pauses",
+            "noticed: 1 stale write stored, 2 violations found",
+        ],
+    ]
+
+
+def test_writing_again_changes_the_figures_alone(written: Written) -> None:
+    _, page = written(LINES)
+    assert tool.replaced(page, "new\n") == PAGE.replace("old figures", "new")
+
+
+def test_a_short_run_says_so(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERDURE_CHAOS")
+    assert "by a run of short size." in written(LINES)[1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {**SIMULATION, "violations": 1},
+        {"what": "kill points", "points": 90, "violations": 2},
+        *({**BATTERY, what: 1} for what in ("lost", "forks", "twice", "stuck", "stale")),
+    ],
+)
+def test_a_broken_promise_is_no_figure(
+    line: Line, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert written([*LINES, line]) == (1, PAGE)
+    assert json.dumps(line) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", tool.NEEDED)
+def test_a_part_of_the_tests_makes_no_figures(
+    what: str, written: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert written([line for line in LINES if line["what"] != what]) == (0, PAGE)
+    assert capsys.readouterr().out.endswith(f"no line of: {what}\n")
+
+
+def test_a_run_without_lines_makes_no_figures(written: Written) -> None:
+    assert written([]) == (0, PAGE)
+
+
+@pytest.mark.parametrize("page", ["", tool.BEGIN, f"{tool.END} {tool.BEGIN}", PAGE + PAGE])
+def test_a_page_without_its_place_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="once each, in this order"):
+        tool.replaced(page, "new\n")
+
+
+def test_the_page_has_its_place() -> None:
+    assert "new figures" in tool.replaced(tool.PAGE.read_text(encoding="utf-8"), "new figures\n")
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    root = tool.PAGE.parent.parent
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", tool.PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 30
+    absent = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (root / path).read_text()]
+    assert not absent

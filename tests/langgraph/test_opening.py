@@ -20,6 +20,7 @@ import perdure
 from bench.proxy import Proxy
 from perdure import Database, HeadConflict, PerdureSaver, Unavailable
 from perdure.database import open_database
+from perdure.errors import TooLarge
 from perdure.langgraph.loads import EPOCH
 from perdure.model.ops import Commit, Fetch, Put
 from perdure.model.program import Effect
@@ -336,6 +337,26 @@ def test_a_step_that_comes_late_waits_for_what_it_builds_on(opened: tuple[Databa
     assert sources(db.checkpointer()) == ["input", "loop"]
 
 
+def test_writes_that_come_late_wait_for_what_they_build_on(opened: tuple[Database, Watched]) -> None:
+    db, driver = opened
+
+    async def run() -> None:
+        calls = Direct(db, driver)
+        at = await calls.begin()
+        put, writes = calls.put_input(at), calls.put_writes(at)
+        await asyncio.wait_for(put, 5)
+        await asyncio.sleep(0.05)
+        driver.before = None
+        late = asyncio.ensure_future(calls.saver.aput_writes(calls.on_input(at), [("x", 1)], "another"))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        calls.gate.set()
+        await asyncio.wait_for(asyncio.gather(writes, late), 5)
+
+    within(20, run())
+    assert sources(db.checkpointer()) == ["input"]
+
+
 def test_an_edit_as_the_input_is_durable_when_it_returns(opened: tuple[Database, Watched]) -> None:
     db, driver = opened
     app = graph(db.checkpointer())
@@ -512,6 +533,21 @@ def test_an_opening_that_is_refused_for_a_collection_is_stored_apart(
     within(10, graph(saver).ainvoke(given("after"), config()))
     assert saver.conflicts("t") == ()
     assert said(db.checkpointer()) == ["before", "an answer", "after", "an answer"]
+
+
+def test_a_write_that_the_backend_cannot_take_fails_alone(opened: tuple[Database, Watched]) -> None:
+    """Here it is the step: what it builds on is stored, as it would be without it."""
+    db, driver = opened
+
+    async def before(effect: Effect[Any]) -> None:
+        ops = effect.ops if isinstance(effect, Commit) else ()
+        if any(op.kind is CHECKPOINT and isinstance(op, Put) and op.fields["step"] == 0 for op in ops):
+            raise TooLarge("a step")
+
+    driver.before = before
+    with pytest.raises(TooLarge):
+        within(10, graph(db.checkpointer()).ainvoke(given(), config()))
+    assert sources(db.checkpointer()) == ["input"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

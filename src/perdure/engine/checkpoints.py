@@ -102,12 +102,10 @@ class CheckpointPut:
 
     def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
         """Whether it is this commit that stores the checkpoint, and nothing was staged for it."""
-        planned = self.planned
-        return (
-            planned is not None
-            and isinstance(effect, Commit)
-            and any(op.kind is CHECKPOINT and op.key == planned[1].put().key for op in effect.ops)
-        )
+        if self.planned is None or not isinstance(effect, Commit):
+            return False
+        key = self.namespace, self.planned[1].id
+        return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
 
     def _load(self) -> Program[View]:
         return load_view(self.partition, self.namespace)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from perdure.engine.checkpoints import CheckpointPut
-from perdure.errors import Unavailable
+from perdure.errors import TooLarge, Unavailable, Unserialisable
 from perdure.langgraph.loads import Loop
 from perdure.langgraph.translate import Address
 from perdure.model.lineage import ROOT
@@ -141,6 +141,8 @@ class Opening:
             return False
         try:
             return isinstance(await self._driver.aperform(commit), Committed)
+        except (TooLarge, Unserialisable):
+            return False  # whichever of them it is, the others may be stored
         except Exception as error:
             self._parts[0].program.throw(error)
             raise

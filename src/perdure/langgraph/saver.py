@@ -50,8 +50,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     """A native LangGraph checkpoint saver. Make one with ``Database.checkpointer``.
 
     All methods are safe to call from many threads and event loops at once. A write is durable when its
-    method returns. ``put`` raises ``HeadConflict`` when another run moved the head of the thread since this
-    run loaded it (unless ``on_conflict="fork"``), and ``Fenced`` when the run's lease epoch is over.
+    method returns; only ``aput`` of a run's input may return while an ``aput_writes`` or ``aput`` that builds
+    on it is under way, which then returns when both are durable, or raises. ``put`` raises ``HeadConflict``
+    when another run moved the head of the thread since this run loaded it (unless ``on_conflict="fork"``),
+    and ``Fenced`` when the run's lease epoch is over.
     """
 
     def __init__(
@@ -206,6 +208,8 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             if await opening.join(program, is_last=False):
                 return
         await arun(self._put_writes(config, writes, task_id, task_path), self._driver)
+        if opening is not None:
+            await opening.settled()
 
     # Removing and copying
 

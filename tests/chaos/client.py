@@ -23,6 +23,7 @@ from langgraph.types import Command
 
 import perdure
 from perdure.database import Database
+from perdure.langgraph.opening import DURABILITY
 from perdure.langgraph.saver import PerdureSaver
 from perdure.testing.faults import ALL, WRITES, Action, Fault, fail, faulty, kill, refuse
 from tests.backends import EMPTY
@@ -166,13 +167,20 @@ def as_text(values: Any) -> str:
 
 
 def watched(database: Database, journal: Journal) -> PerdureSaver:
-    """A checkpointer that notes each write when it is acknowledged, and not before."""
+    """A checkpointer that notes each write when it is acknowledged, and not before. In durability ``async`` a
+    run's input is acknowledged by whatever its run writes on it."""
     saver = database.checkpointer()
     put, put_writes, aput, aput_writes = saver.put, saver.put_writes, saver.aput, saver.aput_writes
+    carried: dict[str, str] = {}
 
     def note_put(at: Any, checkpoint: Any) -> None:
         values = as_text(checkpoint["channel_values"])
         journal.line("put", at["configurable"]["checkpoint_ns"], checkpoint["id"], values)
+
+    def note_carried(at: Any) -> None:
+        parent = at["configurable"].get("checkpoint_id")
+        if parent in carried:
+            journal.line("put", "", parent, carried.pop(parent))
 
     def note_writes(at: Any, writes: Any, task_id: str) -> None:
         place = at["configurable"]
@@ -190,11 +198,17 @@ def watched(database: Database, journal: Journal) -> PerdureSaver:
 
     async def watched_aput(at: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
         out = await aput(at, checkpoint, metadata, versions)
-        note_put(at, checkpoint)
+        note_carried(at)
+        place = at["configurable"]
+        if metadata["source"] == "input" and not place["checkpoint_ns"] and place[DURABILITY] == "async":
+            carried[checkpoint["id"]] = as_text(checkpoint["channel_values"])
+        else:
+            note_put(at, checkpoint)
         return out
 
     async def watched_aput_writes(at: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         await aput_writes(at, writes, task_id, task_path)
+        note_carried(at)
         note_writes(at, writes, task_id)
 
     for name, method in (

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 from perdure.engine.threads import HeadView, View, guards, load_view, read_view, view_items
 from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, judge
-from perdure.model.ops import Check, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
-from perdure.model.program import Program, ask
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
+from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 
 
@@ -90,12 +91,21 @@ class CheckpointPut:
     fork_on_conflict: bool
     first_version: int
     budget: Budget
+    planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
+    """What the commit that is asked for at the moment leaves, if it is accepted."""
 
     def store(self, view: View | None) -> Program[tuple[View, CheckpointRecord]]:
         """Store it, or raise ``HeadConflict``; the thread as it is then. ``view`` is how the caller knows the
         thread."""
         known = confirmed(view, self._decide)
         return (yield from retrying(self.partition, known, self._load, self._attempt))
+
+    def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
+        """Whether it is this commit that stores the checkpoint, and nothing was staged for it."""
+        if self.planned is None or not isinstance(effect, Commit):
+            return False
+        key = self.namespace, self.planned[1].id
+        return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
 
     def _load(self) -> Program[View]:
         return load_view(self.partition, self.namespace)
@@ -141,6 +151,14 @@ class CheckpointPut:
             version=version,
         )
         chunks = chunk_puts(draft.chunks, generation)
+        after = View(
+            HeadView(version, record.id, record.seq),
+            generation,
+            view.epoch,
+            view.open_run,
+            record.id if namespace == ROOT else view.root_head,
+        )
+        self.planned = after, record
         ops: list[Op] = [*checks, *parent_check, moved]
         new = record.put()
         outcome = yield from commit_with_chunks(
@@ -151,7 +169,8 @@ class CheckpointPut:
             outcome = yield from commit_with_chunks(
                 partition, [*raised, *parent_check, moved, new], chunks, self.budget
             )
-            generation += raised != checks
+            if raised != checks:
+                after = after._replace(generation=generation + 1)
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
                 raise NotFound(
@@ -159,13 +178,6 @@ class CheckpointPut:
                     "nothing of this step was stored. Start from a checkpoint that is still there"
                 )
             return None
-        after = View(
-            HeadView(version, record.id, record.seq),
-            generation,
-            view.epoch,
-            view.open_run,
-            record.id if namespace == ROOT else view.root_head,
-        )
         return after, record
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +25,10 @@ class Budget:
     ops: int
     bytes: int
 
+    def holds(self, ops: Collection[Op]) -> bool:
+        """Whether one commit may carry all of these."""
+        return len(ops) <= self.ops and sum(len(op.body) for op in ops if isinstance(op, Put)) <= self.bytes
+
 
 def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
     """The operations that store chunks under a collection generation."""
@@ -35,14 +39,13 @@ def commit_with_chunks(
     partition: Partition, ops: Sequence[Op], chunks: Sequence[Put], budget: Budget
 ) -> Program[Committed | Refused]:
     """Commit, with the chunks inside when they fit; otherwise chunks first, root last."""
-    size = sum(len(op.body) for op in ops if isinstance(op, Put)) + sum(len(c.body) for c in chunks)
     if len(ops) > budget.ops:
         raise TooLarge(
             f"thread {partition.thread!r}: one write needs {len(ops)} operations, the backend takes "
             f"{budget.ops} at once; write fewer values in one step"
         )
-    if size <= budget.bytes and len(ops) + len(chunks) <= budget.ops:
-        outcome: Committed | Refused = yield Commit(partition, (*ops, *chunks))
+    if budget.holds(whole := (*ops, *chunks)):
+        outcome: Committed | Refused = yield Commit(partition, whole)
         return outcome
     # A thread without a generation is given one before anything is staged: a drop in between takes both, and
     # the commit is refused instead of referring to what is gone.

@@ -14,7 +14,7 @@ from perdure.langgraph import translate
 from perdure.langgraph.loads import Loop
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, ThreadCache
-from perdure.model.checkpoint import PendingWrite
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.records import Partition
 
@@ -42,7 +42,8 @@ class Encoder:
 
 @dataclass(slots=True, eq=False)
 class CheckpointPlan:
-    """How a checkpoint will be stored, by the loop that made it (``None``: a bare put)."""
+    """How a checkpoint will be stored, by the loop that made it (``None``: a bare put). ``beside`` is its
+    parent, if both are to be stored by one commit."""
 
     encoder: Encoder
     loop: Loop | None
@@ -52,12 +53,15 @@ class CheckpointPlan:
     checkpoint: Checkpoint
     metadata: Mapping[str, Any]
     new_versions: ChannelVersions
+    beside: CheckpointRecord | None = None
 
     def draft(self, generation: int, seq: int, root_head: str | None) -> Draft:
         """The checkpoint for a place in the order, beside a root head."""
         encoder, loop, checkpoint = self.encoder, self.loop, self.checkpoint
         encoding = encoder.begin(generation)
-        base = None if loop is None or self.is_copy else loop.built_on(self.parent, generation)
+        base = self.beside
+        if base is None and loop is not None and not self.is_copy:
+            base = loop.built_on(self.parent, generation)
         place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
         with translate.noted(encoder.partition, checkpoint["id"]):
             record = translate.to_record(

@@ -30,10 +30,12 @@ from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.listing import Listing
 from perdure.langgraph.loads import Loop, Loops
+from perdure.langgraph.opening import Openings, may_be_carried
 from perdure.langgraph.plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.serde import Serde, TypeName
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values import Caches, ThreadCache
+from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
@@ -48,8 +50,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     """A native LangGraph checkpoint saver. Make one with ``Database.checkpointer``.
 
     All methods are safe to call from many threads and event loops at once. A write is durable when its
-    method returns. ``put`` raises ``HeadConflict`` when another run moved the head of the thread since this
-    run loaded it (unless ``on_conflict="fork"``), and ``Fenced`` when the run's lease epoch is over.
+    method returns; only ``aput`` of a run's input may return while an ``aput_writes`` or ``aput`` that builds
+    on it is under way, which then returns when both are durable, or raises. ``put`` raises ``HeadConflict``
+    when another run moved the head of the thread since this run loaded it (unless ``on_conflict="fork"``),
+    and ``Fenced`` when the run's lease epoch is over.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self._fresh = itertools.count(1 + secrets.randbelow(1 << 30))
         self._loops = Loops()
         self._caches = Caches()
+        self._openings = Openings(driver)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
 
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
@@ -153,7 +158,10 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return run(self._put(config, checkpoint, metadata, new_versions), self._driver)
+        at = self._address(config)
+        put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
+        run(self._store(put, plan), self._driver)
+        return translate.stored_config(at, checkpoint["id"])
 
     async def aput(
         self,
@@ -162,7 +170,20 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return await arun(self._put(config, checkpoint, metadata, new_versions), self._driver)
+        at = self._address(config)
+        given = at, config, checkpoint, metadata, new_versions
+        opening = self._openings.of(at)
+        if opening is not None:
+            put, plan = self._plan_put(*given, beside=opening.base)
+            if await opening.join(self._store(put, plan, opening.view), is_last=True):
+                return translate.stored_config(at, checkpoint["id"])
+            await opening.settled()
+        put, plan = self._plan_put(*given)
+        if not self._fork and may_be_carried(at, plan.loop, put.source):
+            await self._openings.store(put, self._store(put, plan))
+        else:
+            await arun(self._store(put, plan), self._driver)
+        return translate.stored_config(at, checkpoint["id"])
 
     def put_writes(
         self,
@@ -180,7 +201,15 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         task_id: str,
         task_path: str = "",
     ) -> None:
+        at = self._address(config)
+        opening = self._openings.of(at)
+        if opening is not None:
+            program = self._put_writes(config, writes, task_id, task_path, opening.view)
+            if await opening.join(program, is_last=False):
+                return
         await arun(self._put_writes(config, writes, task_id, task_path), self._driver)
+        if opening is not None:
+            await opening.settled()
 
     # Removing and copying
 
@@ -307,14 +336,16 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         carried = yield from history.delta_history(at.partition, found.checkpoint, channels)
         return (yield from translate.read_history(self._packer, self._digest, at.partition, carried))
 
-    def _put(
+    def _plan_put(
         self,
+        at: Address,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> Program[RunnableConfig]:
-        at = self._address(config)
+        *,
+        beside: CheckpointRecord | None = None,
+    ) -> tuple[checkpoints.CheckpointPut, CheckpointPlan]:
         partition, namespace, parent = at.partition, at.namespace or "", at.checkpoint_id
         loop = self._loops.of(partition, namespace, at.configurable)
         if loop is not None and loop.lost is not None:
@@ -325,7 +356,15 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         if loop is not None and parent == loop.loaded.addressed:
             loop.child = checkpoint["id"]
         plan = CheckpointPlan(
-            self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions
+            self._encoder(partition),
+            loop,
+            namespace,
+            parent,
+            is_copy,
+            checkpoint,
+            full,
+            new_versions,
+            beside,
         )
         put = checkpoints.CheckpointPut(
             partition,
@@ -340,8 +379,14 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             first_version=self._first_version(),
             budget=self._budget,
         )
+        return put, plan
+
+    def _store(
+        self, put: checkpoints.CheckpointPut, plan: CheckpointPlan, known: View | None = None
+    ) -> Program[None]:
+        partition, namespace, loop = put.partition, put.namespace, plan.loop
         try:
-            view, record = yield from put.store(self._views.get((partition, namespace)))
+            view, record = yield from put.store(known or self._views.get((partition, namespace)))
         except Conflict as error:
             self._views.pop((partition, namespace), None)
             self._loops.lose(partition.thread, loop, error)
@@ -351,7 +396,6 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             loop.base, loop.generation = record, view.generation
         self._remember(partition, namespace, view)
         self._caches.weigh(partition)
-        return translate.stored_config(at, namespace, checkpoint["id"])
 
     def _encoder(self, partition: Partition) -> Encoder:
         return Encoder(self._packer, self._digest, partition, self._caches.of(partition))
@@ -362,7 +406,12 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         return claim(loop.loaded, checkpoint_id, loop.nonce)
 
     def _put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+        known: View | None = None,
     ) -> Program[None]:
         at = self._address(config)
         partition, namespace = at.partition, at.namespace or ""
@@ -387,7 +436,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         )
         try:
             yield from put.store(
-                self._views.get((partition, namespace)) or self._views.get((partition, ROOT))
+                known or self._views.get((partition, namespace)) or self._views.get((partition, ROOT))
             )
         except Conflict as error:
             self._loops.lose(partition.thread, loop, error)

@@ -24,6 +24,7 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, Pool, ThreadCache, recall, take
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -77,9 +78,9 @@ def require_text(*names: str) -> None:
         ) from error
 
 
-def stored_config(at: Address, namespace: str, checkpoint_id: str) -> RunnableConfig:
-    """The config of a stored checkpoint, without a loop's token."""
-    return config_of(at.partition, namespace, checkpoint_id)
+def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
+    """The config of a checkpoint that was put there, without a loop's token."""
+    return config_of(at.partition, at.namespace or ROOT, checkpoint_id)
 
 
 def config_of(partition: Partition, namespace: str, checkpoint_id: str, token: str = "") -> RunnableConfig:

@@ -57,16 +57,19 @@ def run(program: Program[R], driver: Driver) -> R:
             answer, error = None, raised
 
 
-async def arun(program: Program[R], driver: Driver) -> R:
-    """Drive a program to its result, awaiting each request."""
+async def arun(program: Program[R], driver: Driver, effect: Effect[Any] | None = None) -> R:
+    """Drive a program to its result, awaiting each request. ``effect`` is the one that it has asked for, if
+    it has been begun."""
     answer: Any = None
     error: BaseException | None = None
     while True:
-        try:
-            effect = program.send(answer) if error is None else program.throw(error)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+        if effect is None:
+            try:
+                effect = program.send(answer) if error is None else program.throw(error)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
         try:
             answer, error = await driver.aperform(effect), None
         except Exception as raised:
             answer, error = None, raised
+        effect = None

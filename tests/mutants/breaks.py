@@ -25,6 +25,8 @@ from perdure.storage.sql import sqlite
 from tests.mutants.drivers import (
     CaseBlindOrder,
     CheckThenWrite,
+    DueBeforeItsTime,
+    DueInAnyOrder,
     KeyEndsAtNul,
     LostStage,
     MaxIdHead,
@@ -186,6 +188,8 @@ MUTANTS = (
     Mutant("the tenant is missing from the key, seen from above", "saver", NoTenant),
     Mutant("the thread is missing from the key", "driver", NoThread),
     Mutant("the namespace is missing from the head's key", "driver", NoNamespace),
+    Mutant("what is due later is found", "driver", DueBeforeItsTime),
+    Mutant("what is due is found in any order", "driver", DueInAnyOrder),
     Mutant("a key ends at its first NUL", "driver", KeyEndsAtNul),
     Mutant("a batch is applied until its first failure", "driver", NonAtomic),
     Mutant("expectations are looked at before the transaction", "driver", CheckThenWrite),

@@ -16,6 +16,7 @@ from perdure.model.ops import (
     Fetch,
     Find,
     Get,
+    Now,
     Op,
     Put,
     Range,
@@ -63,14 +64,27 @@ class NoTenant(Broken):
     def rewrite(self, effect: Any) -> Any:
         if isinstance(effect, Find):
             return changed(effect, tenant="" if effect.tenant is not None else None)
+        if isinstance(effect, Now):
+            return effect
         return changed(effect, partition=effect.partition._replace(tenant=""))
 
 
 class NoThread(Broken):
     def rewrite(self, effect: Any) -> Any:
-        if isinstance(effect, Find):
+        if isinstance(effect, Find | Now):
             return effect
         return changed(effect, partition=effect.partition._replace(thread="thread"))
+
+
+class DueBeforeItsTime(Broken):
+    def rewrite(self, effect: Any) -> Any:
+        return changed(effect, until=1 << 62) if isinstance(effect, Find) else super().rewrite(effect)
+
+
+class DueInAnyOrder(Broken):
+    def perform(self, effect: Any) -> Any:
+        answer = self.inner.perform(effect)
+        return answer[::-1] if isinstance(effect, Find) and effect.index == "due" else answer
 
 
 class NoNamespace(Broken):

@@ -12,7 +12,7 @@ from perdure.langgraph import store
 from perdure.model import items as model
 from perdure.model import plain
 from perdure.model.items import Labels
-from perdure.model.ops import Commit, Delete, Expect, Find, Op, Put
+from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
 from tests.mutants.breaks import Mutant
 from tests.mutants.drivers import Broken, changed
@@ -20,6 +20,8 @@ from tests.mutants.drivers import Broken, changed
 
 class NoSpace(Broken):
     def rewrite(self, effect: Any) -> Any:
+        if isinstance(effect, Now):
+            return effect
         if isinstance(effect, Find):
             return changed(effect, space=THREADS)
         return changed(effect, partition=effect.partition._replace(space=THREADS))

@@ -10,12 +10,8 @@ import pytest
 
 import perdure
 from perdure.database import open_database
-from perdure.engine.inbox import Accept
 from perdure.engine.moving import LEFT, MOVED, Exists, State
-from perdure.engine.runs import Claim, Ending, finish
 from perdure.errors import Conflict, Contention, Corrupt, NotFound, Unavailable
-from perdure.model.lane import Debounce
-from perdure.model.messages import Message
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
@@ -34,8 +30,6 @@ from perdure.model.records import (
 )
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, Limits
-from perdure.testing.conformance.backend import at as place
-from perdure.testing.conformance.backend import put
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
 from tests.backends import BACKENDS, EMPTY
 from tests.houses import furnish, seen
@@ -143,23 +137,6 @@ def is_absent(db: perdure.Database, partition: Partition) -> bool:
 def test_every_kind_of_record_moves_or_is_meant_to_stay() -> None:
     assert {*MOVED, *LEFT} == set(KINDS)
     assert len(MOVED) + len(LEFT) == len(KINDS)
-
-
-def test_a_thread_whose_queue_is_not_at_rest_stays_where_it_is() -> None:
-    with perdure.connect_sync("memory://") as source, perdure.connect_sync("memory://") as target:
-        at = Partition("", "busy")
-        put(source.checkpointer(), place(thread="busy"), "c1")
-        accept = Accept(at, Message("id", {"input": 1}, "g"), 1, Debounce(), "enqueue", 10, 1 << 30)
-        source.run(accept.store(None))
-        with pytest.raises(Conflict, match=r"under way.*nothing of it was moved"):
-            source.move(at, target)
-        assert is_absent(target, at)
-        held = source.run(Claim(at, "w", {"g"}, 2, 10, 5, 1 << 30).take(None))
-        assert held is not None
-        with pytest.raises(Conflict, match="under way"):
-            source.move(at, target)
-        source.run(finish(held, Ending("done", {}), 3, 1 << 30, 90))
-        assert source.move(at, target).digest == source.digest("busy")
 
 
 def test_the_house_has_what_is_easily_lost(house: perdure.Database) -> None:

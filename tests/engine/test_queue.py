@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from perdure.engine import inbox, journal, outbox, retention, runs, upkeep
-from perdure.engine.inbox import Accept, Accepted
-from perdure.engine.outbox import Sending, Settled, Take
-from perdure.engine.runs import Claim, Ending, Held, Known
-from perdure.errors import Busy, Conflict, Corrupt, Fenced, NotFound, NotWaiting, TooLarge, TryLater
-from perdure.model.lane import IN, OUT, Debounce, Lane
-from perdure.model.messages import DEAD, DONE, READY, SENT, UNKNOWN, WAITING, Message, Mode, dedupe_digest
-from perdure.model.ops import Check, Commit, Delete, Fetch, Find, Get, Put, Range
-from perdure.model.program import Effect, Program
+from perdure.engine import inbox, journal, retention, runs, upkeep
+from perdure.engine.inbox import Accepted
+from perdure.engine.outbox import Settled
+from perdure.engine.runs import Ending, Held, Known
+from perdure.errors import Busy, Corrupt, Fenced, NotFound, NotWaiting, TooLarge, TryLater
+from perdure.model.lane import IN, Lane
+from perdure.model.messages import DEAD, DONE, SENT, WAITING
+from perdure.model.ops import Check, Commit, Delete, Find, Put
+from perdure.model.program import Effect
 from perdure.model.records import (
     DEDUPE,
     EFFECT,
@@ -26,104 +25,8 @@ from perdure.model.records import (
     LANE,
     OUTBOX,
     RUN,
-    Kind,
-    Partition,
-    Record,
 )
-from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import run
-from perdure.testing.faults import FaultyDriver
-
-HERE = Partition("acme", "ada")
-BUDGET = 1000
-TTL = 30
-
-
-class Queue:
-    """A thread's queue; time goes on when the test says so. ``fresh`` numbers never come back."""
-
-    def __init__(self) -> None:
-        self.memory = MemoryDriver()
-        self.now = 1000
-        self._fresh = 0
-        self._count = 0
-
-    @property
-    def fresh(self) -> int:
-        self._fresh += 1 << 24
-        return self._fresh
-
-    def run(self, program: Program[Any], between: Callable[[Effect[Any]], None] | None = None) -> Any:
-        """Drive a program; ``between`` is called before each of its effects, as another process would act."""
-        if between is None:
-            return run(program, self.memory)
-        return run(program, FaultyDriver(self.memory, on_effect=lambda _, effect: between(effect)))
-
-    def accept(
-        self,
-        said: Any = "hello",
-        mode: Mode = "coalesce",
-        *,
-        key: str = "",
-        known: Lane | None = None,
-        most: int = 100,
-        between: Callable[[Effect[Any]], None] | None = None,
-        **options: Any,
-    ) -> Accepted:
-        self._count += 1
-        message = Message(
-            f"id{self._count}",
-            said,
-            options.pop("graph", "g"),
-            options.pop("channel", ""),
-            mode,
-            options.pop("options", {}),
-            dedupe=dedupe_digest(key) if key else b"",
-        )
-        debounce = Debounce(options.pop("quiet", 0), options.pop("longest", 0))
-        strategy = options.pop("strategy", "enqueue")
-        assert not options
-        accept = Accept(HERE, message, self.now, debounce, strategy, most, self.fresh)
-        return self.run(accept.store(known), between)
-
-    def claim(
-        self,
-        owner: str = "w",
-        *,
-        known: Known | None = None,
-        graphs: Sequence[str] = ("g",),
-        most: int = 100,
-        between: Callable[[Effect[Any]], None] | None = None,
-    ) -> Held | None:
-        claim = Claim(HERE, owner, graphs, self.now, TTL, most, self.fresh)
-        return self.run(claim.take(known), between)
-
-    def held(self, owner: str = "w", **options: Any) -> Held:
-        held = self.claim(owner, **options)
-        assert held is not None
-        return held
-
-    def finish(self, held: Held, state: str = DONE, replies: Sequence[Any] = (), **note: Any) -> Lane:
-        program = runs.finish(held, Ending(state, note, replies), self.now, self.fresh, BUDGET)
-        lane, _ = self.run(program)
-        return lane
-
-    def take(self, owner: str = "s", channels: Sequence[str] = ("post",), most: int = 20) -> Sending | None:
-        return self.run(Take(HERE, owner, channels, self.now, TTL, most).take())
-
-    def settle(self, sending: Sending, settled: Settled) -> Sending | None:
-        return self.run(outbox.settle(sending, settled, ("post",), self.now, TTL))
-
-    def rows(self, kind: Kind) -> tuple[Record, ...]:
-        return self.memory.perform(Fetch(HERE, (Range(kind),)))[0]
-
-    def lane(self, name: str = IN) -> Lane:
-        return Lane.read(name, self.memory.perform(Fetch(HERE, (Get(LANE, (name,)),)))[0])
-
-    def replied(self, *texts: str) -> None:
-        """With replies that are ready."""
-        self.accept(channel="post")
-        self.finish(self.held(), replies=texts)
+from tests.engine.queues import BUDGET, HERE, TTL, Queue
 
 
 @pytest.fixture
@@ -446,127 +349,6 @@ def test_a_run_that_begins_ends_the_waiting(queue: Queue) -> None:
     queue.finish(held)
     with pytest.raises(NotWaiting):
         queue.accept("yes", "answer")
-
-
-# ---------------------------------------------------------------- replies
-
-
-def test_replies_go_in_order_and_one_at_a_time(queue: Queue) -> None:
-    queue.replied("a", "b")
-    queue.replied("c")
-    sending = queue.take("one")
-    assert sending is not None
-    assert queue.take("two") is None
-    sent = []
-    while sending is not None:
-        assert not sending.in_doubt
-        assert [r.fields["state"] for r in queue.rows(OUTBOX)].count("sending") == 1
-        sent.append((sending.reply.id, sending.reply.payload))
-        sending = queue.settle(sending, Settled(SENT, f"p{len(sent)}"))
-    assert [text for _, text in sent] == ["a", "b", "c"]
-    assert sent[0][0] == "id1:0"
-    assert sent[1][0] == "id1:1"
-    assert sent[2][0] == "id2:0"
-    assert queue.lane(OUT).due_at is None
-    assert [r.fields["provider_id"] for r in queue.rows(OUTBOX)] == ["p1", "p2", "p3"]
-
-
-def test_a_reply_that_pauses_keeps_those_behind_it(queue: Queue) -> None:
-    queue.replied("a", "b")
-    sending = queue.take()
-    assert sending is not None
-    assert queue.settle(sending, Settled(READY, error="busy", again_at=queue.now + 50)) is None
-    queue.replied("c")
-    assert queue.take() is None
-    queue.now += 50
-    sending = queue.take()
-    assert sending is not None
-    assert (sending.reply.payload, sending.reply.attempts, sending.in_doubt) == ("a", 2, False)
-    for state in (DEAD, UNKNOWN):
-        sending = queue.settle(sending, Settled(state, error="no"))
-        assert sending is not None
-    assert sending.reply.payload == "c"
-
-
-def test_what_was_being_sent_is_in_doubt(queue: Queue) -> None:
-    queue.replied("a", "b")
-    gone = queue.take("one")
-    assert gone is not None
-    queue.now += TTL
-    sending = queue.take("two")
-    assert sending is not None
-    assert (sending.in_doubt, sending.reply.attempts) == (True, 1)
-    for program in (
-        outbox.settle(gone, Settled(SENT), ("post",), queue.now, TTL),
-        outbox.send_again(gone, queue.now, TTL),
-    ):
-        with pytest.raises(Fenced):
-            queue.run(program)
-    sending = queue.run(outbox.send_again(sending, queue.now, TTL))
-    assert (sending.in_doubt, sending.reply.attempts) == (False, 2)
-    assert queue.settle(sending, Settled(SENT)) is not None
-
-
-def test_a_reply_for_another_senders_channel_is_left_alone(queue: Queue) -> None:
-    queue.replied("a")
-    assert queue.take(channels=("chat",)) is None
-    assert queue.take(channels=("chat", "post")) is not None
-
-
-def test_replies_that_come_while_others_are_sent_are_sent_next(queue: Queue) -> None:
-    queue.replied("a")
-    sending = queue.take()
-    assert sending is not None
-    queue.replied("b")
-    assert queue.settle(sending, Settled(SENT)) is None
-    sending = queue.take()
-    assert sending is not None
-    assert sending.reply.payload == "b"
-
-
-def test_a_reply_that_was_given_up_is_sent_again_under_its_key(queue: Queue) -> None:
-    queue.replied("a", "b")
-    sending = queue.take()
-    assert sending is not None
-    with pytest.raises(Conflict):
-        queue.run(outbox.retry(HERE, 1, queue.now))
-    sending = queue.settle(sending, Settled(DEAD, error="blocked"))
-    assert sending is not None
-    again = queue.run(outbox.retry(HERE, 1, queue.now))
-    assert (again.id, again.seq, again.state, again.attempts, again.error) == ("id1:0", 3, READY, 0, None)
-    with pytest.raises(NotFound):
-        queue.run(outbox.retry(HERE, 1, queue.now))
-    assert queue.settle(sending, Settled(SENT)) is None
-    sending = queue.take()
-    assert sending is not None
-    assert (sending.reply.id, sending.in_doubt) == ("id1:0", False)
-
-
-def test_a_reply_that_is_sent_again_does_not_hurry_those_before_it(queue: Queue) -> None:
-    queue.replied("a", "b")
-    sending = queue.take()
-    assert sending is not None
-    sending = queue.settle(sending, Settled(DEAD, error="blocked"))
-    assert sending is not None
-    queue.settle(sending, Settled(READY, error="busy", again_at=queue.now + 50))
-    queue.run(outbox.retry(HERE, 1, queue.now))
-    assert queue.take() is None
-
-
-def test_a_sender_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None:
-    """The thread was deleted while it sent, and made again; numbers and versions begin anew."""
-    queue.replied("old")
-    stale = queue.take("one")
-    assert stale is not None
-    queue.run(retention.delete_thread(HERE))
-    queue.replied("new")
-    current = queue.take("two")
-    assert current is not None
-    with pytest.raises(Fenced):
-        queue.settle(stale, Settled(SENT, "p-old"))
-    assert queue.settle(current, Settled(SENT, "p-new")) is None
-    (reply,) = queue.run(outbox.replies(HERE, 10))
-    assert (reply.payload, reply.provider_id) == ("new", "p-new")
 
 
 def test_a_holder_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None:

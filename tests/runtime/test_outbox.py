@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -197,6 +198,23 @@ def test_attempts_to_send_come_to_an_end(memory: Storage, error: Exception, poli
     go(main())
 
 
+def test_a_provider_that_cannot_be_asked_does_not_keep_a_thread_for_ever(memory: Storage) -> None:
+    post = Post(refuse=lambda reply: OSError("broken") if len(post.tried) == 1 else None)
+
+    async def find(thread: str, reply: Reply) -> str | None:
+        raise OSError("nobody to ask")
+
+    async def main() -> None:
+        channels = {"post": post.channel(attempts=3, in_doubt="reconcile", find=find)}
+        async with working(memory.database(), several(Talk()), channels=channels) as runtime:
+            await runtime.accept("ada", "a b", channel="post")
+            first, _ = await settled(runtime, "unknown", "sent")
+            assert "nobody to ask" in (first.error or "")
+            assert post.texts == ["b"]
+
+    go(main())
+
+
 def test_a_reply_in_doubt_is_held_at_the_first_unclear_answer(memory: Storage) -> None:
     post = Post(refuse=lambda reply: OSError("broken") if len(post.tried) == 1 else None)
 
@@ -288,7 +306,10 @@ def test_a_sender_that_was_overtaken_marks_nothing(near: Storage) -> None:
     talk, post, heard = Talk(), Post(), Heard()
 
     async def main() -> None:
+        begun = asyncio.Event()
+
         async def slow(thread: str, reply: Reply) -> str | None:
+            begun.set()
             await talk.gate.wait()
             raise Undeliverable("said too late")
 
@@ -296,6 +317,7 @@ def test_a_sender_that_was_overtaken_marks_nothing(near: Storage) -> None:
         async with working(near.database(), several(talk), **options) as first:
             ticket = await first.accept("ada", "a b", channel="post")
             await first.wait(ticket, 30)
+            await begun.wait()
             database, line = near.open()
             line.ahead_us = HOUR_US
             async with working(database, several(talk), channels={"post": post.channel()}) as second:

@@ -86,12 +86,14 @@ class Take:
 class Settled(NamedTuple):
     """What became of an attempt to deliver the first reply: its new ``state``, the provider's id for it, and
     the error if there was one. One that is ``ready``, or still ``sending`` because nobody knows, is looked at
-    again at ``again_at``, and those behind it wait."""
+    again at ``again_at``, and those behind it wait. ``counts`` says that this was an attempt, although
+    nothing was sent."""
 
     state: str
     provider_id: str | None = None
     error: str | None = None
     again_at: int | None = None
+    counts: bool = False
 
 
 def settle(
@@ -100,7 +102,13 @@ def settle(
     """Record what became of the first reply and mark the next one, in one commit; what is left to deliver, or
     ``None`` when the lane was let go of. ``Fenced`` when somebody else has taken over."""
     first, *rest = sending.replies
-    first = replace(first, state=settled.state, provider_id=settled.provider_id, error=settled.error)
+    first = replace(
+        first,
+        state=settled.state,
+        provider_id=settled.provider_id,
+        error=settled.error,
+        attempts=first.attempts + settled.counts,
+    )
     is_over = settled.state not in (READY, SENDING)
     goes_on = is_over and bool(rest) and rest[0].channel in channels
 

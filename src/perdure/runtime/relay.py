@@ -121,7 +121,8 @@ class Relay:
                 async with asyncio.timeout(channel.timeout):
                     known = await channel.find(sending.partition.thread, reply)
             except Exception as error:
-                return Settled(SENDING, error=_named(error)), sending
+                state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
+                return Settled(state, error=_named(error), counts=True), sending
             if known is not None:
                 return Settled(SENT, known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)

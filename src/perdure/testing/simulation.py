@@ -33,6 +33,7 @@ from perdure.storage.sealed import SealedDriver
 
 R = TypeVar("R")
 
+_LAST_TIME = "_last_v6_timestamp"
 EPOCH_US = 1_700_000_000_000_000
 """When a simulation begins, in microseconds since 1970."""
 
@@ -143,7 +144,7 @@ class Simulation:
     def _host_time_ns(self) -> int:
         process = _process.get()
         # Ids of one host go up; those of several hosts, which share this memory here, need not.
-        vars(checkpoint_ids)["_last_v6_timestamp"] = None
+        setattr(checkpoint_ids, _LAST_TIME, None)
         return self.time_us * 1000 + round(process.skew_s * 1e9 if process is not None else 0)
 
     @property

@@ -1,0 +1,448 @@
+"""Processes that are hired to be killed: workers, senders, and lone ones that do everything themselves.
+
+A zygote imports everything once and does nothing but fork, so that a process which opens the database for
+the first time costs a hundredth of a cold start. What a process has seen it notes in files, a line in one
+``write``: a line is there exactly when what it says has happened. Only for systems that can fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from langgraph.config import get_config
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+
+from perdure.database import Database, open_database
+from perdure.engine import runs
+from perdure.errors import PerdureError
+from perdure.langgraph.loads import EPOCH as EPOCH_KEY
+from perdure.model.lane import IN
+from perdure.model.messages import OPEN, WAITING, Message, Reply
+from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put
+from perdure.model.program import Effect, ask
+from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
+from perdure.runtime.agents import MESSAGE, RESUME, Agent
+from perdure.runtime.relay import Channel
+from perdure.runtime.runtime import Runtime, Ticket
+from perdure.runtime.settings import Settings
+from perdure.storage.port import Driver, Limits
+from perdure.storage.url import backend_of
+from perdure.testing.faults import Fault, FaultyDriver, kill
+from perdure.testing.history import Log, Pause, logging_agent
+
+R = TypeVar("R")
+
+FOREVER = 1 << 52
+"""A time that no lane is due after."""
+
+_THINKS_S = (0.0, 0.02, 0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does until it is killed. ``enough`` in its folder tells a sender that its ``messages``
+    are; ``at`` and ``when`` are the storage effect at which a lone process ends itself. ``breaks`` names a
+    function that takes a guard away, ``module:function``, for a check of the checks."""
+
+    role: Literal["worker", "sender", "lone"]
+    name: str
+    url: str
+    folder: str
+    seed: int = 0
+    skew_s: float = 0.0
+    lease: float = 1.2
+    threads: Sequence[str] = ()
+    messages: int = 0
+    every_s: float = 0.3
+    scenario: str = "plain"
+    poll: float = 0.2
+    at: int = 0
+    when: Literal["before", "after"] = "before"
+    breaks: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Journal:
+    """Lines of JSON in a file that several processes append to."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._file = os.open(Path(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def line(self, *what: Any) -> None:
+        os.write(self._file, json.dumps(what).encode() + b"\n")
+
+    @staticmethod
+    def lines(folder: str, name: str) -> list[list[Any]]:
+        path = Path(folder, name)
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class _Noted:
+    """An observer that notes what it is told."""
+
+    def __init__(self, journal: Journal, job: Job) -> None:
+        self._journal, self._job = journal, job
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        self._journal.line(name, self._job.name, fields.get("thread", ""), fields.get("run", ""))
+
+    @contextmanager
+    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        yield
+
+
+class _Watched:
+    """A driver that notes which tasks' writes were stored, and under which epoch. With ``suspects`` it looks
+    before each write of a run whose the thread is, and notes one that a stranger was let store."""
+
+    def __init__(self, inner: Driver, journal: Journal, owner: str, *, suspects: bool) -> None:
+        self._inner, self._journal, self._owner, self._suspects = inner, journal, owner, suspects
+
+    @property
+    def limits(self) -> Limits:
+        return self._inner.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        commit = _of_a_run(effect)
+        if commit is None:
+            return await self._inner.aperform(effect)
+        owner: str | None = self._owner
+        if self._suspects:
+            (lane,) = await self._inner.aperform(Fetch(commit.partition, (Get(LANE, (IN,)),)))
+            owner = lane[0].fields["owner"] if lane else None
+        answer = await self._inner.aperform(effect)
+        if isinstance(answer, Committed):
+            if owner != self._owner:
+                self._journal.line("stale", commit.partition.thread, owner, self._owner)
+            epochs = [op.expect for op in commit.ops if isinstance(op, Check) and op.kind is EPOCH]
+            epoch = epochs[0] if epochs and isinstance(epochs[0], int) else None
+            tasks = {
+                op.key[2] for op in commit.ops if isinstance(op, Put) and op.kind is WRITE and op.key[3] >= 0
+            }
+            for task in tasks:
+                self._journal.line("stored", task, epoch)
+        return answer
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _of_a_run(effect: Effect[Any]) -> Commit | None:
+    """A commit that stores a checkpoint or a task's writes; anything else is none."""
+    if isinstance(effect, Commit) and any(
+        isinstance(op, Put) and op.kind in (CHECKPOINT, WRITE) for op in effect.ops
+    ):
+        return effect
+    return None
+
+
+@contextmanager
+def _opened(job: Job, journal: Journal) -> Iterator[tuple[Database, FaultyDriver]]:
+    made: list[FaultyDriver] = []
+
+    def wrap(driver: Driver) -> Driver:
+        made.append(FaultyDriver(driver, *([Fault(job.at, kill, job.when)] if job.at else [])))
+        return _Watched(made[0], journal, job.name, suspects=job.role == "worker")
+
+    database = open_database(job.url, wrap=wrap)
+    try:
+        yield database, made[0]
+    finally:
+        database.close()
+
+
+def _note(job: Job, name: str, text: str = "") -> None:
+    Path(job.folder, name).write_text(text)
+
+
+def _is_noted(job: Job, name: str) -> bool:
+    return Path(job.folder, name).exists()
+
+
+def _ran(journal: Journal) -> None:
+    """Note that a step begins, by its task, and under which epoch."""
+    configurable = get_config().get("configurable", {})
+    journal.line("ran", configurable["__pregel_task_id"], configurable[EPOCH_KEY])
+
+
+def _provider(journal: Journal) -> Callable[[str, Reply], Any]:
+    """A provider that notes the key of each delivery, with some time before and after it does."""
+
+    async def send(thread: str, reply: Reply) -> str:
+        await asyncio.sleep(random.choice((0.0, 0.01)))
+        journal.line("delivered", reply.id)
+        await asyncio.sleep(random.choice((0.0, 0.01)))
+        return f"provider {reply.id}"
+
+    return send
+
+
+def _runtime(job: Job, database: Database, agent: Agent, journal: Journal) -> Runtime:
+    return Runtime(
+        database,
+        agent,
+        channels={"chat": Channel(_provider(journal), attempts=1000, timeout=job.lease * 0.5)},
+        settings=Settings(
+            lease=job.lease, poll=job.poll, attempts=1000, backoff=0.1, max_backoff=0.5, drain=0.0
+        ),
+        works=job.role != "sender",
+        observers=(_Noted(journal, job),),
+        name=job.name,
+    )
+
+
+# A worker
+
+
+async def _work(job: Job) -> None:
+    journal = Journal(job.folder, "journal")
+
+    async def pause(step: int) -> None:
+        _ran(journal)
+        await asyncio.sleep(random.choice(_THINKS_S))
+
+    with _opened(job, journal) as (database, _):
+        async with _runtime(job, database, logging_agent(pause), journal):
+            await asyncio.Event().wait()
+
+
+# A sender
+
+
+async def _nothing(step: int) -> None:
+    """No step is taken where messages are only accepted."""
+
+
+async def _send(job: Job) -> None:
+    journal = Journal(job.folder, "journal")
+    own = Journal(job.folder, f"acknowledged by {job.name}")
+    known: dict[str, list[list[Any]]] = {thread: [] for thread in job.threads}
+    for line in Journal.lines(job.folder, f"acknowledged by {job.name}"):
+        known[line[0]].append(line)
+    with _opened(job, journal) as (database, _):
+        async with _runtime(job, database, logging_agent(_nothing), journal) as app:
+            while sum(map(len, known.values())) < job.messages or not _is_noted(job, "enough"):
+                thread = random.choice(job.threads)
+                for _ in range(random.choice((1, 1, 1, 3))):
+                    text = f"{thread} message {len(known[thread])}"
+                    ticket = await _insist(app, thread, text, journal)
+                    known[thread].append([thread, text, ticket.number, ticket.id])
+                    own.line(*known[thread][-1])
+                if random.random() < 0.15:
+                    _, text, number, message_id = random.choice(known[thread])
+                    ticket = await _insist(app, thread, text, journal)
+                    journal.line("again", text)
+                    if (ticket.number, ticket.id, ticket.is_duplicate) != (number, message_id, True):
+                        journal.line("wrong", f"{text!r} was number {number}, and then {ticket}")
+                await asyncio.sleep(random.uniform(0.0, 2 * job.every_s))
+
+
+async def _insist(app: Runtime, thread: str, text: str, journal: Journal) -> Ticket:
+    """Send a message until it is acknowledged."""
+    while True:
+        journal.line("sent", text)
+        try:
+            quiet = random.choice((0.0, 0.0, 0.3))
+            return await app.accept(thread, text, dedupe_key=text, channel="chat", quiet=quiet)
+        except PerdureError as error:
+            journal.line("not acknowledged", text, type(error).__name__)
+            await asyncio.sleep(0.1)
+
+
+# A lone process
+
+
+def _asking_agent(pause: Pause) -> Agent:
+    """A graph that asks once, and goes on with the answer."""
+
+    async def begin(state: Log) -> dict[str, list[str]]:
+        await pause(0)
+        return {"log": ["s:0"]}
+
+    async def question(state: Log) -> dict[str, list[str]]:
+        await pause(1)
+        asked = any(entry.startswith("a:") for entry in state["log"])
+        return {"log": ["s:1"] if asked else [f"a:{interrupt('which?')}"]}
+
+    def to_input(messages: Sequence[Message]) -> Any:
+        if RESUME in messages[0].payload:
+            return Command(resume=messages[0].payload[RESUME])
+        return {"log": [f"m:{message.payload[MESSAGE]['content']}" for message in messages]}
+
+    def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> list[Any]:
+        return [{"content": str(len(values["log"]))}]
+
+    builder = StateGraph(Log)
+    builder.add_node("begin", begin)
+    builder.add_node("question", question)
+    builder.add_edge(START, "begin")
+    builder.add_edge("begin", "question")
+    builder.add_edge("question", END)
+    return Agent(builder.compile(), to_input=to_input, to_replies=to_replies)
+
+
+SCENARIOS = ("plain", "debounce", "threads", "failing", "interrupt")
+"""What a lone process goes through: two messages on a thread; two that wait for each other; two threads; a
+step that fails at first; a question, its answer, and a message after it."""
+
+
+def said_in(scenario: str) -> list[tuple[str, str]]:
+    """The messages of a scenario, each with its thread."""
+    return [("a", "one"), ("b" if scenario == "threads" else "a", "two")]
+
+
+async def _live(job: Job) -> None:
+    """Say what is to be said, work on it, and come to rest; from wherever the process before was ended."""
+    journal = Journal(job.folder, "journal")
+    acknowledged = {tuple(line[1:3]) for line in Journal.lines(job.folder, "journal") if line[0] == "acked"}
+
+    async def pause(step: int) -> None:
+        _ran(journal)
+        if job.scenario == "failing" and step == 1 and not _is_noted(job, "failed"):
+            _note(job, "failed")
+            raise RuntimeError("a step that fails at first")
+
+    agent = (_asking_agent if job.scenario == "interrupt" else logging_agent)(pause)
+    clean = open_database(job.url)  # what is looked at here is no step of the scenario
+    try:
+        with _opened(job, journal) as (database, driver):
+            async with _runtime(job, database, agent, journal) as app:
+                for thread, text in said_in(job.scenario):
+                    if (thread, text) not in acknowledged:
+                        quiet = 0.1 if job.scenario == "debounce" else 0.0
+                        await app.accept(thread, text, dedupe_key=text, channel="chat", quiet=quiet)
+                        journal.line("acked", thread, text)
+                    if job.scenario == "interrupt" and text == "one":
+                        await _over(clean, thread, 1)
+                        await app.answer(thread, "this", dedupe_key="answer", channel="chat")
+                        await _over(clean, thread, 2)
+                # Nobody could set an event: what is waited for stands in the database.
+                while await clean.arun(ask(Find("due", "", until=FOREVER))):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                _note(job, "effects", str(driver.count))
+    finally:
+        clean.close()
+
+
+async def _over(database: Database, thread: str, count: int) -> None:
+    """Wait until a thread has that many runs which are not open."""
+    while True:
+        found = await database.arun(runs.latest(Partition("", thread), 10))
+        if len(found) >= count and found[-count].state != OPEN:
+            if count == 1 and found[-1].state != WAITING:
+                raise AssertionError(f"the first run is {found[-1].state}, and waits for no answer")
+            return
+        await asyncio.sleep(0.02)
+
+
+# Being one of them
+
+_ROLES = {"worker": _work, "sender": _send, "lone": _live}
+
+
+def skew(seconds: float) -> None:
+    """Let this process believe that it is so much later, in every module that is there."""
+    real_time, real_time_ns, real = time.time, time.time_ns, datetime.datetime
+    ahead = datetime.timedelta(seconds=seconds)
+
+    class Instances(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, real)
+
+    class Skewed(datetime.datetime, metaclass=Instances):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return real.now(tz) + ahead
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return real.now(datetime.UTC).replace(tzinfo=None) + ahead
+
+    replaced: list[tuple[Any, Any]] = [
+        (real_time, lambda: real_time() + seconds),
+        (real_time_ns, lambda: real_time_ns() + round(seconds * 1e9)),
+        (real, Skewed),
+    ]
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            for before, after in replaced:
+                if value is before:
+                    setattr(module, name, after)
+
+
+def _break(place: str) -> None:
+    """Take a guard away, for good: this process ends with it."""
+    import pytest
+
+    module, _, name = place.partition(":")
+    getattr(import_module(module), name)(pytest.MonkeyPatch())
+
+
+def _be(job: Job) -> None:
+    if job.skew_s:
+        skew(job.skew_s)
+    os.environ.update(job.environment)
+    random.seed(job.seed)
+    if job.breaks:
+        _break(job.breaks)
+    asyncio.run(_ROLES[job.role](job))
+
+
+def _fork(job: Job) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)
+        _be(job)
+        status = 0
+    except BaseException:
+        Path(job.folder, f"error of {job.name}").write_text(traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
+def serve() -> None:
+    """Fork as told, a line of JSON on standard input each; at its end no process is left."""
+    children: set[int] = set()
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            if "hire" in request:
+                job = Job(**request["hire"])
+                backend_of(job.url)  # its client is imported here, once
+                answer = _fork(job)
+                children.add(answer)
+            else:
+                _, answer = os.waitpid(request["bury"], 0)
+                children.discard(request["bury"])
+            print(json.dumps(answer), flush=True)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    serve()

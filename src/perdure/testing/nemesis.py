@@ -1,0 +1,356 @@
+"""A battery against real processes: workers, senders and a provider, and somebody who kills and pauses them.
+
+Workers are killed with ``SIGKILL`` and stopped for longer than their lease, senders are killed and send again
+what they do not know to be accepted, at moments that a seed chooses; then everybody is left in peace, and
+what is stored is held against what was acknowledged. The moments are a seed's, the interleaving is not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from perdure.database import Database, open_database
+from perdure.engine import runs
+from perdure.model.ops import Fetch, Find, Range
+from perdure.model.program import ask
+from perdure.model.records import CHECKPOINT, Partition
+from perdure.testing.hirelings import FOREVER, Job, Journal
+from perdure.testing.history import STEPS, Expected, audit
+
+_INHERITED = ("AWS_", "PERDURE_")
+_SKEWS_S = (3600.0, -3600.0, 0.0)
+_BUSY_S, _REST_S = 60.0, 120.0
+
+
+@dataclass(frozen=True)
+class Hireling:
+    """A process that was hired. ``gone`` becomes readable when it has ended."""
+
+    job: Job
+    pid: int
+    gone: int
+
+
+class Agency:
+    """Hires processes out, and buries them; a context manager that leaves none behind. They
+    run in ``cwd``. One thread uses it."""
+
+    def __init__(self, cwd: Path | None = None) -> None:
+        self._hired: dict[int, Hireling] = {}
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "perdure.testing.hirelings"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Agency:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for hireling in self._hired.values():
+            os.close(hireling.gone)
+        self._hired.clear()
+        self._zygote.communicate(timeout=60)
+
+    def hire(self, job: Job) -> Hireling:
+        """Start a process with this process's settings of servers."""
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+        pid = self._told({"hire": asdict(replace(job, environment=environment))})
+        hireling = Hireling(job, pid, os.pidfd_open(pid))
+        self._hired[pid] = hireling
+        return hireling
+
+    def kill(self, hireling: Hireling) -> None:
+        """End a process at once, paused or not."""
+        os.kill(hireling.pid, signal.SIGKILL)
+        self.bury(hireling)
+
+    def bury(self, hireling: Hireling) -> int:
+        """Wait for the end of a process; its exit code, or the signal that ended it as a negative number."""
+        del self._hired[hireling.pid]
+        os.close(hireling.gone)
+        return os.waitstatus_to_exitcode(self._told({"bury": hireling.pid}))
+
+    def bury_all(self) -> None:
+        """Kill every process that is left."""
+        for hireling in list(self._hired.values()):
+            self.kill(hireling)
+
+    def _told(self, request: dict[str, object]) -> int:
+        # Its pid stays its own until the zygote has waited for it: no stranger is ever killed.
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.write(json.dumps(request) + "\n")
+        self._zygote.stdin.flush()
+        answer: int = json.loads(self._zygote.stdout.readline())
+        return answer
+
+
+@dataclass
+class Figures:
+    """What a battery came to. ``losses`` are leases that were lost, ``refused`` stale writes that were
+    refused, ``stale`` those that were not; ``lost``, ``forks``, ``twice`` and ``stuck`` have to be 0."""
+
+    backend: str
+    seed: int
+    messages: int = 0
+    threads: int = 0
+    runs: int = 0
+    kills: int = 0
+    pauses: int = 0
+    redeliveries: int = 0
+    losses: int = 0
+    refused: int = 0
+    stale: int = 0
+    resent: int = 0
+    lost: int = 0
+    forks: int = 0
+    twice: int = 0
+    stuck: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Battery:
+    """How much is done to whom. ``interval_s`` is the mean time between two strikes, ``every_s`` between two
+    messages of a sender."""
+
+    backend: str
+    seed: int
+    messages: int
+    kills: int
+    pauses: int
+    threads: int
+    workers: int = 3
+    senders: int = 3
+    lease: float = 1.2
+    interval_s: float = 0.5
+    every_s: float = 0.3
+    breaks: str = ""
+
+    def run(self, agency: Agency, url: str, folder: Path) -> tuple[Figures, list[str]]:
+        """Run it on an empty, migrated database; what came of it, and all that is wrong."""
+        return _Run(self, agency, url, str(folder)).run()
+
+
+@dataclass
+class _Run:
+    battery: Battery
+    agency: Agency
+    url: str
+    folder: str
+    wrong: list[str] = field(default_factory=list[str])
+    alive: dict[str, Hireling] = field(default_factory=dict[str, Hireling])
+    paused: set[str] = field(default_factory=set[str])
+    later: list[tuple[float, str, str, int]] = field(default_factory=list[tuple[float, str, str, int]])
+    hired: int = 0
+
+    def run(self) -> tuple[Figures, list[str]]:
+        battery = self.battery
+        self.random = random.Random(battery.seed)
+        self.jobs = {job.name: job for job in self._jobs()}
+        self.figures = Figures(battery.backend, battery.seed, threads=battery.threads)
+        began = time.monotonic()
+        try:
+            for name in self.jobs:
+                self._hire(name)
+            self._strike_all()
+            Path(self.folder, "enough").touch()
+            self._calm()
+        finally:
+            self.agency.bury_all()
+        self._look()
+        self.figures.seconds = round(time.monotonic() - began, 1)
+        return self.figures, self.wrong
+
+    def _jobs(self) -> Iterator[Job]:
+        battery = self.battery
+        for n in range(battery.workers):
+            skew_s = _SKEWS_S[n % len(_SKEWS_S)]
+            yield Job(
+                "worker",
+                f"worker {n}",
+                self.url,
+                self.folder,
+                skew_s=skew_s,
+                lease=battery.lease,
+                breaks=battery.breaks,
+            )
+        names = [f"thread {n}" for n in range(battery.threads)]
+        for n in range(battery.senders):
+            yield Job(
+                "sender",
+                f"sender {n}",
+                self.url,
+                self.folder,
+                lease=battery.lease,
+                threads=names[n :: battery.senders],
+                messages=-(-battery.messages // battery.senders),
+                every_s=battery.every_s,
+            )
+
+    def _hire(self, name: str) -> None:
+        self.hired += 1
+        job = self.jobs[name]
+        # A worker's name is what its leases are held under: nobody may be taken for one who is dead.
+        own = f"{name} #{self.hired}" if job.role == "worker" else name
+        self.alive[name] = self.agency.hire(replace(job, name=own, seed=self.random.getrandbits(32)))
+
+    # What is done to them
+
+    def _strike_all(self) -> None:
+        battery, figures = self.battery, self.figures
+        next_strike = time.monotonic() + 0.5
+        while (figures.kills < battery.kills or figures.pauses < battery.pauses) and not self.wrong:
+            self._tend()
+            if time.monotonic() >= next_strike:
+                for _ in range(self.random.choice((1, 1, 1, 2, 3))):
+                    self._strike()
+                next_strike = time.monotonic() + self.random.expovariate(1 / battery.interval_s)
+
+    def _strike(self) -> None:
+        kills, pauses = (
+            self.battery.kills - self.figures.kills,
+            self.battery.pauses - self.figures.pauses,
+        )
+        victims = sorted(self.alive)
+        if self.random.random() * (kills + pauses) >= kills:
+            victims = [
+                name for name in victims if name not in self.paused and self.jobs[name].role == "worker"
+            ]
+            if victims and pauses > 0:
+                name = self.random.choice(victims)
+                os.kill(self.alive[name].pid, signal.SIGSTOP)
+                self.paused.add(name)
+                self.figures.pauses += 1
+                self._after(
+                    self.battery.lease * self.random.uniform(1.05, 1.9), "go on", name, self.alive[name].pid
+                )
+        elif victims and kills > 0:
+            name = self.random.choice(victims)
+            self.agency.kill(self.alive.pop(name))
+            self.paused.discard(name)
+            self.figures.kills += 1
+            self._after(self.random.uniform(0.0, 0.5), "hire", name, 0)
+
+    def _after(self, seconds: float, what: str, name: str, pid: int) -> None:
+        heapq.heappush(self.later, (time.monotonic() + seconds, what, name, pid))
+
+    def _tend(self) -> None:
+        """Do what is due, wait a moment, and see whether anybody has ended without having been told to."""
+        while self.later and self.later[0][0] <= time.monotonic():
+            _, what, name, pid = heapq.heappop(self.later)
+            if what == "hire":
+                self._hire(name)
+            elif name in self.paused and self.alive[name].pid == pid:
+                os.kill(pid, signal.SIGCONT)
+                self.paused.discard(name)
+        by_file = {hireling.gone: name for name, hireling in self.alive.items()}
+        poll = select.poll()
+        for file in by_file:
+            poll.register(file, select.POLLIN)
+        for file, _ in poll.poll(20):
+            name = by_file[file]
+            hireling = self.alive.pop(name)
+            code = self.agency.bury(hireling)
+            if code or hireling.job.role == "worker":
+                error = Path(self.folder, f"error of {hireling.job.name}")
+                said = error.read_text()[-1000:] if error.exists() else ""
+                self.wrong.append(f"{hireling.job.name} ended by itself, with {code}: {said}")
+
+    def _calm(self) -> None:
+        """Nobody is struck any more: senders finish, workers come to rest."""
+        end = time.monotonic() + _BUSY_S + self.battery.messages * self.battery.every_s
+        while self.later or any(self.jobs[name].role == "sender" for name in self.alive):
+            self._tend()
+            if time.monotonic() > end:
+                self.wrong.append("a sender did not finish")
+                return
+        database = open_database(self.url)
+        try:
+            end = time.monotonic() + _REST_S
+            while database.run(ask(Find("due", "", until=FOREVER))) and time.monotonic() < end:
+                for _ in range(5):
+                    self._tend()
+        finally:
+            database.close()
+
+    # What came of it
+
+    def _look(self) -> None:
+        figures, journal = self.figures, Journal.lines(self.folder, "journal")
+        events = Counter(line[0] for line in journal)
+        figures.losses = events["run.lost"]
+        figures.refused = events["run.write_refused"]
+        figures.stale = events["stale"]
+        figures.redeliveries = events["message.duplicate"]
+        self.wrong += [line[1] for line in journal if line[0] == "wrong"]
+        expected = Expected({f"thread {n}": [] for n in range(self.battery.threads)})
+        for job in self.jobs.values():
+            if job.role == "sender":
+                for thread, text, _, _ in Journal.lines(self.folder, f"acknowledged by {job.name}"):
+                    expected.acknowledged[thread].append(text)
+        expected.delivered.update(line[1] for line in journal if line[0] == "delivered")
+        figures.messages = sum(map(len, expected.acknowledged.values()))
+        figures.resent = expected.delivered.total() - len(expected.delivered)
+        repeated = repetitions(journal)
+        database = open_database(self.url)
+        try:
+            found = audit(database, expected)
+            for thread, texts in expected.acknowledged.items():
+                self._count(database, Partition("", thread), texts)
+            self.wrong += map(str, database.fsck())
+        finally:
+            database.close()
+        figures.twice += len(repeated)
+        figures.stuck = sum("I11" in what for what in found)
+        self.wrong += found + repeated
+
+    def _count(self, database: Database, at: Partition, texts: Sequence[str]) -> None:
+        """Count what was lost and what happened twice on a thread, by its log alone."""
+        figures = self.figures
+        tuple_ = database.checkpointer().get_tuple({"configurable": {"thread_id": at.thread}})
+        log: list[str] = [] if tuple_ is None else tuple_.checkpoint["channel_values"].get("log", [])
+        entries = Counter(log)
+        count = len(database.run(runs.latest(at, 10_000)))
+        figures.runs += count
+        figures.lost += sum(not entries[f"m:{text}"] for text in texts)
+        figures.twice += sum(entries[f"m:{text}"] > 1 for text in texts)
+        figures.twice += sum(max(0, entries[f"s:{n}"] - count) for n in range(STEPS))
+        figures.forks += len(forks(database, at))
+
+
+def forks(database: Database, at: Partition) -> list[str]:
+    """The checkpoints of a thread that have more than one child."""
+    (found,) = database.run(ask(Fetch(at, (Range(CHECKPOINT, ("",), bodies=False),))))
+    children = Counter(record.fields["parent_id"] for record in found)
+    return [f"{at.thread}: {parent} has {n} children" for parent, n in children.items() if n > 1]
+
+
+def repetitions(journal: Sequence[Sequence[object]]) -> list[str]:
+    """Tasks that ran under a later epoch than that under which they were stored: whoever took over knew, or
+    had to, that they were done. One that is out of its lease may run anything; it stores nothing."""
+    stored: dict[object, int] = {}
+    for what, *line in journal:
+        if what == "stored" and isinstance(line[1], int):
+            stored[line[0]] = min(line[1], stored.get(line[0], line[1]))
+    return [
+        f"I8 task {line[0]} was stored under epoch {stored[line[0]]} and ran under {line[1]}"
+        for what, *line in journal
+        if what == "ran" and isinstance(line[1], int) and line[0] in stored and line[1] > stored[line[0]]
+    ]

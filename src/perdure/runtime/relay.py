@@ -75,8 +75,8 @@ class Relay:
         self._observers = observers
         self._owner = owner
 
-    async def deliver(self, partition: Partition) -> bool:
-        """Deliver what is due on a thread; whether there was anything to deliver."""
+    async def deliver(self, partition: Partition) -> bool | None:
+        """Deliver what is due on a thread; whether more may be, or ``None`` when there was nothing."""
         take = outbox.Take(
             partition,
             self._owner,
@@ -87,7 +87,7 @@ class Relay:
         )
         sending = await self._database.arun(take.take())
         if sending is None:
-            return False
+            return None
         try:
             while sending is not None:
                 sending = await self._next(sending)

@@ -256,8 +256,10 @@ class Worker:
         was_useful = False
         try:
             again = self._relay.deliver if name == OUT else self._run_next
-            while not self._stopping and await again(partition):
+            while not self._stopping and (more := await again(partition)) is not None:
                 was_useful = True
+                if not more:
+                    break
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
         except Exception as error:
@@ -276,8 +278,8 @@ class Worker:
         pause = self._settings.poll * 2.0 ** min(times, 6)
         self._vain[due] = _Vain(times, asyncio.get_running_loop().time() + pause)
 
-    async def _run_next(self, partition: Partition) -> bool:
-        """Work on the thread's next run, if one is due; whether there may be another."""
+    async def _run_next(self, partition: Partition) -> bool | None:
+        """Work on the thread's next run; whether another is due, or ``None`` when there was none."""
         now = await self._clock.now()
         settings = self._settings
         claim = Claim(
@@ -291,7 +293,7 @@ class Worker:
         )
         held = await self._database.arun(claim.take(self._lanes.known(partition)))
         if held is None:
-            return False
+            return None
         if self._stopping:
             await self._handed_over(held)
             return False

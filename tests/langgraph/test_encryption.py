@@ -17,8 +17,14 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.types import Interrupt
 
 import perdure
+from perdure.engine import journal
+from perdure.engine.inbox import Accept
+from perdure.engine.runs import Claim, Ending, finish
 from perdure.errors import Corrupt, MissingExtra, PerdureError, Sealed, Unserialisable
 from perdure.model import refs
+from perdure.model.lane import Debounce
+from perdure.model.messages import Message, dedupe_digest
+from perdure.model.records import Partition
 from tests.langgraph.files import THREAD, File, config, put
 
 CANARY = "canary-8c1f7f0e"
@@ -37,7 +43,8 @@ def load(db: perdure.Database, thread: str = THREAD) -> Any:
 
 # What stays in the clear when a key is set: ids (tenant, thread, checkpoint, parent, task, loop nonces),
 # tags, namespaces and through them node names, the names of channels with pending writes, task paths, source,
-# step, run id, versions and sequence numbers, sizes, and keyed digests. Everything else is sealed.
+# step, run id, versions and sequence numbers, sizes, and keyed digests; of a queue the names of graphs and
+# channels, states, times, providers' ids, and digests of dedupe keys, without a key. All else is sealed.
 CLEAR = {
     "perdure_thread": {"pk", "tenant", "thread", "space"},
     "perdure_head": {"t", "namespace", "checkpoint_id", "seq", "version"},
@@ -53,6 +60,20 @@ CLEAR = {
     "perdure_tag": {"t", "name", "namespace", "checkpoint_id", "version"},
     "perdure_seal": {"t", "name", "version"},
     "perdure_item": {"t", "key", "created_at", "updated_at", "ttl", "expires_at", "version"},
+    "perdure_lane": {
+        "t", "name", "due_at", "last", "bound", "since", "ready_at", "run_id", "owner", "epoch",
+        "lease_until", "retry_at", "waiting", "stop", "version",
+    },
+    "perdure_inbox": {"t", "seq", "graph", "channel", "mode", "dedupe", "accepted_at"},
+    "perdure_dedupe": {"t", "digest", "seq"},
+    "perdure_run": {
+        "t", "run_id", "first", "last", "state", "graph", "channel", "epoch", "attempts", "base",
+        "started_at", "updated_at", "version",
+    },
+    "perdure_outbox": {
+        "t", "seq", "run_id", "ord", "channel", "state", "attempts", "provider_id", "created_at", "version",
+    },
+    "perdure_effect": {"t", "run_id", "task_id", "idx"},
     "perdure_schema": {"version", "one"},
 }  # fmt: skip
 
@@ -94,6 +115,21 @@ def fill(db: perdure.Database) -> None:
         saver.put_writes(at, [("__interrupt__", [Interrupt(value=text, id="i")])], "task-a")
         saver.put_writes(at, [("__resume__", [text]), ("messages", messages), ("plain", text)], "task-b")
         saver.put_writes(at, [("__error__", f"ValueError({text})")], "task-c")
+        queue(db, f"{THREAD}-{size}", text)
+
+
+def queue(db: perdure.Database, thread: str, text: str) -> None:
+    """The same words as a message, in its options and its dedupe key, and in what a run, its side effects and
+    its replies say."""
+    at = Partition("", thread)
+    message = Message(
+        "id", {text: text}, "g", "chat", options={"config": {text: text}}, dedupe=dedupe_digest(text)
+    )
+    db.run(Accept(at, message, 1, Debounce(), "enqueue", 10, db.fresh()).store(None))
+    held = db.run(Claim(at, "w", {"g"}, 2, 10, 5, db.fresh()).take(None))
+    assert held is not None
+    db.run(journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
+    db.run(finish(held, Ending("failed", {"error": text}, [{"content": text}]), 3, db.fresh(), 90))
 
 
 FORMS = [

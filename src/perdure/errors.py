@@ -19,6 +19,8 @@
     ├── Unmigrated          the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
     ├── BadArchive          a file to import is no export, or not a whole one
+    ├── BadSetting          a setting cannot work
+    ├── NotLoaded           what was named cannot be loaded, or is no graph
     └── MissingExtra        an optional dependency is not installed
 
 A message says what happened, to which thread, and what to do; the client library's own exception is kept
@@ -104,6 +106,14 @@ class BadUrl(PerdureError):
 
 class BadArchive(PerdureError):
     """A file to import is no export of threads, is damaged, cut short, or newer than this release."""
+
+
+class BadSetting(PerdureError):
+    """A setting that cannot work; the message has its name and the mend."""
+
+
+class NotLoaded(PerdureError):
+    """What was named cannot be loaded, or is not what a runtime needs."""
 
 
 class MissingExtra(PerdureError):

@@ -28,7 +28,7 @@ import typer
 
 from perdure.cli.app import Db, KeyFile, Tenant, key_of, url_of
 from perdure.database import connect
-from perdure.errors import BadUrl, NotAllowed, PerdureError
+from perdure.errors import BadSetting, BadUrl, NotAllowed
 from perdure.storage.url import backend_of, redacted
 
 if TYPE_CHECKING:
@@ -57,10 +57,6 @@ class OnFailure(StrEnum):
 
     ROLLBACK = "rollback"
     KEEP = "keep"
-
-
-class BadSetting(PerdureError):
-    """A setting that cannot work; the message has its name and the mend."""
 
 
 def worker(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.errors import PerdureError
+from perdure.errors import NotLoaded
 from perdure.runtime.agents import Agent
 from perdure.runtime.relay import Channel
 
@@ -30,10 +30,6 @@ DEFAULT_NAME = "agent"
 _GRAPHS = (Agent, Pregel, StateGraph)
 _SUGGESTED = 5
 _log = logging.getLogger("perdure.runtime")
-
-
-class NotLoaded(PerdureError):
-    """What was named cannot be loaded, or is not what a runtime needs."""
 
 
 class Loaded(NamedTuple):

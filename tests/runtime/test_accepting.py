@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,25 +11,7 @@ from perdure.errors import NotFound, TooLarge, TryLater, Unserialisable
 from perdure.model.messages import MESSAGE_MAX
 from perdure.model.records import INBOX
 from perdure.runtime import Runtime, Ticket
-from tests.backends import BACKENDS
-from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, stored, working
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
-
-
-@pytest.fixture
-def talk() -> Talk:
-    return Talk()
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, working
 
 
 def test_a_message_is_durable_before_it_is_accepted(storage: Storage, talk: Talk) -> None:

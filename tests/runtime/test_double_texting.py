@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from perdure.errors import Busy
 from perdure.model.messages import OPEN
 from perdure.model.records import INBOX
-from tests.backends import BACKENDS
 from tests.runtime.graphs import (
     HOUR_US,
     Heard,
@@ -19,28 +16,10 @@ from tests.runtime.graphs import (
     go,
     settings,
     spoken,
-    stored,
     values,
     vanish,
     working,
 )
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def talk() -> Talk:
-    return Talk()
 
 
 def test_it_waits_for_its_turn(near: Storage, talk: Talk) -> None:

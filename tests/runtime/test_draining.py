@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, LANE, OUTBOX
 from perdure.runtime import Channel
-from tests.backends import BACKENDS
 from tests.runtime.graphs import (
     Heard,
     Post,
@@ -25,32 +23,8 @@ from tests.runtime.graphs import (
     go,
     settings,
     spoken,
-    stored,
     working,
 )
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
-
-
-@pytest.fixture
-def talk() -> Talk:
-    return Talk()
 
 
 def test_a_run_may_end_while_its_worker_leaves(near: Storage, talk: Talk) -> None:

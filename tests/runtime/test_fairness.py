@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.model.lane import IN
 from perdure.model.records import Partition
 from perdure.runtime.fairness import in_turn
-from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
 
 DUE = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30)), unique=True, max_size=40).map(
     lambda found: [(Partition(tenant, str(n)), IN) for tenant, n in found]
 )
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
 
 
 @given(
@@ -73,7 +65,7 @@ def test_a_tenant_with_many_threads_starves_nobody(memory: Storage) -> None:
                 assert (await front.wait(other, 30)).state == "done"
                 assert talk.under_way == 3
                 talk.gate.set()
-                await eventually(lambda: worker._worker.running == 0 and len(talk.calls) == 52)
+                await eventually(lambda: not worker._worker._working and len(talk.calls) == 52)
         assert talk.most <= 4
 
     go(main())

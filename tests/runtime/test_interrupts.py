@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,6 @@ from perdure.errors import NotWaiting, Unavailable
 from perdure.model.messages import Run
 from perdure.model.records import INBOX
 from perdure.runtime import Runtime, Ticket
-from tests.backends import BACKENDS
 from tests.runtime.graphs import (
     HOUR_US,
     Storage,
@@ -32,29 +30,6 @@ from tests.runtime.graphs import (
     vanish,
     working,
 )
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
-
-
-@pytest.fixture
-def talk() -> Talk:
-    return Talk()
 
 
 def ids(run: Run) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from perdure.errors import Conflict, NotFound
 from perdure.model.messages import Reply
 from perdure.model.records import LANE, OUTBOX
 from perdure.runtime import Agent, Channel, NotSent, Runtime, Settings, Undeliverable
-from tests.backends import BACKENDS
 from tests.runtime.graphs import (
     HOUR_US,
     Heard,
@@ -23,28 +21,9 @@ from tests.runtime.graphs import (
     eventually_stored,
     go,
     settings,
-    stored,
     vanish,
     working,
 )
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
 
 
 def several(talk: Talk) -> Agent:
@@ -194,6 +173,28 @@ def test_attempts_to_send_come_to_an_end(memory: Storage, error: Exception, poli
             first, _ = await settled(runtime, state, "sent")
             assert (first.attempts, len(post.tried)) == (3, 4)
             assert str(error) in (first.error or "")
+
+    go(main())
+
+
+def test_whatever_a_sender_says_is_noted(storage: Storage) -> None:
+    """A number for an id, and an error that is no text: neither may keep a reply that was sent from being
+    marked."""
+    said: list[Any] = [NotSent("half a \ud800 character" + "x" * 500_000), 4711]
+
+    async def send(thread: str, reply: Reply) -> Any:
+        answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def main() -> None:
+        database = storage.database()
+        channels = {"post": Channel(send)}
+        async with working(database, several(Talk()), channels=channels) as runtime:
+            await runtime.accept("ada", "a", channel="post")
+            (reply,) = await settled(runtime, "sent")
+            assert (reply.provider_id, reply.attempts) == ("4711", 2)
 
     go(main())
 

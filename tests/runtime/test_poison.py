@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from perdure.errors import Unavailable
 from perdure.model.messages import MESSAGE_MAX
 from perdure.runtime import Agent, Runtime, Settings, Ticket
-from tests.backends import BACKENDS
 from tests.runtime.graphs import (
     HOUR_US,
     Heard,
@@ -26,33 +24,9 @@ from tests.runtime.graphs import (
     go,
     settings,
     spoken,
-    stored,
     vanish,
     working,
 )
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
-
-
-@pytest.fixture
-def talk() -> Talk:
-    return Talk()
 
 
 def test_a_message_that_always_fails_is_given_up(storage: Storage, talk: Talk) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from perdure.model.messages import OPEN
 from perdure.model.records import INBOX, RUN
 from perdure.runtime import Runtime, Ticket
-from tests.backends import BACKENDS
 from tests.runtime.graphs import (
     HOUR_US,
     Heard,
@@ -22,34 +20,10 @@ from tests.runtime.graphs import (
     go,
     settings,
     spoken,
-    stored,
     vanish,
     working,
 )
 from tests.servers import postgres
-
-
-@pytest.fixture(params=BACKENDS)
-def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    with stored(request.param) as storage:
-        yield storage
-
-
-@pytest.fixture
-def memory() -> Iterator[Storage]:
-    with stored("memory") as storage:
-        yield storage
-
-
-@pytest.fixture
-def talk() -> Talk:
-    return Talk()
 
 
 def test_one_run_a_thread_and_many_threads_at_once(storage: Storage, talk: Talk) -> None:

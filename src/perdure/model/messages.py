@@ -18,6 +18,8 @@ from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 MESSAGE_MAX = 256 * 1024
 """The largest message or reply, in bytes of JSON."""
 
+_NOTE_MAX = 4000
+
 Mode = Literal["enqueue", "coalesce", "answer"]
 """How a message becomes a run: ``enqueue`` as one of its own, ``coalesce`` together with those that wait
 beside it, ``answer`` as the answer to an interrupt."""
@@ -205,6 +207,16 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
 def _together(first: Message, other: Message) -> bool:
     alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
     return alike and other.options == first.options
+
+
+def error_note(error: BaseException) -> str:
+    """An error as it is noted with a run or a reply: what can be stored of it."""
+    return stored_text(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
+
+
+def stored_text(text: str) -> str:
+    """Text from elsewhere with a mark for each half of a character, which databases cannot hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def encode(value: Any, what: str) -> bytes:

@@ -42,9 +42,6 @@ class Lanes:
         """A run was ended by this process, and the epoch with it."""
         self._remember(partition, Known(lane, None if lane.pending else epoch))
 
-    def seen(self, partition: Partition, lane: Lane) -> None:
-        self._remember(partition, Known(lane))
-
     def forget(self, partition: Partition) -> None:
         self._known.pop(partition, None)
 

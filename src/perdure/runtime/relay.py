@@ -12,7 +12,7 @@ from perdure.database import Database
 from perdure.engine import outbox
 from perdure.engine.outbox import Sending, Settled
 from perdure.errors import Fenced
-from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply
+from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observe import Observers
@@ -122,9 +122,9 @@ class Relay:
                     known = await channel.find(sending.partition.thread, reply)
             except Exception as error:
                 state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
-                return Settled(state, error=_named(error), counts=True), sending
+                return Settled(state, error=error_note(error), counts=True), sending
             if known is not None:
-                return Settled(SENT, known), sending
+                return _accepted(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
         sending = await self._database.arun(again)
         return await self._sent(channel, sending), sending
@@ -136,20 +136,25 @@ class Relay:
         try:
             with self._observers.span("send", **_fields(sending)):
                 async with asyncio.timeout(channel.timeout):
-                    return Settled(SENT, await channel.send(sending.partition.thread, reply))
+                    return _accepted(await channel.send(sending.partition.thread, reply))
         except Undeliverable as error:
-            return Settled(DEAD, error=_named(error))
+            return Settled(DEAD, error=error_note(error))
         except NotSent as error:
-            return Settled(DEAD if is_last else READY, error=_named(error))
+            return Settled(DEAD if is_last else READY, error=error_note(error))
         except Exception as error:
             if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):
-                return Settled(UNKNOWN, error=_named(error))
+                return Settled(UNKNOWN, error=error_note(error))
             if channel.in_doubt == "reconcile":
-                return Settled(SENDING, error=_named(error))
-            return Settled(DEAD if is_last else READY, error=_named(error))
+                return Settled(SENDING, error=error_note(error))
+            return Settled(DEAD if is_last else READY, error=error_note(error))
 
     def _tell(self, sending: Sending, settled: Settled) -> None:
         self._observers.event(f"reply.{settled.state}", **_fields(sending))
+
+
+def _accepted(provider_id: object) -> Settled:
+    """The provider has it. Many providers number what they take, so an id need not be text."""
+    return Settled(SENT, None if provider_id is None else stored_text(str(provider_id)))
 
 
 def _fields(sending: Sending) -> dict[str, Any]:
@@ -160,7 +165,3 @@ def _fields(sending: Sending) -> dict[str, Any]:
         "reply": sending.reply.id,
         "attempts": sending.reply.attempts,
     }
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

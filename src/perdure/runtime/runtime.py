@@ -28,7 +28,7 @@ from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Logs, Observer, Observers
 from perdure.runtime.relay import Channel, Relay
 from perdure.runtime.settings import Settings
-from perdure.runtime.worker import Worker
+from perdure.runtime.worker import DELETED, Worker
 
 _WAIT_S = (0.05, 1.0)
 _OF_THE_QUESTION = ""
@@ -278,7 +278,7 @@ class Runtime:
         partition = self._partition(thread_id, tenant)
         await self._database.arun(retention.delete_thread(partition))
         self._lanes.forget(partition)
-        self._worker.stop_asked(partition, "lost")
+        self._worker.stop_asked(partition, DELETED)
         self._observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)
 
     def _partition(self, thread_id: str, tenant: str | None) -> Partition:

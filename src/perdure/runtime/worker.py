@@ -23,7 +23,7 @@ from perdure.engine import runs, upkeep
 from perdure.engine.runs import Claim, Ending, Held
 from perdure.errors import Fenced, PerdureError, TooLarge, TypeNotAllowed, Unavailable, Unserialisable
 from perdure.model.lane import IN, OUT, ROLLBACK, Lane
-from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, Run
+from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, Run, error_note
 from perdure.model.ops import Find
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -39,11 +39,13 @@ from perdure.runtime.settings import Settings
 
 _PAGE = 1000
 _LAST_MOST = 4096
-_NOTE_MOST = 4000
 _TIDY = 8
 """After how many messages of a thread what is over is looked through: half of what is removed at once."""
 _HEED_S = 5.0
 """For how many seconds a cancelled run is waited for."""
+
+DELETED = "deleted"
+"""Why a run ends whose thread was deleted: there is nothing left to end."""
 
 _HOPELESS = (TypeNotAllowed, Unserialisable, TooLarge)
 
@@ -139,11 +141,6 @@ class Worker:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
-
-    @property
-    def running(self) -> int:
-        """How many runs are under way here."""
-        return len(self._working)
 
     # What is due
 
@@ -347,7 +344,9 @@ class Worker:
             try:
                 return await self._finish(held, task.result())
             except _HOPELESS as refused:
-                return await self._given_up(held, _named(refused))
+                return await self._given_up(held, error_note(refused))
+        if how == DELETED:
+            return False
         if how == "lost":
             self._tell("run.lost", held)
             return False
@@ -403,7 +402,7 @@ class Worker:
         return await self._finish(held, Ending(INTERRUPTED, {}))
 
     async def _failed(self, held: Held, error: BaseException) -> bool:
-        said = _named(error)
+        said = error_note(error)
         self._tell("run.attempt_failed", held, error=type(error).__name__)
         if held.run.attempts >= self._settings.attempts or isinstance(error, _HOPELESS):
             return await self._given_up(held, said)
@@ -466,12 +465,6 @@ class Worker:
 
     def _tell(self, name: str, held: Held, **fields: Any) -> None:
         self._observers.event(name, **_fields(held), **fields)
-
-
-def _named(error: BaseException) -> str:
-    """An error as it is noted: what can be stored of it."""
-    said = f"{type(error).__name__}: {error}"[:_NOTE_MOST]
-    return said.encode("utf-8", "replace").decode()
 
 
 def _fields(held: Held) -> dict[str, Any]:

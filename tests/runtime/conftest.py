@@ -1,0 +1,33 @@
+"""Where a runtime's tests keep their threads, and the graph that most of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.backends import BACKENDS
+from tests.runtime.graphs import Storage, Talk, stored
+
+
+@pytest.fixture(params=BACKENDS)
+def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    with stored(request.param) as storage:
+        yield storage
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    with stored(request.param) as storage:
+        yield storage
+
+
+@pytest.fixture
+def memory() -> Iterator[Storage]:
+    with stored("memory") as storage:
+        yield storage
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()

@@ -44,7 +44,8 @@ def load(db: perdure.Database, thread: str = THREAD) -> Any:
 # What stays in the clear when a key is set: ids (tenant, thread, checkpoint, parent, task, loop nonces),
 # tags, namespaces and through them node names, the names of channels with pending writes, task paths, source,
 # step, run id, versions and sequence numbers, sizes, and keyed digests; of a queue the names of graphs and
-# channels, states, times, providers' ids, and digests of dedupe keys, without a key. All else is sealed.
+# channels, states, times, providers' ids, and digests of dedupe keys, without a key; of documents names,
+# collections and times; of events numbers and runs. All else is sealed.
 CLEAR = {
     "perdure_thread": {"pk", "tenant", "thread", "space"},
     "perdure_head": {"t", "namespace", "checkpoint_id", "seq", "version"},
@@ -74,6 +75,8 @@ CLEAR = {
         "t", "seq", "run_id", "ord", "channel", "state", "attempts", "provider_id", "created_at", "version",
     },
     "perdure_effect": {"t", "run_id", "task_id", "idx"},
+    "perdure_document": {"t", "collection", "name", "updated_at", "version"},
+    "perdure_event": {"t", "seq", "run_id"},
     "perdure_schema": {"version", "one"},
 }  # fmt: skip
 

@@ -28,6 +28,8 @@ from tests.runtime.graphs import (
     working,
 )
 
+_BOOM = {"error": "RuntimeError: boom", "kind": "RuntimeError"}
+
 
 def test_a_message_that_always_fails_is_given_up(storage: Storage, talk: Talk) -> None:
     post, heard = Post(), Heard()
@@ -44,7 +46,7 @@ def test_a_message_that_always_fails_is_given_up(storage: Storage, talk: Talk) -
             poison = await runtime.accept("ada", "boom", channel="post", together=False)
             behind = await runtime.accept("ada", "after", channel="post", together=False)
             run = await runtime.wait(poison, 30)
-            assert (run.state, run.attempts, run.note) == ("failed", 3, {"error": "RuntimeError: boom"})
+            assert (run.state, run.attempts, run.note) == ("failed", 3, _BOOM)
             assert (await runtime.wait(behind, 30)).state == "done"
             await eventually(lambda: len(post.sent) == 3)
         apology = Agent(talk.graph).apology

@@ -18,8 +18,10 @@ from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
     DEDUPE,
+    DOCUMENT,
     EFFECT,
     EPOCH,
+    EVENT,
     GC,
     HEAD,
     INBOX,
@@ -126,6 +128,8 @@ def fill(connection: psycopg.Connection, schema: str) -> None:
         "run": "t, 'r' || n, n, n, 'done', 'g', '', 1, 1, NULL, 1, 1, 1, 'x'" + many,
         "outbox": "t, n, 'r' || n, 0, 'x', 'sent', 1, NULL, 1, 1, 'x'" + many,
         "effect": "t, 'r' || n / 4, 't', n, 'x'" + many,
+        "document": "t, 'c' || n % 4, 'd' || n, n, 1, 'x'" + many,
+        "event": "t, n, 'r' || n / 4, 'x'" + many,
     }.items():
         connection.execute(f"INSERT INTO {schema}.{table} SELECT {values}".encode())
 
@@ -236,6 +240,8 @@ def commits() -> list[Commit]:
                 *(rows.a_run(f"r{n}", n) for n in range(20)),
                 *(rows.reply(n) for n in range(20)),
                 *(rows.effect("t", n) for n in range(20)),
+                *(rows.document(f"d{n}", n) for n in range(20)),
+                *(rows.event(n) for n in range(1000, 1020)),
             ),
         ),
         Commit(
@@ -247,6 +253,8 @@ def commits() -> list[Commit]:
                 *(Delete(RUN, (f"r{n}",), 1) for n in range(2)),
                 Delete(OUTBOX, (3,), 1),
                 Delete(EFFECT, ("run", "t", 3)),
+                *(Delete(DOCUMENT, ("threads", f"d{n}"), 1) for n in range(20)),
+                *(Delete(EVENT, (n,)) for n in range(1000, 1020)),
             ),
         ),
     ]

@@ -18,8 +18,10 @@ from perdure.model.ops import Find, Range
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
+    DOCUMENT,
     EFFECT,
     EPOCH,
+    EVENT,
     GC,
     HEAD,
     INBOX,
@@ -91,6 +93,12 @@ def ranges() -> list[Range]:
         Range(RUN, by="first", reverse=True, after=9, limit=20),
         Range(EFFECT, ("run", "task")),
         Range(EFFECT, limit=1000),
+        Range(DOCUMENT, ("threads",), "updated_at", reverse=True, limit=20),
+        Range(DOCUMENT, ("threads",), "updated_at", reverse=True, after=9, limit=20),
+        Range(DOCUMENT, limit=1000),
+        Range(DOCUMENT, after=("threads", "d"), limit=1000),
+        Range(EVENT, after=(3,), limit=20),
+        Range(EVENT, reverse=True, limit=1),
     ]
 
 

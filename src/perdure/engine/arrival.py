@@ -9,23 +9,24 @@ from __future__ import annotations
 from perdure.model.ops import Check, Delete, Expect, Op, Put
 from perdure.model.records import GC, HEAD, SEAL, Key
 
-_CLAIM: Key = ("arriving",)
+CLAIM: Key = ("arriving",)
+"""Under which name the claim stands."""
 _NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
 
 
 def claim(version: int) -> list[Op]:
     """What claims a place where no thread is; a claim that is there is overtaken."""
-    return [*_NOTHING, Put(SEAL, _CLAIM, version=version)]
+    return [*_NOTHING, Put(SEAL, CLAIM, version=version)]
 
 
 def checks(version: int) -> list[Op]:
     """What every commit but the last one checks."""
-    return [*_NOTHING, Check(SEAL, _CLAIM, version)]
+    return [*_NOTHING, Check(SEAL, CLAIM, version)]
 
 
 def release(version: int) -> Op:
     """What the last commit does with the claim, on condition that it is still held."""
-    return Delete(SEAL, _CLAIM, version)
+    return Delete(SEAL, CLAIM, version)
 
 
 def last(version: int) -> list[Op]:

@@ -1,8 +1,8 @@
 """What a thread says: reading all of it in bounded steps, and the digest of its content.
 
-The digest is taken over checkpoints, pending writes, tags and heads, with values by what they hold. It
-depends on no backend, no key, no generation and no version of a record, so a thread that moved has the digest
-that it had before. Chunks pass through a few at a time; nodes, which name other chunks, are held.
+The digest is taken over checkpoints, pending writes, tags, heads and documents, with values by what they
+hold. It depends on no backend, no key, no generation and no version of a record, so a thread that moved has
+the digest that it had before. Chunks pass through a few at a time; nodes, which name other chunks, are held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.model.chunks import Digester
 from perdure.model.graft import Graft
 from perdure.model.ops import Range
 from perdure.model.program import Program
-from perdure.model.records import GC, HEAD, TAG, WRITE, Partition
+from perdure.model.records import DOCUMENT, GC, HEAD, TAG, WRITE, Partition, Record
 
 ATTEMPTS = 5
 """How often a thread is read anew because it was written to meanwhile."""
@@ -54,6 +54,7 @@ class Digest:
     writes: int = 0
     items: int = 0
     bytes: int = 0
+    documents: int = 0
 
     @property
     def hex(self) -> str:
@@ -71,6 +72,7 @@ class Reading:
     pulse: object
     contents: Contents
     graft: Graft
+    documents: tuple[Record, ...] = ()
 
 
 class Pace:
@@ -93,8 +95,9 @@ class Pace:
 
 
 def pulse(partition: Partition) -> Program[object]:
-    """What changes with every put, every write of a task, every tag and every removal."""
-    found = yield from read_all(partition, Range(GC), Range(HEAD), Range(TAG), Range(WRITE, bodies=False))
+    """What changes with every put, every write of a task, every tag, every document and every removal."""
+    quiet = (Range(WRITE, bodies=False), Range(DOCUMENT, bodies=False))
+    found = yield from read_all(partition, Range(GC), Range(HEAD), Range(TAG), *quiet)
     return [(record.kind.name, record.key, record.version) for records in found for record in records]
 
 
@@ -103,7 +106,8 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
     meanwhile, so that nodes are gone. Raises ``MissingChunk`` when a thread at rest lacks one."""
     before = yield from pulse(partition)
     contents = yield from retention.read(partition)
-    reading = Reading(before, contents, Graft(source, target))
+    (documents,) = yield from read_all(partition, Range(DOCUMENT))
+    reading = Reading(before, contents, Graft(source, target), tuple(documents))
     pending = list(dict.fromkeys(references(contents)))
     while pending:
         pending = [ref for ref in pending if not reading.graft.explore(ref)]
@@ -143,7 +147,7 @@ def digest_thread(
             continue
         if root is not None:
             reading.contents.heads[""] = root
-        found = digest_of(reading.contents, reading.graft, size)
+        found = digest_of(reading, size)
         if reading.pulse == (yield from pulse(partition)):
             check(reading.contents)
             return found
@@ -166,8 +170,9 @@ def _read_payloads(partition: Partition, reading: Reading, report: Report) -> Pr
     return size
 
 
-def digest_of(contents: Contents, graft: Graft, payload_bytes: int) -> Digest:
+def digest_of(reading: Reading, payload_bytes: int) -> Digest:
     """The digest of what was read, once every payload has arrived."""
+    contents, graft = reading.contents, reading.graft
     digest = blake2b(digest_size=32, person=b"perdure.thread")
     places: dict[str, int] = {}
     for record in in_order(contents.checkpoints):
@@ -180,8 +185,16 @@ def digest_of(contents: Contents, graft: Graft, payload_bytes: int) -> Digest:
         digest.update(_packed(["tag", *tag.key, tag.fields["namespace"], tag.fields["checkpoint_id"]]))
     for namespace, head in sorted(contents.heads.items()):
         digest.update(_packed(["head", namespace, head.checkpoint_id]))
+    for document in sorted(reading.documents, key=lambda d: d.key):
+        digest.update(_packed(["document", *document.key, document.fields["updated_at"], document.body]))
     size = payload_bytes + sum(map(len, graft.fresh.values()))
-    return Digest(digest.digest(), len(contents.checkpoints), len(contents.writes), bytes=size)
+    return Digest(
+        digest.digest(),
+        len(contents.checkpoints),
+        len(contents.writes),
+        bytes=size,
+        documents=len(reading.documents),
+    )
 
 
 def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:

@@ -5,20 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
 from perdure.engine.transact import retrying
 from perdure.errors import Busy, Corrupt, NotFound, NotWaiting, TryLater
-from perdure.model.lane import IN, INTERRUPT, ROLLBACK, Debounce, Lane
-from perdure.model.messages import DEAD, FAILED, UNKNOWN, Message, Reply, Run, dedupe_put
-from perdure.model.ops import Commit, Committed, Fetch, Get, Op, Range
+from perdure.model.lane import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
+from perdure.model.messages import (
+    DEAD,
+    FAILED,
+    OPEN,
+    UNKNOWN,
+    WAITING,
+    Message,
+    Reply,
+    Run,
+    batch,
+    dedupe_put,
+)
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
+from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback"]
 """What becomes of a message whose thread has an open run: it waits for its turn, is refused, ends the run
 and keeps what it stored, or ends it and takes that back."""
 
 _BODIES = 50
+_ALONE_MAX = 64
 
 
 class Accepted(NamedTuple):
@@ -37,7 +50,9 @@ class Accepted(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Accept:
     """A message to be accepted at ``now``, with at most ``most`` waiting. ``message.dedupe`` is empty where
-    its sender never sends it twice. ``fresh`` starts the versions of a new lane."""
+    its sender never sends it twice. ``fresh`` starts the versions of a new lane. ``within`` is what has to be
+    there for the message to be taken, ``NotFound`` when it is not. With ``alone`` a message that ends the
+    open run takes back those that wait, too."""
 
     partition: Partition
     message: Message
@@ -46,10 +61,17 @@ class Accept:
     strategy: Strategy
     most: int
     fresh: int
+    within: Check | None = None
+    alone: bool = False
 
     def store(self, known: Lane | None) -> Program[Accepted]:
         """Store it. ``known`` is how the caller knows the inbox."""
-        refused = known is None or self._refusal(known) is not None or self.message.mode == "answer"
+        refused = (
+            known is None
+            or self._refusal(known) is not None
+            or self.message.mode == "answer"
+            or (self.alone and known.pending > 0)
+        )
         guess = None if refused or known is None else _Seen(known)
         return (yield from retrying(self.partition, guess, self._load, self._attempt))
 
@@ -92,16 +114,36 @@ class Accept:
             lane = lane._replace(waiting=None)
             if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
                 lane = lane.stopping(self.strategy, self.now)
+        withdrawn = (yield from self._withdrawn(lane)) if self.alone else []
         lane = lane.accepted(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
-        ops: list[Op] = [lane.put(self.fresh), message.put()]
+        ops: list[Op] = [lane.put(self.fresh), message.put(), *withdrawn]
         if message.dedupe:
             ops.append(dedupe_put(message.dedupe, message.seq))
+        if self.within is not None:
+            ops.append(self.within)
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
+            if self.within is not None and outcome.kind is self.within.kind:
+                raise NotFound(
+                    f"there is no thread {self.partition.thread!r}; nothing of this message was stored"
+                )
             return None
         is_first = not lane.version
         return Accepted(message.seq, message.id, False, lane.stored(self.fresh), message, is_first)
+
+    def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
+        """The operations that take back what waits."""
+        if self.strategy not in (INTERRUPT, ROLLBACK) or not lane.pending:
+            return []
+        if lane.pending > _ALONE_MAX:
+            raise TryLater(
+                f"thread {self.partition.thread!r} has {lane.pending} messages waiting, at most {_ALONE_MAX} "
+                "can be taken back at once; nothing of this one was stored. Cancel some of them first"
+            )
+        (found,) = yield from ask(Fetch(self.partition, (Range(INBOX, after=(lane.bound,)),)))
+        waiting = [message for message in map(Message.read, found) if not message.is_withdrawn]
+        return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
 
     def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
         """The lane without what waits for this answer, of two answers the second finds it gone; and the
@@ -140,6 +182,11 @@ class Standing(NamedTuple):
     message: Message
     run: Run | None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self.message.is_withdrawn if self.run is None else self.run.state != OPEN
+
 
 def look(partition: Partition, seq: int) -> Program[Standing]:
     """Where a message stands. ``NotFound`` when it was never accepted, or was removed since."""
@@ -150,6 +197,103 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
         raise NotFound(f"thread {partition.thread!r} has no message {seq}: it was removed, or never accepted")
     run = Run.read(runs[0]) if runs else None
     return Standing(Message.read(found[0]), run if run is not None and run.last >= seq else None)
+
+
+def find(partition: Partition, run_id: str) -> Program[Standing | None]:
+    """Where the message stands whose run has, or will have, this id."""
+    found, later, lanes = yield from ask(
+        Fetch(partition, (Get(RUN, (run_id,)), Get(DOCUMENT, (LATER, run_id)), Get(LANE, (IN,))))
+    )
+    if not found:
+        if later:
+            return Standing(postponed(Document.read(later[0])), None)
+        message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
+        return None if message is None else Standing(message, None)
+    run = Run.read(found[0])
+    (first,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
+    return Standing(Message.read(first[0]), run) if first else None
+
+
+def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
+    after = lane.bound
+    while after < lane.last:
+        (page,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=PAGE),)))
+        for message in map(Message.read, page):
+            if message.id == message_id:
+                return message
+        if len(page) < PAGE:
+            break
+        after = page[-1].key[0]
+    return None
+
+
+def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
+    """The id of the run that took a message or, as things stand, will take it."""
+    lanes, runs = yield from ask(
+        Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
+    )
+    if runs and (run := Run.read(runs[0])).last >= seq:
+        return run.id
+    after = Lane.read(IN, lanes).bound
+    (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
+    waiting = list(map(Message.read, found))
+    while waiting:
+        taken = batch(waiting, most)
+        if taken[-1].seq >= seq:
+            return taken[0].id
+        waiting = waiting[len(taken) :]
+    return None
+
+
+def postponed(document: Document) -> Message:
+    """The message in a document: it waits for its time, which stands as when it was accepted."""
+    said = document.body
+    return Message(
+        said["id"],
+        said["payload"],
+        said["graph"],
+        said["channel"],
+        said["mode"],
+        said["options"],
+        accepted_at=document.updated_at,
+        dedupe=bytes.fromhex(said["dedupe"]),
+    )
+
+
+def withdraw(partition: Partition, message_id: str, how: Stop) -> Program[bool]:
+    """Take back a message that still waits: its turn comes and passes. Whether it waited. A question that it
+    answered is open again."""
+
+    def load() -> Program[tuple[Lane, Message | None, Run | None]]:
+        lanes, runs = yield from ask(
+            Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=1)))
+        )
+        lane = Lane.read(IN, lanes)
+        message = yield from _pending(partition, lane, message_id)
+        return lane, message, Run.read(runs[0]) if runs else None
+
+    def attempt(seen: tuple[Lane, Message | None, Run | None]) -> Program[bool | None]:
+        lane, message, newest = seen
+        if message is None:
+            return False
+        if message.is_withdrawn:
+            return True
+        if message.mode == "answer" and newest is not None and newest.state == WAITING:
+            lane = lane._replace(waiting=newest.id)
+        # The lane is stored anew, so that whoever knows the message as it was does not take it.
+        ops = (lane.put(0), message.withdrawn(how).put(Expect.PRESENT))
+        outcome = yield from ask(Commit(partition, ops))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def remove(partition: Partition, run: Run) -> Program[bool]:
+    """Forget a run that is over, with its messages; whether it was still as it was seen."""
+    ops: list[Op] = [Delete(RUN, (run.id,), run.version)]
+    ops += [Delete(INBOX, (seq,)) for seq in range(run.first, run.last + 1)]
+    outcome = yield from ask(Commit(partition, tuple(ops)))
+    return isinstance(outcome, Committed)
 
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:

@@ -1,11 +1,11 @@
 """Moving house: a thread is read at one database and written at another, and says the same there.
 
 A program here asks two databases: every effect says at which ``Place`` it is to be performed. A thread
-arrives chunks first, then checkpoints oldest to newest, writes, tags and the heads of subgraphs; then it is
-read back and its content digest compared; only then, and in one commit, come the root's head and the
-collection generation. A thread with neither has not arrived: it has no latest state, a graph that is called
-on it finds nothing, and whoever writes to it stops the move. A move that was cut short is taken up again:
-what is there already, and right, is not written twice.
+arrives chunks first, then checkpoints oldest to newest, writes, tags, the heads of subgraphs and documents;
+then it is read back and its content digest compared; only then, and in one commit, come the root's head and
+the collection generation. A thread with neither has not arrived: it has no latest state, a graph that is
+called on it finds nothing, and whoever writes to it stops the move. A move that was cut short is taken up
+again: what is there already, and right, is not written twice.
 
 A lease does not move: the arrived thread has its epoch and no open run. Nor does a queue: a thread moves when
 it is at rest.
@@ -26,15 +26,17 @@ from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, chunk_puts
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester
-from perdure.model.lane import IN, OUT, Lane
+from perdure.model.lane import IN, LATER, OUT, Lane
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Stage
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
     DEDUPE,
+    DOCUMENT,
     EFFECT,
     EPOCH,
+    EVENT,
     GC,
     HEAD,
     INBOX,
@@ -53,16 +55,17 @@ from perdure.model.records import (
 
 R = TypeVar("R")
 
-MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, ITEM)
+MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, ITEM, DOCUMENT)
 """The kinds that are taken along; ``ITEM`` by ``engine.moving_items``."""
 
-LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT)
-"""The kinds that belong to a database and stay there. Of a thread at rest its queue says what was done."""
+LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
+"""The kinds that belong to a database and stay there. Of a thread at rest its queue says what was done, and
+its events are over."""
 
 ATTEMPTS = 5
 """How often a thread is read anew because it was written to while it moved."""
 
-_ROWS = (CHECKPOINT, WRITE, TAG, HEAD)
+_ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
 _ROOT: Key = ("",)
 
 
@@ -142,10 +145,10 @@ def compare_thread(partition: Partition, target: Partition, terms: Terms) -> Pro
     digest = yield from at(
         Place.SOURCE, content.digest_thread(partition, terms.source, terms.report, check=whole)
     )
-    if not digest.checkpoints and not digest.writes:
+    if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone(partition)
     view = yield from at(Place.TARGET, load_view(target, ""))
-    if _has_arrived(view):
+    if _has_arrived(view) or (yield from at(Place.TARGET, _has_documents(target))):
         there = yield from at(Place.TARGET, content.digest_thread(target, terms.target))
         return Moved(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
     held = yield from at(Place.TARGET, _hold(target))
@@ -164,7 +167,7 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
     yield from at(Place.SOURCE, _refuse_busy(partition))
     found: State | None = None
     view = yield from at(Place.TARGET, load_view(target, ""))
-    if _has_arrived(view):
+    if _has_arrived(view) or (yield from at(Place.TARGET, _has_documents(target))):
         compared = yield from compare_thread(partition, target, terms)
         if compared.found is State.SAME:
             return compared
@@ -180,7 +183,7 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
         reading = yield from at(Place.SOURCE, content.read_thread(partition, terms.source, terms.target))
         if reading is None:
             continue
-        if not reading.contents.checkpoints and not reading.contents.writes:
+        if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
             raise _gone(partition)
         _refuse_headless(partition, reading.contents)
         yield from at(Place.TARGET, _commit(target, arrival.claim(terms.first_version)))
@@ -190,7 +193,7 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
         if sent is None:
             continue
         written += sent.written
-        digest = content.digest_of(reading.contents, reading.graft, sent.read)
+        digest = content.digest_of(reading, sent.read)
         written += yield from at(Place.TARGET, _send_rows(target, reading, held, terms))
         root = reading.contents.heads.get("")
         arrived = yield from at(Place.TARGET, content.digest_thread(target, terms.target, root=root))
@@ -255,6 +258,14 @@ def _has_arrived(view: View) -> bool:
     return view.head is not None or view.generation > 0
 
 
+def _has_documents(target: Partition) -> Program[bool]:
+    """Whether documents are there that nobody is bringing: a thread that nobody has called yet."""
+    documents, claims = yield from ask(
+        Fetch(target, (Range(DOCUMENT, limit=1, bodies=False), Get(SEAL, arrival.CLAIM)))
+    )
+    return bool(documents) and not claims
+
+
 def _hold(target: Partition) -> Program[_Held]:
     *found, chunks = yield from read_all(target, *map(Range, _ROWS), Range(CHUNK, bodies=False))
     rows = {
@@ -310,7 +321,7 @@ def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: B
 
 def _send_rows(target: Partition, reading: Reading, held: _Held, terms: Terms) -> Program[int]:
     """Write what is not there yet or differs, oldest first, then remove what does not belong there."""
-    wanted = _rows(reading)
+    wanted = _rows(reading, terms)
     ops: list[Op] = [put for put in wanted if not _is_same(held.rows.get((put.kind.name, put.key)), put)]
     written = sum(len(op.body) for op in ops if isinstance(op, Put))
     names = {(put.kind.name, put.key) for put in wanted}
@@ -321,12 +332,14 @@ def _send_rows(target: Partition, reading: Reading, held: _Held, terms: Terms) -
     return written
 
 
-def _rows(reading: Reading) -> list[Put]:
+def _rows(reading: Reading, terms: Terms) -> list[Put]:
     contents, graft = reading.contents, reading.graft
     rows = [content.renamed(c, graft).put() for c in content.in_order(contents.checkpoints)]
     rows += [content.renamed_write(w, graft).put() for w in contents.writes]
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
+    # Under versions that whoever has read another document of the name here cannot expect.
+    rows += [Put(DOCUMENT, d.key, d.fields, d.body, version=terms.first_version) for d in reading.documents]
     return rows
 
 
@@ -350,9 +363,12 @@ def _arrive(target: Partition, reading: Reading, held: _Held, terms: Terms) -> P
         yield from collect(target, generation, terms.target, terms.budget)
 
 
+_QUEUES = (IN, OUT, LATER)
+
+
 def _refuse_busy(partition: Partition) -> Program[None]:
-    lanes = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)))))
-    for name, found in zip((IN, OUT), lanes, strict=True):
+    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
+    for name, found in zip(_QUEUES, lanes, strict=True):
         lane = Lane.read(name, found)
         if lane.due_at is not None or lane.waiting is not None:
             raise Conflict(

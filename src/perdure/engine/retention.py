@@ -38,9 +38,11 @@ from perdure.model.program import Program, ask
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
+    DOCUMENT,
     GC,
     HEAD,
     LANE,
+    OF_THREAD,
     TAG,
     THREADS,
     WRITE,
@@ -239,14 +241,15 @@ def _remove(
         if not plan.removed:
             return
         if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
-            checks = (*_head_checks(contents), *_NO_QUEUE)
+            checks = (*_head_checks(contents), *_NOTHING_ELSE)
             outcome = yield from ask(Commit(partition, (*checks, *_head_removal(contents))))
             if isinstance(outcome, Committed):
                 yield from ask(Drop(partition))
                 return
-            if outcome.kind is not LANE:
+            if outcome.kind not in (LANE, DOCUMENT):
                 continue
-            # What was accepted for the thread stays, although nothing is left of what was said before.
+            # What was accepted for the thread, and what its clients know of it, stays although nothing is
+            # left of what was said.
         generation = yield from _take_away(partition, contents, plan, budget)
         if generation is not None:
             yield from collect(partition, generation, digest, budget)
@@ -254,7 +257,11 @@ def _remove(
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
 
 
-_NO_QUEUE: tuple[Op, ...] = (Check(LANE, (IN,), Expect.ABSENT), Check(LANE, (OUT,), Expect.ABSENT))
+_NOTHING_ELSE: tuple[Op, ...] = (
+    Check(LANE, (IN,), Expect.ABSENT),
+    Check(LANE, (OUT,), Expect.ABSENT),
+    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
+)
 
 
 def _head_checks(contents: Contents) -> list[Op]:

@@ -187,15 +187,15 @@ def put_off(
 
 
 def finish(
-    held: Held, ending: Ending, now: int, fresh: int, budget: int
+    held: Held, ending: Ending, now: int, fresh: int, budget: int, told: Sequence[Put] = ()
 ) -> Program[tuple[Lane, tuple[Reply, ...]]]:
-    """End a run: its state, its replies, its lease and its epoch in one commit; the inbox and the replies as
-    they are then. ``Fenced`` when somebody else holds it."""
+    """End a run: its state, its replies, its lease and its epoch in one commit, with the last of what it
+    ``told``; the inbox and the replies as they are then. ``Fenced`` when somebody else holds it."""
     partition, run = held.partition, held.run
-    if 4 + len(ending.replies) > budget:
+    if 4 + len(told) + len(ending.replies) > budget:
         raise TooLarge(
             f"run {run.id!r} of thread {partition.thread!r} has {len(ending.replies)} replies, at most "
-            f"{budget - 4} can be sent at once; join some of them"
+            f"{budget - 4 - len(told)} can be sent at once; join some of them"
         )
     closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
     over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=run.epoch + 1)
@@ -208,7 +208,7 @@ def finish(
 
     def attempt(lanes: tuple[Lane, Lane | None]) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
         inbox = lanes[0].closed(waiting=run.id if ending.state == WAITING else None)
-        ops: list[Op] = [over, inbox.put(fresh), closed.put()]
+        ops: list[Op] = [over, inbox.put(fresh), closed.put(), *told]
         replies: tuple[Reply, ...] = ()
         if ending.replies:
             outbox = lanes[1] or Lane(OUT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal
 
@@ -40,9 +40,11 @@ from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
 from perdure.model.records import Partition
-from perdure.storage.port import Driver, arun, run
+from perdure.storage.port import Driver, arun, is_kept, run
 
 OnConflict = Literal["raise", "fork"]
+OnStored = Callable[[Partition, str, Mapping[str, int]], None]
+"""The thread, the namespace, and the serialised bytes of each channel's value that this process knows."""
 _VIEWS_MAX = 20_000
 
 
@@ -83,12 +85,20 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         self._caches = Caches()
         self._openings = Openings(driver)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
+        self.on_stored: OnStored | None = None
+        """For the runtime: told of every checkpoint when it is durable, by whichever thread stored it. It
+        may neither raise nor wait."""
 
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
         """The same saver with more types allowed; it shares this one's caches."""
         clone = copy(self)
         clone._packer = self._packer.allowing(extra_allowlist)
         return clone
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is stored outlives the process; ``memory://`` does not."""
+        return is_kept(self._driver)
 
     def conflicts(self, thread_id: str) -> tuple[PerdureError, ...]:
         """The races that runs of this saver lost on a thread, oldest first (the last 32).
@@ -396,6 +406,8 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             loop.base, loop.generation = record, view.generation
         self._remember(partition, namespace, view)
         self._caches.weigh(partition)
+        if self.on_stored is not None:
+            self.on_stored(partition, namespace, plan.encoder.cache.sizes(namespace, record.refs))
 
     def _encoder(self, partition: Partition) -> Encoder:
         return Encoder(self._packer, self._digest, partition, self._caches.of(partition))

@@ -8,11 +8,12 @@ value is recognised by its reference, an element by its identity and its witness
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from operator import is_
 from threading import Lock
 from typing import Any, NamedTuple
@@ -44,16 +45,23 @@ class Spare(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Elements:
     """A list's elements as they are stored: their references, a watch over the objects that stand for them,
-    and how the list was cut. ``bodies`` has the packed form of those elements whose object is not the
-    decoded form of what is stored, or is opaque, by position. ``spare`` is the set of objects before."""
+    and how the list was cut. ``ends`` says how many packed bytes the elements up to each one come to.
+    ``bodies`` has the packed form of those elements whose object is not the decoded form of what is stored,
+    or is opaque, by position. ``spare`` is the set of objects before."""
 
     refs: list[bytes]
+    ends: array[int]
     watch: Watch
     bodies: dict[int, bytes]
     shape: Shape | None
     spare: Spare | None = None
     _places: dict[int, int] | None = None
     _unchanged: bool | None = None
+
+    @property
+    def size(self) -> int:
+        """Packed bytes of the whole list."""
+        return len(array_header(len(self.refs))) + (self.ends[-1] if self.ends else 0)
 
     def recheck(self) -> None:
         """Believe nothing found out before: the objects are in other hands."""
@@ -90,6 +98,13 @@ class Held:
     elements: Elements | None = None
     payload: tuple[int, bytes] | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole value, serialised; those that it shares with others count as well."""
+        if self.elements is not None:
+            return self.elements.size
+        return 0 if self.payload is None else len(self.payload[1])
+
 
 @dataclass(slots=True, eq=False)
 class Known:
@@ -123,6 +138,11 @@ class ThreadCache:
             self.held[slot] = value
         while len(self.held) > _SLOTS_MAX:
             self.held.pop(next(iter(self.held)), None)
+
+    def sizes(self, namespace: str, references: Mapping[str, bytes]) -> dict[str, int]:
+        """Bytes of each channel's value, where it is remembered under the reference it has."""
+        found = ((channel, ref, self.held.get((namespace, channel))) for channel, ref in references.items())
+        return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
 
     def weight(self) -> int:
         """Roughly how many elements are held; a payload counts one for each half kilobyte."""
@@ -218,27 +238,34 @@ class Encoding:
         same = 0 if before is None else before.start_of(values)
         watch: Watch | None
         if before is not None and same:
-            found, bodies = before.refs.copy(), before.bodies.copy()
+            found, ends, bodies = before.refs.copy(), before.ends[:], before.bodies.copy()
             watch = before.watch.extended(values) if len(values) > same else before.watch
         else:
-            found, bodies, watch = [], {}, None
+            found, ends, bodies, watch = [], array("Q"), {}, None
+        end = ends[-1] if ends else 0
         for position in range(same, len(values)):
             item = values[position]
             # What is appended to known elements is new; elsewhere an element may have moved.
             at = None if before is None or watch is not None else before.place(item)
             if before is None or at is None:
-                ref, bodies[position] = self._element(item)
+                ref, body = self._element(item)
+                bodies[position] = body
+                end += len(body)
             else:
                 ref = before.refs[at]
+                end += before.ends[at] - (before.ends[at - 1] if at else 0)
                 if at in before.bodies:
                     bodies[position] = before.bodies[at]
             found.append(ref)
+            ends.append(end)
         shape = None
         if before is not None:
             shape, same = before.shape, same or _alike(found, before.refs)
         ref, shape = self._builder.list_like(found, shape, same)
         spare = None if before is None else before.spare
-        return Held(ref, self._generation, Elements(found, watch or Watch(values), bodies, shape, spare))
+        return Held(
+            ref, self._generation, Elements(found, ends, watch or Watch(values), bodies, shape, spare)
+        )
 
     def _current(self, held: Held | None) -> Elements | None:
         """A held list's elements, if its chunks are stored in this generation."""
@@ -330,7 +357,8 @@ def take(
             values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies))
             watch = Watch(values)
             opaque = {i: bodies[i] for i, recipe in enumerate(watch.recipes) if recipe is None}
-            elements = Elements(tree.refs, watch, opaque, None)
+            ends = array("Q", accumulate(map(len, bodies)))
+            elements = Elements(tree.refs, ends, watch, opaque, None)
             cache.hold({slot: Held(references[channel], generation, elements)})
             out[channel] = values.copy()
         else:
@@ -366,7 +394,7 @@ def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None
         ]
         watch = watch.extended(watch.values + rest)
     opaque = {i: bodies[i] for i in bodies if watch.recipes[i] is None}
-    new = Elements(elements.refs, watch, opaque, elements.shape, spare)
+    new = Elements(elements.refs, elements.ends, watch, opaque, elements.shape, spare)
     # Loading it proves that its chunks are stored in the generation of the load.
     return watch.values.copy(), Held(held.ref, generation, new)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Literal
 
 from perdure.errors import TooLarge, Unserialisable
+from perdure.model.lane import INTERRUPT, Stop
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 
@@ -20,13 +21,16 @@ MESSAGE_MAX = 256 * 1024
 
 _NOTE_MAX = 4000
 
-Mode = Literal["enqueue", "coalesce", "answer"]
+Mode = Literal["enqueue", "coalesce", "answer", "withdrawn"]
 """How a message becomes a run: ``enqueue`` as one of its own, ``coalesce`` together with those that wait
-beside it, ``answer`` as the answer to an interrupt."""
+beside it, ``answer`` as the answer to an interrupt. One that was ``withdrawn`` becomes a run that is over."""
 
 OPEN, WAITING, DONE = "open", "waiting", "done"
 FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
 """The states of a run. Only ``open`` goes on; the answer to a ``waiting`` run is a run of its own."""
+
+TIMEOUT = "Timeout"
+"""The kind of failure of a run that took longer than it may."""
 
 READY, SENDING, SENT, UNKNOWN, DEAD = "ready", "sending", "sent", "unknown", "dead"
 """The states of a reply. ``sending`` may or may not have reached the provider, ``unknown`` is held for a
@@ -48,7 +52,22 @@ class Message:
     accepted_at: int = 0
     dedupe: bytes = b""
 
-    def put(self) -> Put:
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether its sender took it back while it waited."""
+        return self.mode == "withdrawn"
+
+    @property
+    def stop(self) -> Stop:
+        """How it was taken back."""
+        stop: Stop = self.options.get("stop", INTERRUPT)
+        return stop
+
+    def withdrawn(self, how: Stop) -> Message:
+        """As it is once it was taken back."""
+        return replace(self, mode="withdrawn", options={**self.options, "stop": how})
+
+    def put(self, expect: Expectation = Expect.ABSENT) -> Put:
         fields = {
             "graph": self.graph,
             "channel": self.channel,
@@ -57,7 +76,7 @@ class Message:
             "accepted_at": self.accepted_at,
         }
         body = encode({"id": self.id, "payload": self.payload, "options": dict(self.options)}, "message")
-        return Put(INBOX, (self.seq,), fields, body, Expect.ABSENT)
+        return Put(INBOX, (self.seq,), fields, body, expect)
 
     @classmethod
     def read(cls, record: Record) -> Message:

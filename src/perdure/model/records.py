@@ -1,6 +1,7 @@
 """What is stored: the kinds of record, their keys and fields.
 
-A partition is one thread of one tenant, or one namespace of its store; every record lives in exactly one.
+A partition is one thread of one tenant, one namespace of its store, or a part of what a server keeps for it;
+every record lives in exactly one.
 The kinds are declared here once; a driver derives its tables, keys and statements from the declarations and
 knows no kind by name.
 """
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple
 
 THREADS = "thread"
 STORE = "store"
+SERVER = "server"
 
 
 class Partition(NamedTuple):
-    """The unit of atomicity and isolation: one thread of one tenant, or, in the space ``STORE``, one
-    namespace of the tenant's store, whose encoded path then stands in ``thread``."""
+    """The unit of atomicity and isolation: one thread of one tenant; in the space ``STORE``, one namespace of
+    the tenant's store, whose encoded path then stands in ``thread``; in the space ``SERVER``, a part of what
+    a server keeps for the tenant beside its threads, whose name stands there."""
 
     tenant: str
     thread: str
@@ -190,7 +193,8 @@ INBOX = Kind(
     body=True,
     compact=False,
 )
-"""An accepted message. It never changes: the run whose span covers its number says what became of it."""
+"""An accepted message. The run whose span covers its number says what became of it; it is changed by nothing
+but being taken back before that."""
 
 DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_integer("seq"),))
 """Under which number a message was accepted whose sender may send it again."""
@@ -242,6 +246,25 @@ EFFECT = Kind(
 )
 """What a side effect within a task came to, so that it is not repeated."""
 
+DOCUMENT = Kind(
+    "document",
+    key=(_text("collection"), _text("name")),
+    fields=(_integer("updated_at"),),
+    body=True,
+    versioned=True,
+    by=("updated_at",),
+    compact=False,
+)
+"""Something with a name that is replaced as a whole: compare-and-set. Its collection says what it is one of;
+within it documents are found by name, or newest first. ``updated_at`` is in microseconds since the epoch."""
+
+OF_THREAD = ("thread", "")
+"""The key of the document in a thread's own partition that says what the thread is to its clients."""
+
+EVENT = Kind("event", key=(_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
+"""What a run told while it went on, for those who follow it: several events a record, under the number of the
+last. It is provisional: what counts stands in checkpoints."""
+
 KINDS: tuple[Kind, ...] = (
     HEAD,
     GC,
@@ -258,6 +281,8 @@ KINDS: tuple[Kind, ...] = (
     RUN,
     OUTBOX,
     EFFECT,
+    DOCUMENT,
+    EVENT,
 )
 
 INDEXED: Mapping[str, Kind] = MappingProxyType({"runs": CHECKPOINT, "expired": ITEM, "due": LANE})

@@ -1,9 +1,12 @@
 """From an accepted message to a delivered reply: the workers, and what they need."""
 
+from perdure.engine.events import Event
+from perdure.engine.inbox import Standing
 from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agents import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.observe import Logs, Observer
+from perdure.runtime.options import Options, Telling
 from perdure.runtime.relay import Channel, NotSent, Undeliverable
 from perdure.runtime.runtime import Runtime, Ticket
 from perdure.runtime.settings import Settings
@@ -12,14 +15,18 @@ from perdure.runtime.subagents import distilled
 __all__ = [
     "Agent",
     "Channel",
+    "Event",
     "Logs",
     "Message",
     "NotSent",
     "Observer",
+    "Options",
     "Reply",
     "Run",
     "Runtime",
     "Settings",
+    "Standing",
+    "Telling",
     "Ticket",
     "Undeliverable",
     "distilled",

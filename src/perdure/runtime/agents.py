@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.pregel import Pregel
-from langgraph.types import Command
+from langgraph.types import Command, Send
 
 from perdure.langgraph.serde import TypeName
 from perdure.model.messages import Message
@@ -16,8 +16,9 @@ from perdure.model.messages import Message
 ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
 
-MESSAGE, INPUT, RESUME = "message", "input", "resume"
-"""What a payload holds: something said, a graph's whole input, or an answer to an interrupt."""
+MESSAGE, INPUT, RESUME, COMMAND = "message", "input", "resume", "command"
+"""What a payload holds: something said, a graph's whole input, an answer to an interrupt, or a LangGraph
+command: its ``update``, ``goto`` and ``resume``."""
 
 
 def said(message: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -29,11 +30,37 @@ def to_input(messages: Sequence[Message]) -> Any:
     """The input of a run: what was said becomes ``messages``, each under its message's id, so that a graph
     that is given one twice holds it once; a whole input is passed as it is."""
     first = messages[0].payload
+    if COMMAND in first:
+        return _command(first[COMMAND])
     if RESUME in first:
         return Command(resume=first[RESUME])
     if INPUT in first:
-        return first[INPUT]
+        return _joined([message.payload[INPUT] for message in messages])
     return {"messages": [{**message.payload[MESSAGE], "id": message.id} for message in messages]}
+
+
+def _joined(inputs: Sequence[Any]) -> Any:
+    """One input of several that go together: lists follow each other, of other things the last one counts."""
+    whole = inputs[0]
+    for more in inputs[1:]:
+        if isinstance(whole, Mapping) and isinstance(more, Mapping):
+            whole = {**whole, **{key: _followed(whole.get(key), held) for key, held in more.items()}}
+        else:
+            whole = _followed(whole, more)
+    return whole
+
+
+def _followed(before: Any, after: Any) -> Any:
+    return [*before, *after] if isinstance(before, list) and isinstance(after, list) else after
+
+
+def _command(said: Mapping[str, Any]) -> Command[Any]:
+    asked = said.get("goto") or ()
+    goto = [
+        Send(to["node"], to.get("input")) if isinstance(to, Mapping) else str(to)
+        for to in ([asked] if isinstance(asked, str | Mapping) else asked)
+    ]
+    return Command(update=said.get("update"), resume=said.get("resume"), goto=goto)
 
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:

@@ -3,62 +3,163 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
-from langgraph.types import Interrupt
+from langgraph.types import Interrupt, StateSnapshot
 
 from perdure.engine.runs import Ending, Held
 from perdure.langgraph.loads import EPOCH
 from perdure.model.messages import DONE, WAITING
-from perdure.runtime.agents import RESUME, Agent
+from perdure.runtime.agents import COMMAND, RESUME, Agent
 from perdure.runtime.effects import JOURNAL, Journal
+from perdure.runtime.options import WEBHOOK, Options
+from perdure.runtime.protocol import BY_BLOCK
+from perdure.runtime.telling import Tape, Teller
 
 INTERRUPTS = "__interrupt__"
 
 
-async def attempt(agent: Agent, graph: Pregel[Any, Any, Any, Any], held: Held, journal: Journal) -> Ending:
+async def attempt(
+    agent: Agent, graph: Pregel[Any, Any, Any, Any], held: Held, journal: Journal, tape: Tape | None
+) -> Ending:
     """Run the graph for the held run, or go on with it: LangGraph applies an input once for each run id, and
-    skips what the run has finished; an answer that an earlier attempt used up is not given again. When
-    cancelled, it returns only after the last of its writes has ended."""
-    config = config_of(agent, held, journal)
-    is_answer = RESUME in held.messages[0].payload
-    given = None if is_answer and held.head != held.run.base else agent.to_input(held.messages)
+    skips what the run has finished; an answer or a command that an earlier attempt used up is not given
+    again. What it tells goes to the ``tape``, if it is to tell anything. When cancelled, it returns only
+    after the last of its writes has ended."""
+    options = Options.read(held.messages[0].options)
+    config = now = config_of(agent, held, journal, options)
+    has_begun = held.head != held.run.base
+    is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
+    given = None if is_once and has_begun else agent.to_input(held.messages)
+    if options.checkpoint_id is not None and not has_begun:
+        config = _at(config, options.checkpoint_id)
+    how = _how(agent, options)
     try:
-        values = await graph.ainvoke(given, config, durability=agent.durability)
+        if tape is None or options.telling is None:
+            values = await graph.ainvoke(given, config, **how)
+        else:
+            teller = Teller(tape, options.telling)
+            teller.begun(held.run.attempts, held.run.graph)
+            values = await _told(graph, given, config, how, tape, teller)
     except asyncio.CancelledError as cancelled:
         # LangGraph hands over the task in which its last writes go on.
         await _ended(cancelled)
         raise
-    snapshot = None
-    if graph.interrupt_before_nodes or graph.interrupt_after_nodes or held.run.channel:
-        snapshot = await graph.aget_state(config)
     interrupts = values.get(INTERRUPTS, ()) if isinstance(values, Mapping) else ()
+    snapshot: StateSnapshot | None = None
+    is_answered = held.run.channel not in ("", WEBHOOK)
+    if _may_pause(graph, options) or is_answered:
+        snapshot = await graph.aget_state(now)
     if interrupts or (snapshot is not None and snapshot.next):
         return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
-    replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None else ()
+    replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
     return Ending(DONE, {}, tuple(replies))
 
 
-def config_of(agent: Agent, held: Held, journal: Journal) -> RunnableConfig:
+def noticed(held: Held, ending: Ending) -> Ending:
+    """The ending of a run that has a webhook: a notice of it is its one reply, whatever it came to."""
+    if held.run.channel != WEBHOOK:
+        return ending
+    # An answer that has no webhook of its own inherits the channel of the question, and nothing else.
+    url = Options.read(held.messages[0].options).webhook
+    notice = {"url": url, "run_id": held.run.id, "state": ending.state}
+    return replace(ending, replies=() if url is None else (notice,))
+
+
+def _at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
+    configurable = {**config.get("configurable", {}), "checkpoint_id": checkpoint_id}
+    return {**config, "configurable": configurable}
+
+
+def _how(agent: Agent, options: Options) -> dict[str, Any]:
+    how: dict[str, Any] = {"durability": options.durability or agent.durability}
+    for name in ("context", "interrupt_before", "interrupt_after"):
+        if (asked := getattr(options, name)) is not None:
+            how[name] = asked
+    return how
+
+
+def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
+    """Whether the graph may stop before a node without an interrupt that shows it."""
+    return bool(
+        graph.interrupt_before_nodes
+        or graph.interrupt_after_nodes
+        or options.interrupt_before
+        or options.interrupt_after
+    )
+
+
+async def _told(
+    graph: Pregel[Any, Any, Any, Any],
+    given: Any,
+    config: RunnableConfig,
+    how: dict[str, Any],
+    tape: Tape,
+    teller: Teller,
+) -> dict[str, Any]:
+    """As ``ainvoke``, telling on the way."""
+    how = {**how, "stream_mode": teller.stream_modes, "subgraphs": teller.telling.subgraphs}
+    if teller.speaks_protocol:
+        how["version"] = "v2"
+        config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
+    parts = _parts(graph, given, config, how, teller if "events" in teller.telling.modes else None)
+    values: Any = None
+    interrupts: list[Interrupt] = []
+    async for part in parts:
+        if isinstance(part, dict):
+            part = part["ns"], part["type"], part["data"]
+        namespace, mode, payload = part if len(part) == 3 else ((), *part)
+        if not namespace and mode == "values":
+            values = payload
+        elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
+            interrupts += payload[INTERRUPTS]
+        teller.part(mode, payload, namespace)
+        await tape.room()
+    teller.ended()
+    held = values if isinstance(values, dict) else {}
+    return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held
+
+
+async def _parts(
+    graph: Pregel[Any, Any, Any, Any],
+    given: Any,
+    config: RunnableConfig,
+    how: dict[str, Any],
+    teller: Teller | None,
+) -> AsyncIterator[Any]:
+    """The parts of a graph's stream. A ``teller`` is told LangChain's events, which have them within."""
+    if teller is None:
+        async for part in graph.astream(given, config, **how):
+            yield part
+        return
+    events = graph.astream_events(given, {**config, "run_id": uuid.uuid4()}, version="v2", **how)
+    async for event in events:
+        if event["event"] == "on_chain_stream" and not event.get("parent_ids"):
+            yield event["data"].get("chunk")
+        teller.event(event)
+
+
+def config_of(agent: Agent, held: Held, journal: Journal, options: Options) -> RunnableConfig:
     """The config of a run's invocation: the agent's own, the messages', then what the run is."""
-    options = held.messages[0].options.get("config", {})
     configurable = {
         **agent.config.get("configurable", {}),
-        **options.get("configurable", {}),
+        **(options.config.get("configurable") or {}),
         "thread_id": held.partition.thread,
         EPOCH: held.epoch,
         JOURNAL: journal,
     }
     metadata = {
         **agent.config.get("metadata", {}),
-        **options.get("metadata", {}),
+        **(options.config.get("metadata") or {}),
         "run_id": held.run.id,
         "graph_id": held.run.graph,
     }
-    rest = {**agent.config, **options}
+    rest = {**agent.config, **options.config}
     return cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
 
 

@@ -1,7 +1,9 @@
-"""Finding what a command line names: ``module:attribute`` to the graphs that a process runs and its channels.
+"""Finding what a command line or a configuration names: ``module:attribute`` or ``./file.py:attribute`` to
+the graphs that a process runs, its channels, or whatever else stands there.
 
-A module of the current directory can be named like an installed one. What cannot be used raises ``NotLoaded``
-with the mend; what the user's own code raised stays as its cause. Nothing here opens a database.
+A module of the project can be named like an installed one. What cannot be used raises ``NotLoaded`` with the
+mend; what the user's own code raised stays as its cause. Nothing here opens a database. How a file becomes a
+module is decided in ``perdure.runtime.files``.
 """
 
 from __future__ import annotations
@@ -9,19 +11,22 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
 from perdure.errors import NotLoaded
+from perdure.runtime import files
 from perdure.runtime.agents import Agent
+from perdure.runtime.files import Unplaced, importable, module_of, names_file
 from perdure.runtime.relay import Channel
 
 DEFAULT_NAME = "agent"
@@ -55,14 +60,22 @@ def named(words: Iterable[str]) -> dict[str, str]:
     return places
 
 
-def find(place: str) -> Loaded:
-    """Import what a place names."""
-    module_name, _, path = place.partition(":")
-    if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
-        raise NotLoaded(f"{place!r} names a file; name the module, e.g. app:graph for a graph in ./app.py")
-    if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise NotLoaded(f"{place!r} is no place to look; write module:attribute, e.g. app:graph")
-    found: Any = _imported(module_name, place)
+def find(place: str, *, root: Path | None = None) -> Loaded:
+    """Import what a place names. ``root`` is the project's folder, the current one unless another is named:
+    paths start there, and its modules can be imported.
+
+    A file is a module of its package if it lies in one. Otherwise it is called as it would be imported from
+    ``root``, ``folder.file``, and its own folder is importable as for a script.
+    """
+    root = Path.cwd() if root is None else root.absolute()
+    if names_file(place):
+        file, _, path = place.rpartition(":")
+        found: Any = _of_file(root, file, place) if file else _no_place(place)
+    else:
+        file, _, path = place.partition(":")
+        if not all(part.isidentifier() for part in (*file.split("."), *path.split("."))):
+            _no_place(place)
+        found = _imported(file, place, root)
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -77,18 +90,27 @@ def find(place: str) -> Loaded:
 async def load_agent(loaded: Loaded) -> Agent:
     """The agent at a place: itself, a graph, compiled or not, or what a factory makes of these."""
     made = loaded.found if isinstance(loaded.found, _GRAPHS) else await _made(loaded)
+    if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
+        raise NotLoaded(
+            f"{loaded.place} makes a context, in which a graph would be made for every run; name a graph, or "
+            "a function that returns the one for all runs"
+        )
     if isinstance(made, StateGraph):
         try:
             made = made.compile()
         except Exception as error:
             raise _broken(loaded.place, error) from error
     if isinstance(made, Pregel):
-        made = Agent(made)
+        try:
+            made = Agent(made)
+        except ValueError as error:
+            raise NotLoaded(f"{loaded.place} cannot be run: {error}") from error
     if not isinstance(made, Agent):
         raise NotLoaded(
             f"{loaded.place} is not a graph but {_kind(made)}; name a graph, compiled or not, an Agent, or a "
             "function without arguments that returns one"
         )
+    _check_saver(loaded.place, made.graph.checkpointer)
     return made
 
 
@@ -107,10 +129,40 @@ async def load_channels(loaded: Loaded) -> dict[str, Channel]:
     return dict(made)
 
 
-def _imported(name: str, place: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _check_saver(place: str, saver: object) -> None:
+    """The runtime gives a graph the database's checkpointer, whatever it was compiled with."""
+    if saver is False:
+        raise NotLoaded(
+            f"{place} is compiled with checkpointer=False, but its threads are to be kept; compile it "
+            "without that argument"
+        )
+    if saver is not None and saver is not True:
+        _log.warning(
+            "%s is compiled with a %s, which is not used: its threads are kept in the database",
+            place,
+            type(saver).__name__,
+        )
+
+
+def _no_place(place: str) -> NoReturn:
+    raise NotLoaded(
+        f"{place!r} is no place to look; write module:attribute, e.g. app:graph, or file:attribute, e.g. "
+        "./app.py:graph"
+    )
+
+
+def _of_file(root: Path, file: str, place: str) -> ModuleType:
+    importable(root)
+    try:
+        return module_of(root / file, root)
+    except Unplaced as error:
+        raise NotLoaded(f"{place}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise _broken(place, error) from error
+
+
+def _imported(name: str, place: str, root: Path) -> ModuleType:
+    importable(root)
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -118,7 +170,7 @@ def _imported(name: str, place: str) -> ModuleType:
         if name != missing and not name.startswith(f"{missing}."):
             raise _broken(place, error) from error
         raise NotLoaded(
-            f"{place}: there is no module {missing!r}, neither installed nor in {here}; check the name, or "
+            f"{place}: there is no module {missing!r}, neither installed nor in {root}; check the name, or "
             "start in the folder that has it"
         ) from error
     except (Exception, SystemExit) as error:
@@ -133,8 +185,11 @@ async def _made(loaded: Loaded) -> Any:
     try:
         inspect.signature(factory).bind()
     except TypeError:
+        # LangGraph's own server calls it with the config of each run. Called once, it would serve every user
+        # what it made for the first.
         raise NotLoaded(
-            f"{loaded.place} is a function that needs arguments; name one without, or what it makes"
+            f"{loaded.place} is a function that needs arguments, so that it could make another graph for "
+            "every run; name one without, or what it makes, and read the run's config in the graph's nodes"
         ) from None
     except ValueError:
         _log.debug("%s has no signature to look at", loaded.place)
@@ -152,7 +207,7 @@ def _broken(place: str, error: BaseException) -> NotLoaded:
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", __file__, *libraries))
+        if not frame.filename.startswith(("<", __file__, files.__file__, *libraries))
     ]
     where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
     said = " ".join(str(error).split())

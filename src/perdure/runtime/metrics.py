@@ -6,9 +6,11 @@ bounded by the program, not by its users.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from perdure.errors import MissingExtra
@@ -16,6 +18,8 @@ from perdure.model.messages import DEAD, FAILED, UNKNOWN
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.multiprocess import MultiProcessCollector
 except ImportError as error:
     raise MissingExtra('metrics need an extra: pip install "perdure[metrics]"') from error
 
@@ -25,6 +29,7 @@ _OTHER = "other"
 _AGES_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _DURATIONS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
 _DELIVERIES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_SIZES = tuple(1024 * kib for kib in (1, 4, 16, 50, 100, 256, 1024, 4096, 16384))
 
 
 class Metrics:
@@ -35,6 +40,7 @@ class Metrics:
         to = REGISTRY if registry is None else registry
         self._graphs: set[str] = set()
         self._channels: set[str] = set()
+        self._state_channels: set[str] = set()
         self._messages = Counter(
             "perdure_messages",
             "Messages by what became of them: accepted, duplicate, or refused because the queue was full.",
@@ -61,6 +67,13 @@ class Metrics:
             ("graph",),
             registry=to,
             multiprocess_mode="livesum",
+        )
+        self._sizes = Histogram(
+            "perdure_checkpoint_bytes",
+            "Serialised size of a channel's whole value in a checkpoint that a run stored.",
+            ("graph", "channel"),
+            buckets=_SIZES,
+            registry=to,
         )
         self._by_event = {
             event: Counter(name, text, ("graph",), registry=to)
@@ -106,6 +119,10 @@ class Metrics:
                     self._age.labels(graph).observe(_seconds(fields["waited"]))
                 if "took" in fields:
                     self._duration.labels(graph, state).observe(_seconds(fields["took"]))
+            case ["checkpoint", "stored"]:
+                graph = self._graph(fields)
+                for channel, size in fields["channels"].items():
+                    self._sizes.labels(graph, self._state_channel(channel)).observe(size)
             case ["reply", "lost"]:
                 self._outboxes_lost.inc()
             case ["reply", state]:
@@ -152,6 +169,32 @@ class Metrics:
             for state in (DEAD, UNKNOWN):
                 self._deliveries.labels(channel, state)
         return channel
+
+    def _state_channel(self, channel: str) -> str:
+        """A channel of a state as a label. They are the program's own, but a program may make graphs as it
+        goes."""
+        if channel not in self._state_channels:
+            if len(self._state_channels) >= _NAMES_MAX:
+                return _OTHER
+            self._state_channels.add(channel)
+        return channel
+
+
+@cache
+def of_process() -> Metrics:
+    """The metrics that all runtimes of this process share, in the process's own registry."""
+    return Metrics()
+
+
+def exposition(accept: str = "", registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
+    """What a registry holds, the process's own if none is given, as text for who accepts that, and the text's
+    media type. Where ``PROMETHEUS_MULTIPROC_DIR`` is set it is what all processes there have counted."""
+    source = REGISTRY if registry is None else registry
+    if registry is None and "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        source = CollectorRegistry()
+        MultiProcessCollector(source)  # type: ignore[no-untyped-call]
+    encoder, media_type = choose_encoder(accept)
+    return encoder(source), media_type
 
 
 def _seconds(microseconds: int) -> float:

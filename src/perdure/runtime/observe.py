@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 _LEVELS = {
+    "checkpoint.large": logging.WARNING,
     "message.refused": logging.WARNING,
     "reply.dead": logging.ERROR,
     "reply.lost": logging.WARNING,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from perdure.database import Database
 from perdure.engine import outbox
@@ -14,6 +13,7 @@ from perdure.engine.outbox import Sending, Settled
 from perdure.errors import Fenced
 from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
 from perdure.model.records import Partition
+from perdure.runtime.chance import spread
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observe import Observers
 from perdure.runtime.settings import Settings
@@ -37,15 +37,19 @@ class Channel:
     key, and returns the provider's id for it, if any. It raises ``NotSent`` when the provider certainly does
     not have the reply, ``Undeliverable`` when it never will; after anything else, or no answer within
     ``timeout`` seconds, the reply is in doubt. ``find`` asks the provider for a reply by its key and returns
-    the provider's id, or ``None`` when it does not have it: ``in_doubt="reconcile"`` needs it."""
+    the provider's id, or ``None`` when it does not have it: ``in_doubt="reconcile"`` needs it. ``send_in``
+    may stand in the place of ``send``: it is told the thread's tenant, too."""
 
-    send: Callable[[str, Reply], Awaitable[str | None]]
+    send: Callable[[str, Reply], Awaitable[str | None]] | None = None
     in_doubt: InDoubt = "resend"
     find: Callable[[str, Reply], Awaitable[str | None]] | None = None
     attempts: int = 10
     timeout: float = 20.0
+    send_in: Callable[[Partition, Reply], Awaitable[str | None]] | None = None
 
     def __post_init__(self) -> None:
+        if (self.send is None) == (self.send_in is None):
+            raise ValueError("a channel needs send=…, which delivers a reply, or send_in=…, and not both")
         if self.in_doubt not in ("resend", "reconcile", "hold"):
             raise ValueError(f"in_doubt is 'resend', 'reconcile' or 'hold', not {self.in_doubt!r}")
         if self.in_doubt == "reconcile" and self.find is None:
@@ -54,6 +58,12 @@ class Channel:
             raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
         if self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout} s; it has to be more than 0")
+
+    async def deliver(self, partition: Partition, reply: Reply) -> str | None:
+        """Send a reply of a thread."""
+        if self.send is not None:
+            return await self.send(partition.thread, reply)
+        return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
 
 class Relay:
@@ -105,7 +115,7 @@ class Relay:
         self._tell(sending, settled)
         now = await self._clock.now()
         if settled.state in (READY, SENDING):
-            pause = self._settings.pause_us(reply.attempts, random.random())
+            pause = self._settings.pause_us(reply.attempts, spread.random())
             settled = settled._replace(again_at=now + pause)
         return await self._database.arun(
             outbox.settle(sending, settled, tuple(self._channels), now, self._settings.lease_us)
@@ -136,7 +146,7 @@ class Relay:
         try:
             with self._observers.span("send", **_fields(sending)):
                 async with asyncio.timeout(channel.timeout):
-                    return _accepted(await channel.send(sending.partition.thread, reply))
+                    return _accepted(await channel.deliver(sending.partition, reply))
         except Undeliverable as error:
             return Settled(DEAD, error=error_note(error))
         except NotSent as error:

@@ -7,27 +7,34 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from langgraph.pregel import Pregel
+from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
-from perdure.engine import inbox, outbox, retention, runs
+from perdure.engine import inbox, later, outbox, retention, runs
+from perdure.engine.events import Event
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
 from perdure.errors import NotFound, PerdureError, TryLater
+from perdure.langgraph.store import PerdureStore
 from perdure.model.lane import INTERRUPT, ROLLBACK, Debounce
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run, dedupe_digest
-from perdure.model.ops import Now
+from perdure.model.ops import Check, Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
-from perdure.runtime.agents import INPUT, RESUME, Agent, agents, said
+from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, said
 from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.following import Following
 from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Logs, Observer, Observers
+from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.relay import Channel, Relay
 from perdure.runtime.settings import Settings
+from perdure.runtime.signals import ENDED, Signals
 from perdure.runtime.worker import DELETED, Worker
 
 _WAIT_S = (0.05, 1.0)
@@ -51,7 +58,8 @@ class Runtime:
     ``graphs`` are compiled graphs or ``Agent``s by name; a single one is called ``agent``. ``channels`` say
     how replies get to people. With ``works=False`` it accepts only, and leaves the work to other processes.
     ``tenant`` is whose threads these are; a worker that serves every tenant is made with
-    ``all_tenants=True``. ``observers`` are told what happens; without any, it is logged.
+    ``all_tenants=True``. ``store_ttl`` is LangGraph's, for the store that graphs are
+    given. ``observers`` are told what happens; without any, it is logged.
     """
 
     def __init__(
@@ -65,6 +73,7 @@ class Runtime:
         all_tenants: bool = False,
         observers: Sequence[Observer] | None = None,
         name: str | None = None,
+        store_ttl: TTLConfig | None = None,
     ) -> None:
         self._database = database
         self._agents = agents(graphs)
@@ -84,6 +93,9 @@ class Runtime:
         self._clock = DatabaseClock(lambda: database.arun(ask(Now())))
         owner = name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         relay = Relay(database, channels or {}, self._settings, self._clock, self._observers, owner)
+        self._owner = owner
+        self._signals = Signals(database, None if all_tenants else self._tenant)
+        self._following = Following(database, self._signals)
         self._worker = Worker(
             database,
             self._agents,
@@ -92,8 +104,11 @@ class Runtime:
             self._lanes,
             relay,
             self._observers,
+            self._following,
+            self._signals,
             owner,
             tenant=None if all_tenants else self._tenant,
+            store_ttl=store_ttl,
         )
 
     async def __aenter__(self) -> Self:
@@ -110,6 +125,7 @@ class Runtime:
     ) -> None:
         if self._works:
             await self._worker.drain(self._settings.drain)
+        self._signals.close()
 
     # Accepting
 
@@ -126,15 +142,18 @@ class Runtime:
         strategy: Strategy = "enqueue",
         together: bool = True,
         config: Mapping[str, Any] | None = None,
+        options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
         """Accept something said: text, or a message with ``role`` and ``content``. It is durable when this
         returns. Messages that wait on a thread become one run, in order, unless ``together`` is false;
         ``quiet`` seconds are waited for more of them, ``max_wait`` at most. Sent again with the same
         ``dedupe_key``, a message is answered as the first time and nothing happens. Replies go to
-        ``channel``. ``TryLater`` when too many wait, ``Busy`` when ``strategy`` is to be rejected then."""
+        ``channel``. ``config`` is LangGraph's; ``options`` say more. ``TryLater`` when too many wait, and
+        ``Busy`` when ``strategy`` is to be rejected then."""
         mode: Mode = "coalesce" if together else "enqueue"
-        spoken = _message(self._graph_name(graph), said(message), mode, dedupe_key, channel, config)
+        given = _options(config, options)
+        spoken = _message(self._graph_name(graph), said(message), mode, dedupe_key, channel, given)
         debounce = self._settings.debounce(quiet, max_wait)
         return await self._accept(self._partition(thread_id, tenant), spoken, debounce, strategy)
 
@@ -147,13 +166,35 @@ class Runtime:
         graph: str | None = None,
         channel: str = "",
         strategy: Strategy = "enqueue",
+        command: Mapping[str, Any] | None = None,
+        together: bool = False,
+        quiet: float = 0.0,
+        max_wait: float | None = None,
+        after: float = 0.0,
+        alone: bool = False,
         config: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+        within: Check | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Accept a whole input for the graph, as plain JSON data: a run of its own, whose id is the ticket's.
-        See ``accept``."""
-        message = _message(self._graph_name(graph), {INPUT: input}, "enqueue", dedupe_key, channel, config)
-        return await self._accept(self._partition(thread_id, tenant), message, Debounce(), strategy)
+        """Accept a whole input for the graph, as plain JSON data, or a LangGraph ``command`` in its place: a
+        run of its own, whose id is the ticket's. With ``together``, inputs with the same options that wait
+        on a thread become one run, whose id is that of the first: their lists follow each other. With
+        ``alone`` a ``strategy`` that ends the open run takes back what waits, too. With
+        ``after`` it waits for so many seconds before it takes its turn, and holds up nothing meanwhile; until
+        then its ticket has no number. ``within`` is a record that has to be there for it to be taken. See
+        ``accept``."""
+        payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
+        given = _options(config, options)
+        mode: Mode = "coalesce" if together else "enqueue"
+        message = _message(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
+        partition = self._partition(thread_id, tenant)
+        if after > 0:
+            if together or strategy != "enqueue":
+                raise ValueError("what comes later waits for its turn; leave out together and strategy")
+            return await self._postpone(partition, message, after, dedupe_key, within)
+        debounce = self._settings.debounce(quiet, max_wait)
+        return await self._accept(partition, message, debounce, strategy, within, alone)
 
     async def answer(
         self,
@@ -163,18 +204,52 @@ class Runtime:
         interrupt_id: str | None = None,
         dedupe_key: str | None = None,
         channel: str = "",
+        command: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
+        options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
         """Answer the interrupt that a thread waits on. ``NotWaiting`` when it waits for none, or for another
         one: of two answers the second is refused. The graph that asked goes on, and its replies go to the
-        channel of the question unless ``channel`` says otherwise."""
-        payload = {RESUME: value if interrupt_id is None else {interrupt_id: value}}
-        message = _message(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, config, interrupt_id)
+        channel of the question unless ``channel`` says otherwise. ``command`` may have a LangGraph command's
+        ``update`` and ``goto`` to go with it."""
+        resume = value if interrupt_id is None else {interrupt_id: value}
+        payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
+        given = _options(config, options)
+        message = _message(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, interrupt_id)
         return await self._accept(self._partition(thread_id, tenant), message, Debounce(), "enqueue")
 
+    async def _postpone(
+        self,
+        partition: Partition,
+        message: Message,
+        after: float,
+        dedupe_key: str | None,
+        within: Check | None,
+    ) -> Ticket:
+        if dedupe_key:
+            # Sent again it has the same name, whether it waits still or has taken its turn.
+            name = f"{partition.thread}\0{dedupe_key}"
+            message = replace(message, id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+        now = await self._clock.now()
+        due = now + round(after * 1_000_000)
+        most, fresh = self._settings.max_pending, self._database.fresh()
+        program = later.postpone(partition, message, due, most, fresh, within)
+        accepted: Accepted = await self._database.arun(program)
+        if accepted.lane is not None and self._works:
+            self._worker.told(partition, accepted.lane, now)
+        elif accepted.lane is not None:
+            self._signals.due(partition, after)
+        return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
+
     async def _accept(
-        self, partition: Partition, message: Message, debounce: Debounce, strategy: Strategy
+        self,
+        partition: Partition,
+        message: Message,
+        debounce: Debounce,
+        strategy: Strategy,
+        within: Check | None = None,
+        alone: bool = False,
     ) -> Ticket:
         if strategy not in ("enqueue", "reject", INTERRUPT, ROLLBACK):
             raise ValueError(f"strategy is 'enqueue', 'reject', 'interrupt' or 'rollback', not {strategy!r}")
@@ -187,6 +262,8 @@ class Runtime:
             strategy,
             self._settings.max_pending,
             self._database.fresh(),
+            within,
+            alone,
         )
         try:
             accepted: Accepted = await self._database.arun(accept.store(self._lanes.lane(partition)))
@@ -211,11 +288,17 @@ class Runtime:
             channel=message.channel,
         )
         if accepted.lane is not None:
+            if alone:
+                # What waits is not as it was known.
+                self._lanes.forget(partition)
             self._lanes.accepted(partition, accepted)
+            self._following.changed(partition)
+            if accepted.lane.stop is not None:
+                self._stop_asked(partition, accepted.lane.stop)
             if self._works:
-                if accepted.lane.stop is not None:
-                    self._worker.stop_asked(partition, accepted.lane.stop)
                 self._worker.told(partition, accepted.lane, now)
+            elif accepted.lane.due_at is not None and accepted.lane.owner is None:
+                self._signals.due(partition, (accepted.lane.due_at - now) / 1_000_000)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
 
     # Looking
@@ -234,14 +317,80 @@ class Runtime:
         is_ours = self._worker.serves(partition)
         async with asyncio.timeout(timeout):
             while True:
+                ended = self._signals.expect(ENDED, partition)
                 run = self._worker.ended(partition, ticket.id)
                 if run is None and not is_ours:
                     run = (await self.look(ticket)).run
                 is_ours = False
                 if run is not None and run.state != OPEN:
                     return run
-                await self._worker.changed(partition, pause)
+                await self._signals.wait(ended, pause)
                 pause = min(longest, pause * 1.5)
+
+    async def run_id(self, ticket: Ticket) -> str:
+        """The id of the run of an accepted message: its own, or that of the first of those with which it
+        goes together."""
+        partition = Partition(ticket.tenant, ticket.thread_id)
+        program = inbox.run_id(partition, ticket.number, self._settings.max_batch)
+        return await self._database.arun(program) or ticket.id
+
+    async def find(self, thread_id: str, run_id: str, *, tenant: str | None = None) -> Standing | None:
+        """Where the message stands whose run has this id, or will have it."""
+        return await self._database.arun(inbox.find(self._partition(thread_id, tenant), run_id))
+
+    def follow(
+        self, thread_id: str, run_id: str, *, after: int = 0, tenant: str | None = None
+    ) -> AsyncIterator[Event | Standing]:
+        """What a run tells that was accepted with ``Options(telling=…)``, after the event of a number, as it
+        goes on, wherever it is worked on; at last, where it stands when it has ended. What is told is
+        provisional. ``NotFound`` when there is no such run."""
+        return self._following.run(self._partition(thread_id, tenant), run_id, after)
+
+    def follow_thread(self, thread_id: str, *, after: int, tenant: str | None = None) -> AsyncIterator[Event]:
+        """What all runs of a thread tell after the event of a number, each run's end with it (an event of the
+        name ``END``), wherever they are worked on. It goes on for ever, and the thread need not be there yet.
+        ``TooSlow`` when what comes next is not held any more."""
+        return self._following.thread(self._partition(thread_id, tenant), after)
+
+    async def told(self, thread_id: str, *, tenant: str | None = None) -> int:
+        """The number of what was told last on a thread, to ``follow`` only what comes after."""
+        return await self._following.latest(self._partition(thread_id, tenant))
+
+    def store(self, *, tenant: str | None = None) -> PerdureStore:
+        """The store that a tenant's graphs are given."""
+        return self._worker.store(self._tenant if tenant is None else tenant)
+
+    async def check(self) -> None:
+        """Ask the database for something; ``Unavailable`` when it does not answer."""
+        await self._database.arun(ask(Now()))
+
+    async def now(self) -> int:
+        """The database's time, in microseconds."""
+        return await self._clock.now()
+
+    @property
+    def database(self) -> Database:
+        """Where everything is stored."""
+        return self._database
+
+    @property
+    def settings(self) -> Settings:
+        """How it behaves."""
+        return self._settings
+
+    @property
+    def graphs(self) -> Mapping[str, Agent]:
+        """What this runtime runs, by name."""
+        return self._agents
+
+    @property
+    def name(self) -> str:
+        """This process, as its runs name their holder."""
+        return self._owner
+
+    def graph(self, name: str, *, tenant: str | None = None) -> Pregel[Any, Any, Any, Any]:
+        """A graph with a tenant's checkpointer and store, to look at state and to edit it."""
+        return self._worker.graph(self._graph_name(name), self._tenant if tenant is None else tenant)
 
     async def runs(self, thread_id: str, *, limit: int = 100, tenant: str | None = None) -> Sequence[Run]:
         """The newest runs of a thread, newest first."""
@@ -263,14 +412,43 @@ class Runtime:
         how = ROLLBACK if rollback else INTERRUPT
         now = await self._clock.now()
         stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
-        if stopping and self._works:
-            self._worker.stop_asked(partition, how)
+        if stopping:
+            self._stop_asked(partition, how)
+            self._signals.due(partition)
         return stopping
+
+    async def cancel(
+        self, thread_id: str, run_id: str, *, rollback: bool = False, tenant: str | None = None
+    ) -> bool:
+        """End a run, whether it waits or is open; whether there was one to end."""
+        for end in (self.withdraw, self.stop, self.withdraw):
+            # One that is put off for its next attempt stops being open, and one that waits begins.
+            if await end(thread_id, run_id, rollback=rollback, tenant=tenant):
+                return True
+        return False
+
+    async def withdraw(
+        self, thread_id: str, run_id: str, *, rollback: bool = False, tenant: str | None = None
+    ) -> bool:
+        """Take back a message that still waits; whether it did."""
+        partition = self._partition(thread_id, tenant)
+        how = ROLLBACK if rollback else INTERRUPT
+        withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how))
+        if not withdrawn:
+            now = await self._clock.now()
+            postponed = later.withdraw(partition, run_id, how, now, self._database.fresh())
+            withdrawn = await self._database.arun(postponed)
+        if withdrawn:
+            self._lanes.forget(partition)
+            self._signals.ended(partition)
+        return withdrawn
 
     async def retry_reply(self, thread_id: str, number: int, *, tenant: str | None = None) -> Reply:
         """Send a reply again that was given up or is held in doubt, after all others of its thread."""
-        now = await self._clock.now()
-        return await self._database.arun(outbox.retry(self._partition(thread_id, tenant), number, now))
+        now, partition = await self._clock.now(), self._partition(thread_id, tenant)
+        reply = await self._database.arun(outbox.retry(partition, number, now))
+        self._signals.due(partition)
+        return reply
 
     async def delete(self, thread_id: str, *, tenant: str | None = None) -> None:
         """Remove a thread with everything in it: checkpoints, messages, runs and replies. A run that is under
@@ -278,8 +456,14 @@ class Runtime:
         partition = self._partition(thread_id, tenant)
         await self._database.arun(retention.delete_thread(partition))
         self._lanes.forget(partition)
-        self._worker.stop_asked(partition, DELETED)
+        self._stop_asked(partition, DELETED)
+        self._signals.ended(partition)
         self._observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)
+
+    def _stop_asked(self, partition: Partition, how: str) -> None:
+        """Let whoever works on a thread's run know that it is to be ended."""
+        self._worker.stop_asked(partition, how)
+        self._signals.stop(partition)
 
     def _partition(self, thread_id: str, tenant: str | None) -> Partition:
         if not thread_id:
@@ -302,18 +486,21 @@ def _message(
     mode: Mode,
     dedupe_key: str | None,
     channel: str,
-    config: Mapping[str, Any] | None,
+    options: Options,
     interrupt_id: str | None = None,
 ) -> Message:
-    options: dict[str, Any] = {"config": _checked(config)} if config else {}
+    if (channel == WEBHOOK) != (options.webhook is not None):
+        raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
+    stored = options.stored()
     if interrupt_id is not None:
-        options["interrupt_id"] = interrupt_id
+        stored["interrupt_id"] = interrupt_id
     dedupe = dedupe_digest(dedupe_key) if dedupe_key else b""
-    return Message(str(uuid.uuid4()), payload, graph, channel, mode, options, dedupe=dedupe)
+    return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
 
 
-def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    reserved = [key for key in config.get("configurable", {}) if key.startswith("__")]
-    if reserved:
-        raise ValueError(f"the configurable keys {reserved} are not a caller's to set; leave them out")
-    return config
+def _options(config: Mapping[str, Any] | None, options: Options | None) -> Options:
+    if config is None:
+        return options or Options()
+    if options is not None and options.config:
+        raise ValueError("the config is given twice, by itself and in the options; give it once")
+    return replace(options or Options(), config=config)

@@ -26,6 +26,8 @@ class Settings:
     many of them one run takes. ``poll`` is how often the database is asked for what is due. ``drain`` is how
     long a stopping worker lets its runs go on. ``keep`` is for how long what became of a message is
     remembered, and with it that it was accepted: a message that is sent again later is taken for a new one.
+    ``keep_told`` is for how long what a run told can be followed after its end.
+    ``warn_bytes`` is how large a channel of a graph's state may be before its name is told as a warning.
     """
 
     lease: float = 30.0
@@ -43,6 +45,8 @@ class Settings:
     poll: float = 1.0
     drain: float = 25.0
     keep: float = 7 * 86400.0
+    keep_told: float = 600.0
+    warn_bytes: int = 50 * 1024
 
     def __post_init__(self) -> None:
         for name in (
@@ -51,6 +55,7 @@ class Settings:
             "max_backoff",
             "poll",
             "keep",
+            "keep_told",
             "quiet",
             "max_wait",
             "drain",
@@ -58,10 +63,10 @@ class Settings:
         ):
             if not math.isfinite(getattr(self, name) or 0.0):
                 raise ValueError(f"{name} is {getattr(self, name)} s; it has to be a number of seconds")
-        for name in ("lease", "backoff", "max_backoff", "poll", "keep"):
+        for name in ("lease", "backoff", "max_backoff", "poll", "keep", "keep_told"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)} s; it has to be more than 0")
-        for name in ("attempts", "concurrency", "max_pending", "max_batch"):
+        for name in ("attempts", "concurrency", "max_pending", "max_batch", "warn_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it has to be at least 1")
         if self.max_batch > BATCH_MAX:

@@ -7,35 +7,42 @@ graph runs nothing of the database is held but a lease, which one task renews fo
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from langgraph.pregel import Pregel
+from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
-from perdure.engine import runs, upkeep
+from perdure.engine import events, later, runs, upkeep
+from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Held
+from perdure.engine.transact import Budget
 from perdure.errors import Fenced, PerdureError, TooLarge, TypeNotAllowed, Unavailable, Unserialisable
-from perdure.model.lane import IN, OUT, ROLLBACK, Lane
-from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, Run, error_note
-from perdure.model.ops import Find
+from perdure.langgraph.store import PerdureStore
+from perdure.model.lane import IN, LATER, OUT, ROLLBACK, TOLD, Lane
+from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Run, error_note
+from perdure.model.ops import Find, Put
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
+from perdure.runtime.chance import spread
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.effects import Journal
-from perdure.runtime.execution import attempt
+from perdure.runtime.execution import attempt, noticed
 from perdure.runtime.fairness import Due, in_turn
+from perdure.runtime.following import Following
 from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Observers
+from perdure.runtime.options import Options
 from perdure.runtime.relay import Relay
 from perdure.runtime.settings import Settings
+from perdure.runtime.signals import Signals, Summons
+from perdure.runtime.sizes import Sizes
+from perdure.runtime.telling import Tape
 
 _PAGE = 1000
 _LAST_MOST = 4096
@@ -88,16 +95,19 @@ class Worker:
         lanes: Lanes,
         relay: Relay,
         observers: Observers,
+        following: Following,
+        signals: Signals,
         owner: str,
         *,
         tenant: str | None,
+        store_ttl: TTLConfig | None = None,
     ) -> None:
         self._database = database
+        self._store_ttl = store_ttl
         self._agents = agents
         self._settings = settings
         self._clock = clock
         self._lanes = lanes
-        self._relay = relay
         self._observers = observers
         self._owner = owner
         self._tenant = tenant
@@ -109,22 +119,36 @@ class Worker:
         self._timers: set[asyncio.TimerHandle] = set()
         self._wake = asyncio.Event()
         self._stopping = False
-        self._ends: WeakValueDictionary[Partition, asyncio.Event] = WeakValueDictionary()
+        self._signals = signals
+        self._summons = Summons(self._wake.set)
+        self._renewing: set[asyncio.Task[None]] = set()
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
+        self._following = following
+        self._tapes: dict[str, Tape] = {}
+        self._work = {
+            IN: self._run_next,
+            OUT: relay.deliver,
+            LATER: self._bring,
+            TOLD: self._forget_told,
+        }
+        self._sizes = Sizes(observers, settings.warn_bytes, self._run_on)
         self._loops: list[asyncio.Task[None]] = []
         self._context = copy_context()
 
     # Its life
 
     def start(self) -> None:
+        self._sizes.start()
         self._context = copy_context()
         self._loops = [asyncio.create_task(self._dispatch()), asyncio.create_task(self._beat())]
+        self._signals.serve(self._summons.heard, self._asked)
 
     async def drain(self, within: float) -> None:
         """Claim nothing more, let what is under way go on for ``within`` seconds, then hand the rest over: it
         is due for other workers at once. A run that does not heed its cancellation is left behind; it is due
         when its lease ends, and can store nothing after that."""
         self._stopping = True
+        self._summons.cancel()
         self._wake.set()
         for timer in self._timers:
             timer.cancel()
@@ -166,15 +190,6 @@ class Worker:
         run, messages = self._last.get(partition, (None, ()))
         return run if message_id in messages else None
 
-    async def changed(self, partition: Partition, within: float) -> None:
-        """Wait until a run of a thread has ended here, ``within`` seconds at most."""
-        end = self._ends.get(partition)
-        if end is None:
-            end = self._ends[partition] = asyncio.Event()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await end.wait()
-
     def stop_asked(self, partition: Partition, how: str) -> None:
         """End a run of this process that was asked to end, without waiting for its next renewal."""
         working = self._working.get(partition)
@@ -190,6 +205,7 @@ class Worker:
             self._serve(due)
         else:
             self._wake.set()
+            self._signals.due(due[0])
 
     def _may_run(self, tenant: str) -> bool:
         most = self._settings.per_tenant
@@ -213,7 +229,7 @@ class Worker:
     async def _dispatch(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            pause = self._settings.poll * (0.75 + 0.5 * random.random())
+            pause = self._settings.poll * (0.75 + 0.5 * spread.random())
             try:
                 await self._look()
             except Unavailable as error:
@@ -245,6 +261,7 @@ class Worker:
         for item in in_turn(ready, running, slots, self._settings.per_tenant):
             if item not in self._serving:
                 self._serve(item)
+        self._summons.looked(in_vain=not ready)
 
     # One lane
 
@@ -252,7 +269,7 @@ class Worker:
         partition, name = due
         was_useful = False
         try:
-            again = self._relay.deliver if name == OUT else self._run_next
+            again = self._work[name]
             while not self._stopping and (more := await again(partition)) is not None:
                 was_useful = True
                 if not more:
@@ -295,6 +312,7 @@ class Worker:
             await self._handed_over(held)
             return False
         self._tell("run.claimed", held, waited=now - held.messages[0].accepted_at)
+        self._following.changed(partition)
         with self._observers.span("run", **_fields(held)):
             try:
                 return await self._worked(held)
@@ -302,9 +320,14 @@ class Worker:
                 self._tell("run.write_refused", held)
                 self._tell("run.lost", held)
                 return False
+            finally:
+                if (tape := self._tapes.pop(held.run.id, None)) is not None:
+                    self._following.closed(tape, None)
 
     async def _worked(self, held: Held) -> bool:
-        stopped = held.lane.stop
+        message = held.messages[0]
+        await self._open_tape(held)
+        stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stopped(held, stopped)
         if held.run.attempts > self._settings.attempts:
@@ -313,9 +336,10 @@ class Worker:
         task = asyncio.create_task(
             attempt(
                 agent,
-                self._graph(held.run.graph, held.partition.tenant),
+                self.graph(held.run.graph, held.partition.tenant),
                 held,
                 Journal.of(self._database, held),
+                self._tapes.get(held.run.id),
             ),
             name=held.run.id,
         )
@@ -344,7 +368,7 @@ class Worker:
             try:
                 return await self._finish(held, task.result())
             except _HOPELESS as refused:
-                return await self._given_up(held, error_note(refused))
+                return await self._given_up(held, error_note(refused), type(refused).__name__)
         if how == DELETED:
             return False
         if how == "lost":
@@ -354,7 +378,7 @@ class Worker:
             await self._handed_over(held)
             return False
         if how == "deadline":
-            return await self._given_up(held, f"it took longer than {self._settings.deadline} s")
+            return await self._given_up(held, f"it took longer than {self._settings.deadline} s", TIMEOUT)
         if how:
             return await self._stopped(held, how)
         error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
@@ -367,12 +391,65 @@ class Worker:
         now = await self._clock.now()
         await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
         self._tell("run.handed_over", held)
+        self._signals.due(held.partition)
+
+    async def _bring(self, partition: Partition) -> bool:
+        """Let into the inbox what waited for its time; whether there is more of it."""
+        now = await self._clock.now()
+        program = later.bring(partition, now, self._database.limits.ops, self._database.fresh())
+        more = await self._database.arun(program)
+        self._lanes.forget(partition)
+        self._serve_soon((partition, IN))
+        return more
+
+    async def _forget_told(self, partition: Partition) -> bool:
+        """Remove what a thread's runs told long ago; whether there is more of it."""
+        keep = round(self._settings.keep_told * 1_000_000)
+        limits = self._database.limits
+        now = await self._clock.now()
+        program = events.forget(partition, now, keep, Budget(limits.ops, limits.bytes))
+        return await self._database.arun(program)
+
+    async def _open_tape(self, held: Held) -> None:
+        """Have ready what a run's followers are told with, if it is to tell anything."""
+        telling = Options.read(held.messages[0].options).telling
+        if telling is None:
+            return
+        now = await self._clock.now()
+        first = await self._database.arun(events.first_free(held.partition, now))
+        is_stored = telling.kept or telling.by != self._owner
+        changed = self._following.changed
+        tape = Tape(
+            self._database,
+            held.partition,
+            held.run.id,
+            held.epoch,
+            first,
+            is_stored,
+            changed,
+            self._signals.stored,
+        )
+        self._tapes[held.run.id] = tape
+        self._following.opened(tape)
 
     async def _finish(self, held: Held, ending: Ending) -> bool:
+        ending = noticed(held, ending)
+        tape = self._tapes.get(held.run.id)
+        last: Event | None = None
+        told: list[Put] = []
+        if tape is not None:
+            await tape.flush()
+            last, told = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
+            if told:
+                until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
+                told.append(events.keeping(until, self._database.fresh()))
         now = await self._clock.now()
-        program = runs.finish(held, ending, now, self._database.fresh(), self._database.limits.ops)
+        program = runs.finish(held, ending, now, self._database.fresh(), self._database.limits.ops, told)
         lane, replies = await self._database.arun(program)
         self._note_end(held, ending)
+        if tape is not None:
+            del self._tapes[held.run.id]
+            self._following.closed(tape, last)
         self._tell(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         if replies:
             self._serve_soon((held.partition, OUT))
@@ -391,33 +468,39 @@ class Worker:
         self._last.move_to_end(held.partition)
         while len(self._last) > _LAST_MOST:
             self._last.popitem(last=False)
-        if (end := self._ends.pop(held.partition, None)) is not None:
-            end.set()
+        self._signals.ended(held.partition)
 
     async def _stopped(self, held: Held, how: str) -> bool:
         """End a run that was asked to end; a rollback takes back what it stored."""
         if how == ROLLBACK:
             await self._database.take_back(held.partition, held.run.id)
             return await self._finish(held, Ending(ROLLED_BACK, {}))
-        return await self._finish(held, Ending(INTERRUPTED, {}))
+        note = {"begun": False} if held.messages[0].is_withdrawn else {}
+        return await self._finish(held, Ending(INTERRUPTED, note))
 
     async def _failed(self, held: Held, error: BaseException) -> bool:
         said = error_note(error)
         self._tell("run.attempt_failed", held, error=type(error).__name__)
-        if held.run.attempts >= self._settings.attempts or isinstance(error, _HOPELESS):
-            return await self._given_up(held, said)
+        most = self._settings.attempts
+        asked = Options.read(held.messages[0].options).attempts
+        if asked is not None and not isinstance(error, Unavailable):
+            # That the database was away says nothing of the graph: its run goes on, as after a crash.
+            most = min(asked, most)
+        if held.run.attempts >= most or isinstance(error, _HOPELESS):
+            return await self._given_up(held, said, type(error).__name__)
         now = await self._clock.now()
-        until = now + self._settings.pause_us(held.run.attempts, random.random())
+        until = now + self._settings.pause_us(held.run.attempts, spread.random())
         after = await self._database.arun(runs.put_off(held, until, {"error": said}, now))
         self.told(held.partition, after.lane, now)
         return False
 
-    async def _given_up(self, held: Held, why: str) -> bool:
-        if self._settings.on_failure == "rollback":
+    async def _given_up(self, held: Held, why: str, kind: str = "GivenUp") -> bool:
+        options = Options.read(held.messages[0].options)
+        if (options.on_failure or self._settings.on_failure) == "rollback":
             await self._database.take_back(held.partition, held.run.id)
         apology = self._agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
-        return await self._finish(held, Ending(FAILED, {"error": why}, replies))
+        return await self._finish(held, Ending(FAILED, {"error": why, "kind": kind}, replies))
 
     def _deadline(self, held: Held) -> float | None:
         """How many seconds the run has left."""
@@ -426,16 +509,26 @@ class Worker:
         spent = (self._clock.estimate() - held.run.started_at) / 1_000_000
         return max(0.0, self._settings.deadline - spent)
 
-    def _graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
+    def store(self, tenant: str) -> PerdureStore:
+        """The store that a tenant's graphs are given."""
+        return self._database.store(tenant=tenant, ttl=self._store_ttl)
+
+    def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
         """The graph with this database's checkpointer and store, a tenant's own."""
         if (name, tenant) not in self._graphs:
             agent = self._agents[name]
+            saver = self._database.checkpointer(tenant=tenant, allow=agent.allow)
+            saver.on_stored = self._sizes.stored
             update = {
-                "checkpointer": self._database.checkpointer(tenant=tenant, allow=agent.allow),
-                "store": agent.graph.store or self._database.store(tenant=tenant),
+                "checkpointer": saver,
+                "store": agent.graph.store or self.store(tenant),
             }
             self._graphs[name, tenant] = agent.graph.copy(update=update)
         return self._graphs[name, tenant]
+
+    def _run_on(self, partition: Partition) -> dict[str, Any] | None:
+        working = self._working.get(partition)
+        return None if working is None else _fields(working.held)
 
     # Keeping hold
 
@@ -444,6 +537,14 @@ class Worker:
         while True:
             await asyncio.sleep(self._settings.lease / 3)
             await asyncio.gather(*(self._renew(working) for working in list(self._working.values())))
+
+    def _asked(self, is_meant: Callable[[Partition], bool]) -> None:
+        """Another process may want a run of this one to end: its lease says so."""
+        for working in self._working.values():
+            if is_meant(working.held.partition):
+                task = asyncio.create_task(self._renew(working))
+                self._renewing.add(task)
+                task.add_done_callback(self._renewing.discard)
 
     async def _renew(self, working: _Working) -> None:
         loop = asyncio.get_running_loop()

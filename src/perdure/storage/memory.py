@@ -39,6 +39,8 @@ Table = dict[Key, Record]
 class MemoryDriver:
     """A dict a partition and kind, behind one lock."""
 
+    is_kept = False
+
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits(ops=100_000, bytes=1 << 30)
         self._partitions: dict[Partition, dict[str, Table]] = {}

@@ -7,6 +7,7 @@ decided above it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -40,6 +41,32 @@ class Driver(Protocol):
     def close(self) -> None:
         """Finish what was accepted and release everything; repeatable."""
         ...
+
+
+class Bell(Protocol):
+    """How processes on one database tell each other that something changed, where the backend can: a driver
+    that has one offers it as ``bell``. It carries hints. Whoever is told looks, and whoever is not told looks
+    a little later."""
+
+    def ring(self, words: Collection[str]) -> None:
+        """Tell whoever listens, soon and perhaps never. Words are short and have no spaces. Blocks for
+        nothing and never raises."""
+        ...
+
+    def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``heard``, from a thread of the driver's, for every word that is rung on this database, here
+        or elsewhere; returns what stops it. While the server is away words are lost."""
+        ...
+
+
+def bell_of(driver: Driver) -> Bell | None:
+    """The bell of a driver that has one. One that stands around another driver passes on that one's."""
+    return getattr(driver, "bell", None)
+
+
+def is_kept(driver: Driver) -> bool:
+    """Whether what a driver stores outlives the process."""
+    return getattr(driver, "is_kept", True)
 
 
 def run(program: Program[R], driver: Driver) -> R:

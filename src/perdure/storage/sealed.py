@@ -20,8 +20,19 @@ from perdure.errors import MissingExtra, Sealed
 from perdure.model.items import labels_of
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, Op, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, ITEM, RESERVED, SEAL, STORE, THREADS, Partition, Record
-from perdure.storage.port import Driver, Limits
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    ITEM,
+    RESERVED,
+    SEAL,
+    SERVER,
+    STORE,
+    THREADS,
+    Partition,
+    Record,
+)
+from perdure.storage.port import Bell, Driver, Limits, bell_of, is_kept
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -116,7 +127,9 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             raise Sealed(f"{url} is encrypted with another key than the ones given") from error
         if keyring.sealed_first(found[0].body):
             return
-    elif any(driver.perform(Find("threads", None, limit=1, space=space)) for space in (THREADS, STORE)):
+    elif any(
+        driver.perform(Find("threads", None, limit=1, space=space)) for space in (THREADS, STORE, SERVER)
+    ):
         raise Sealed(
             f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
             "encrypted database and move them there"
@@ -143,6 +156,14 @@ class SealedDriver:
             return inner
         # What is planned is not sealed yet, and each body of a commit grows by the overhead.
         return Limits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
+
+    @property
+    def bell(self) -> Bell | None:
+        return bell_of(self._inner)
+
+    @property
+    def is_kept(self) -> bool:
+        return is_kept(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:
         return self._up(effect, self._inner.perform(self._down(effect)))
@@ -175,7 +196,7 @@ class SealedDriver:
         records = cast("tuple[tuple[Record, ...], ...]", answer)
         if self._keyring is None:
             for found, item in zip(records, effect.items, strict=True):
-                if item.kind in (CHECKPOINT, ITEM):
+                if item.kind in (CHECKPOINT, ITEM, DOCUMENT):
                     _refuse_sealed(effect.partition, found)
             return answer
         return cast(
@@ -206,6 +227,8 @@ def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
 def _where(partition: Partition, record: Record) -> str:
     if partition.space == STORE:
         return f"store namespace {labels_of(partition.thread)!r}: {record.kind.name} {_name(record)}"
+    if partition.space == SERVER:
+        return f"what the server keeps as {partition.thread!r}: {record.kind.name} {_name(record)}"
     return f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
 
 

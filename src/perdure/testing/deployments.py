@@ -16,6 +16,7 @@ from perdure.model.messages import Reply
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.records import LANE, Partition
+from perdure.runtime.chance import spread
 from perdure.runtime.relay import Channel
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
@@ -56,6 +57,7 @@ def simulate(
     acknowledged; ``workers`` processes work on them. With ``kill_at`` the process whose request has that
     number is killed ``"before"`` or ``"after"`` it happens."""
     random.seed(seed)
+    spread.seed(seed)
     simulation = Simulation(seed, faults, driver=driver)
     simulation.kill_at = kill_at
     expected = Expected({f"thread {n}": [] for n in range(threads)})

@@ -28,7 +28,7 @@ from perdure.database import Database, open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import Bell, Driver, Limits, bell_of
 
 R = TypeVar("R")
 
@@ -114,6 +114,10 @@ class FaultyDriver:
     @property
     def limits(self) -> Limits:
         return self._inner.limits
+
+    @property
+    def bell(self) -> Bell | None:
+        return bell_of(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:
         at = self._begin(effect)

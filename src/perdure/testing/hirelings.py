@@ -40,7 +40,7 @@ from perdure.runtime.agents import MESSAGE, RESUME, Agent
 from perdure.runtime.relay import Channel
 from perdure.runtime.runtime import Runtime, Ticket
 from perdure.runtime.settings import Settings
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import Bell, Driver, Limits, bell_of
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill
 from perdure.testing.history import Log, Pause, logging_agent
@@ -116,6 +116,10 @@ class _Watched:
     @property
     def limits(self) -> Limits:
         return self._inner.limits
+
+    @property
+    def bell(self) -> Bell | None:
+        return bell_of(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:
         return self._inner.perform(effect)

@@ -9,11 +9,11 @@ from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
 from perdure.storage.kv import dynamo_items as items
 from perdure.storage.kv.dynamo_client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
-SCHEMA_VERSION = 2
-"""The version of the layout that this release reads and writes. Version 2 has the records of queues. The
-table is defined as it was and no item of version 1 changes, but a release that knows version 1 only must not
-write here: when it drops a thread it leaves those records behind, under an incarnation that nobody remembers,
-and the index names a lane among them as due for ever."""
+SCHEMA_VERSION = 3
+"""The version of the layout that this release reads and writes. Version 2 has the records of queues, version
+3 documents and events. The table is defined as it was and no item of a version before changes, but a release
+that knows only that one must not write here: when it drops a thread it leaves the new records behind, under
+an incarnation that nobody remembers, and the index names a lane among them as due for ever."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"

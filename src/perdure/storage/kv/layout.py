@@ -17,14 +17,17 @@ import ormsgpack
 from perdure.errors import TooLarge
 from perdure.model.records import Column, Key, Kind, Partition, Record
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """The version of the encodings of this module; a change of the declared kinds changes it too.
 
 Version 2 added the kinds of a thread's queue. What version 1 wrote stands as it is, byte for byte: migrating
 raises the number and changes nothing else. It had to be raised, for a release that knows no queue does harm
 beside one: it copies a thread without its messages and replies, and with ``ttl`` lets a thread end that has
 messages waiting. One that was open before the number was raised cannot hide a lane that is due, as lanes have
-an index key that it does not know; what its removals leave there goes when it is next read."""
+an index key that it does not know; what its removals leave there goes when it is next read.
+
+Version 3 added documents and events, and changes nothing else either. A release that knows no documents would
+copy a thread without its own."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"

@@ -19,15 +19,17 @@ from redis.crc import key_slot
 from perdure.errors import PerdureError, Unavailable, Unmigrated
 from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
+from perdure.storage.bell import ServerBell
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.kv import layout
 from perdure.storage.kv import redis_requests as requests
 from perdure.storage.kv import redis_scripts as scripts
+from perdure.storage.kv.redis_bell import RedisWire
 from perdure.storage.kv.redis_errors import CLIENT_ERRORS, translate
 from perdure.storage.kv.redis_find import find
 from perdure.storage.kv.redis_links import Call, Links, Lost, Topology, evaluate
 from perdure.storage.kv.redis_url import Settings, read
-from perdure.storage.port import Limits
+from perdure.storage.port import Bell, Limits
 from perdure.storage.unknown import evidence, is_in_doubt, is_repeatable, was_applied
 
 R = TypeVar("R")
@@ -52,11 +54,16 @@ class RedisDriver:
         self._topology = Topology(settings)
         self._limits = Limits(ops=10_000, bytes=16 << 20)
         self._idle: deque[Links] = deque()
+        self._bell = ServerBell(RedisWire(self._topology), name=settings.shown) if settings.notify else None
         self._gatherer = Gatherer(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
 
     @property
     def limits(self) -> Limits:
         return self._limits
+
+    @property
+    def bell(self) -> Bell | None:
+        return self._bell
 
     def perform(self, effect: Effect[R]) -> R:
         return self._gatherer.perform(effect)
@@ -65,6 +72,8 @@ class RedisDriver:
         return await self._gatherer.aperform(effect)
 
     def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
         self._gatherer.close()
         while self._idle:
             self._idle.pop().close()

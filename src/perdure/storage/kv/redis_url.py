@@ -17,7 +17,7 @@ CLUSTER = "redis+cluster"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The client declares no types for it.
 _parsed: Any = client.parse_url
-_OWN = ("prefix", "ttl", "pool")
+_OWN = ("prefix", "ttl", "pool", "notify")
 _LONGEST_LIFE = 100 * 366 * 86_400_000
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
@@ -25,7 +25,8 @@ _ANSWER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever."""
+    """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` says
+    whether processes are to tell each other of changes."""
 
     shown: str
     cluster: bool
@@ -33,6 +34,7 @@ class Settings:
     prefix: bytes
     life: int
     pool: int
+    notify: bool = True
 
 
 def read(url: str) -> Settings:
@@ -66,6 +68,7 @@ def read(url: str) -> Settings:
         _prefix(shown, own.get("prefix", "perdure")),
         _milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
         _pool(shown, own.get("pool", "4")),
+        _notify(shown, own.get("notify", "on")),
     )
 
 
@@ -89,3 +92,9 @@ def _pool(shown: str, value: str) -> int:
     if not re.fullmatch("[0-9]{1,3}", value) or not 1 <= int(value) <= 256:
         raise BadUrl(f"{shown}: pool={value!r} is no number of connections; use 1 to 256, e.g. pool=4")
     return int(value)
+
+
+def _notify(shown: str, value: str) -> bool:
+    if value not in ("on", "off"):
+        raise BadUrl(f"{shown}: notify={value!r} must be on or off")
+    return value == "on"

@@ -53,6 +53,15 @@ STEPS: dict[int, tuple[str, ...]] = {
         " NULL, idx INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (t, run_id, task_id, idx))"
         " WITHOUT ROWID",
     ),
+    4: (
+        "CREATE TABLE perdure_document (t INTEGER NOT NULL, collection TEXT NOT NULL, name TEXT NOT NULL,"
+        " updated_at INTEGER NOT NULL, version INTEGER NOT NULL, body BLOB NOT NULL)",
+        "CREATE UNIQUE INDEX perdure_document_key ON perdure_document (t, collection, name)",
+        "CREATE INDEX perdure_document_updated_at ON perdure_document (t, collection, updated_at)",
+        "CREATE TABLE perdure_event (t INTEGER NOT NULL, seq INTEGER NOT NULL, run_id TEXT NOT NULL,"
+        " body BLOB NOT NULL)",
+        "CREATE UNIQUE INDEX perdure_event_key ON perdure_event (t, seq)",
+    ),
 }
 
 

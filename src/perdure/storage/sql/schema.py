@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.model.records import KINDS, Column, Kind
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"

@@ -9,6 +9,7 @@ from perdure.model.program import Effect
 from perdure.storage.port import Driver, Limits
 from perdure.testing.conformance.committing import Committing
 from perdure.testing.conformance.concurrency import Concurrency
+from perdure.testing.conformance.documents import Documents
 from perdure.testing.conformance.items import Items
 from perdure.testing.conformance.partitions import Partitions
 from perdure.testing.conformance.queues import Queues
@@ -17,7 +18,7 @@ from perdure.testing.conformance.reading import Reading
 R = TypeVar("R")
 
 
-class DriverContract(Reading, Committing, Partitions, Queues, Items, Concurrency):
+class DriverContract(Reading, Committing, Partitions, Queues, Items, Documents, Concurrency):
     """What every driver promises. Subclass it in a test and give it a fixture ``driver``: an open, empty one.
 
     >>> class TestMine(DriverContract):

@@ -9,7 +9,9 @@ from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
     DEDUPE,
+    DOCUMENT,
     EFFECT,
+    EVENT,
     GC,
     HEAD,
     INBOX,
@@ -151,6 +153,22 @@ def effect(task_id: str, idx: int = 0, body: bytes = b"result") -> Put:
     return Put(EFFECT, ("run", task_id, idx), body=body)
 
 
+def document(
+    name: str,
+    updated_at: int = 1 << 50,
+    *,
+    collection: str = "threads",
+    body: bytes = b"{}",
+    expect: Expectation = Expect.ANY,
+    version: int = 1,
+) -> Put:
+    return Put(DOCUMENT, (collection, name), {"updated_at": updated_at}, body, expect, version)
+
+
+def event(seq: int, body: bytes = b"[]", run_id: str = "run") -> Put:
+    return Put(EVENT, (seq,), {"run_id": run_id}, body)
+
+
 def commit(driver: Driver, *ops: Op, at: Partition = HERE) -> bool:
     """Whether the commit held."""
     return isinstance(driver.perform(Commit(at, ops)), Committed)
@@ -193,11 +211,14 @@ def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
         a_run(mark, body=mark.encode(), version=version),
         reply(version, mark.encode(), version),
         effect(mark, body=mark.encode()),
+        document(mark, body=mark.encode(), version=version),
+        event(version, mark.encode()),
     )
 
 
 def everything(driver: Driver, at: Partition = HERE) -> list[Record]:
     """Every record of a partition, of the kinds that ``every_kind`` writes."""
-    kinds = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT)
+    thread = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG)
+    kinds = (*thread, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, DOCUMENT, EVENT)
     answers = driver.perform(Fetch(at, tuple(Range(kind) for kind in kinds)))
     return [record for answer in answers for record in answer]

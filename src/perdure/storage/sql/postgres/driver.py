@@ -33,9 +33,11 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import INDEXED, Key, Kind, Partition, Record
+from perdure.storage.bell import ServerBell
 from perdure.storage.gather import Gatherer, Job
-from perdure.storage.port import Limits
+from perdure.storage.port import Bell, Limits
 from perdure.storage.sql.postgres import wire
+from perdure.storage.sql.postgres.bell import PostgresWire
 from perdure.storage.sql.postgres.link import Again, Link, Lost
 from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.statements import Statements
@@ -66,6 +68,9 @@ class PostgresDriver:
         self._own = threading.local()
         self._links: list[Link] = []
         self._linking = threading.Lock()
+        self._bell = (
+            None if place.notify is None else ServerBell(PostgresWire(place, place.notify), name=place.name)
+        )
         writers = place.pool // 2
         self._writes = Gatherer(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
         self._reads = Gatherer(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
@@ -74,6 +79,10 @@ class PostgresDriver:
     def limits(self) -> Limits:
         return _LIMITS
 
+    @property
+    def bell(self) -> Bell | None:
+        return self._bell
+
     def perform(self, effect: Effect[R]) -> R:
         return self._gatherer(effect).perform(effect)
 
@@ -81,6 +90,8 @@ class PostgresDriver:
         return await self._gatherer(effect).aperform(effect)
 
     def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
         if self._writes.is_inherited:
             # The connections and locks are the parent's.
             self._writes.close()

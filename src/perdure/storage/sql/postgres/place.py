@@ -1,4 +1,4 @@
-"""What a ``postgresql://`` URL says: libpq's own parameters, and four of ours."""
+"""What a ``postgresql://`` URL says: libpq's own parameters, and five of ours."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _DEFAULTS: dict[str, str | int] = {
 }
 _SCHEMA, _POOL, _PATIENCE = "perdure", "8", "10"
 _FORCED = {"client_encoding": "UTF8"}
+_OWN = ("schema", "pool", "prepare", "patience", "notify")
 _PASSABLE = 63
 """How long a name may be in PostgreSQL; it would cut a longer one without a word."""
 
@@ -34,7 +35,8 @@ _PASSABLE = 63
 @dataclass(frozen=True, slots=True)
 class Place:
     """A database and a schema in it, and how it is used: connections of this process, whether statements may
-    be prepared by name, and how many seconds a lost server is waited for."""
+    be prepared by name, and how many seconds a lost server is waited for. ``notify`` is the connection for
+    notifications, if there are to be any."""
 
     url: str
     conninfo: str
@@ -42,6 +44,7 @@ class Place:
     pool: int
     prepare: bool
     patience: float
+    notify: str | None = None
 
     @property
     def name(self) -> str:
@@ -65,16 +68,30 @@ def place_of(url: str) -> Place:
         raise BadUrl(f"the postgresql:// URL cannot be read: {error}") from None
     if parts.fragment:
         raise BadUrl(f"{name}: a '#' stands in the URL; write it as %23 within a password or a name")
-    own = {key: value for key, value in query if key in ("schema", "pool", "prepare", "patience")}
+    own = {key: value for key, value in query if key in _OWN}
     rest = [(key, value) for key, value in query if key not in own]
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
     for key, _ in rest:
         if key not in known:
             raise BadUrl(
-                f"{name}: unknown parameter {key!r}; Perdure's are schema, pool, prepare and patience, "
+                f"{name}: unknown parameter {key!r}; Perdure's are {', '.join(_OWN[:-1])} and {_OWN[-1]}, "
                 "the rest are libpq's"
             )
     plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
+    opening = _conninfo(name, plain)
+    return Place(
+        url,
+        opening,
+        _schema(name, own.get("schema", _SCHEMA)),
+        int(_number(name, "pool", own.get("pool", _POOL), 2, 1000, whole=True)),
+        _flag(name, "prepare", own.get("prepare", "0")),
+        _number(name, "patience", own.get("patience", _PATIENCE), 0, 3600),
+        _notify(name, own.get("notify", "on"), opening),
+    )
+
+
+def _conninfo(name: str, plain: str) -> str:
+    """A URL of libpq's, checked, with what is not said in it."""
     try:
         given = conninfo.conninfo_to_dict(plain)
         if not all(port.isdecimal() for port in str(given.get("port") or "1").split(",") if port):
@@ -85,14 +102,18 @@ def place_of(url: str) -> Place:
             "special characters percent-encoded"
         ) from None
     parameters: dict[str, Any] = {**_DEFAULTS, **{k: v for k, v in given.items() if v is not None}, **_FORCED}
-    return Place(
-        url,
-        conninfo.make_conninfo(**parameters),
-        _schema(name, own.get("schema", _SCHEMA)),
-        int(_number(name, "pool", own.get("pool", _POOL), 2, 1000, whole=True)),
-        _flag(name, "prepare", own.get("prepare", "0")),
-        _number(name, "patience", own.get("patience", _PATIENCE), 0, 3600),
-    )
+    return conninfo.make_conninfo(**parameters)
+
+
+def _notify(name: str, value: str, opening: str) -> str | None:
+    if value in ("on", "off"):
+        return opening if value == "on" else None
+    if not value.startswith(("postgresql://", "postgres://")):
+        raise BadUrl(
+            f"{name}: notify= must be on, off, or the percent-encoded URL of a direct connection to the same "
+            "database"
+        )
+    return _conninfo(f"{name}: notify", value)
 
 
 def _schema(name: str, schema: str) -> str:

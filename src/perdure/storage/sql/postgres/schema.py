@@ -5,11 +5,26 @@ from __future__ import annotations
 from perdure.model.records import KINDS, Column, Kind
 from perdure.storage.sql.postgres import functions
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version that this release reads and writes."""
 
 _TEXT = 'text COLLATE "C"'
 _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
+
+
+def _granted(*tables: str) -> str:
+    """A step's statement: whoever may use the tables of before may use these, which it has made."""
+    names = ", ".join(f"'{table}'" for table in tables)
+    return (
+        "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
+        " CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS whom"
+        " FROM pg_class c CROSS JOIN aclexplode(c.relacl) a"
+        " WHERE c.oid = to_regclass($name${schema}.head$name$) AND a.grantee <> c.relowner LOOP"
+        f" FOREACH _table IN ARRAY ARRAY[{names}] LOOP"
+        " EXECUTE concat('GRANT ', _right.what, $name$ ON {schema}.$name$, _table, ' TO ', _right.whom);"
+        " END LOOP; END LOOP; END $perdure$"
+    )
+
 
 # One entry a version: the statements that lead to its tables from the version before, with {schema} for the
 # schema's name. They are history: a later change of the declarations must not change what they do. An empty
@@ -39,14 +54,16 @@ STEPS: dict[int, tuple[str, ...]] = {
         'CREATE TABLE {schema}.effect (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, task_id text'
         ' COLLATE "C" NOT NULL, idx bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, run_id, task_id,'
         " idx))",
-        # Whoever may use the tables of before may use the new ones.
-        "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
-        " CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS whom"
-        " FROM pg_class c CROSS JOIN aclexplode(c.relacl) a"
-        " WHERE c.oid = to_regclass($name${schema}.head$name$) AND a.grantee <> c.relowner LOOP"
-        " FOREACH _table IN ARRAY ARRAY['lane', 'inbox', 'dedupe', 'run', 'outbox', 'effect'] LOOP"
-        " EXECUTE concat('GRANT ', _right.what, $name$ ON {schema}.$name$, _table, ' TO ', _right.whom);"
-        " END LOOP; END LOOP; END $perdure$",
+        _granted("lane", "inbox", "dedupe", "run", "outbox", "effect"),
+    ),
+    3: (
+        'CREATE TABLE {schema}.document (t bigint NOT NULL, collection text COLLATE "C" NOT NULL, name text'
+        ' COLLATE "C" NOT NULL, updated_at bigint NOT NULL, version bigint NOT NULL, body bytea NOT NULL,'
+        " PRIMARY KEY (t, collection, name))",
+        "CREATE INDEX document_updated_at ON {schema}.document (t, (collection || ''), updated_at)",
+        'CREATE TABLE {schema}.event (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
+        " NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
+        _granted("document", "event"),
     ),
 }
 

@@ -1,0 +1,209 @@
+"""What runs tell while they go on: a log of a thread, written by whoever holds its run, read by anybody.
+
+Events are numbered along the thread; the numbers only grow and have gaps. They are kept for a while, for
+those who follow a run from elsewhere or lost their connection; what counts stands in checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perdure.engine.transact import Budget
+from perdure.errors import Fenced
+from perdure.model.lane import IN, TOLD, Lane
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import EPOCH, EVENT, LANE, Partition, Record
+
+END = "end"
+"""The name of a run's last event, which is stored in the commit that ends the run."""
+
+LAST = (1 << 53) - 1
+"""Above every number: who follows a run after it hears of its end alone."""
+
+_RECORD_MAX = 128 * 1024
+_PAGE = 100
+
+
+class Event(NamedTuple):
+    """Something that a run told: ``data`` is JSON text."""
+
+    seq: int
+    run_id: str
+    name: str
+    data: str
+
+
+class Page(NamedTuple):
+    """Events in order, and the number to read on after; ``is_last`` says that there were no more."""
+
+    events: tuple[Event, ...]
+    after: int
+    is_last: bool
+
+
+def first_free(partition: Partition, now: int) -> Program[int]:
+    """The number from which a run may tell: above all that were given, even those that were forgotten or
+    never stored, as they come from the same clock."""
+    (found,) = yield from ask(Fetch(partition, (Range(EVENT, reverse=True, limit=1, bodies=False),)))
+    return max(now, found[0].key[0] + 1 if found else 0)
+
+
+def span_of(data: str) -> int:
+    """How many numbers an event of this length takes."""
+    return 1 + len(data.encode()) // _RECORD_MAX
+
+
+def puts(run_id: str, told: Sequence[Event]) -> list[Put]:
+    """The operations that store events, several to a record, or a long one in several records."""
+    ops: list[Put] = []
+    batch: list[bytes] = []
+    size = last = 0
+    for event in told:
+        data = event.data.encode()
+        span = span_of(event.data)
+        if batch and (span > 1 or size + len(data) > _RECORD_MAX):
+            ops.append(_put(last, run_id, b"\n".join(batch)))
+            batch, size = [], 0
+        if span > 1:
+            ops += _parts(event, data, span)
+            continue
+        batch.append(b"%d\t%s\t%s" % (event.seq, event.name.encode(), data))
+        size += len(data)
+        last = event.seq
+    if batch:
+        ops.append(_put(last, run_id, b"\n".join(batch)))
+    return ops
+
+
+def _parts(event: Event, data: bytes, span: int) -> list[Put]:
+    first = event.seq - span + 1
+    head = event.name.encode()
+    return [
+        _put(
+            first + n,
+            event.run_id,
+            b"\t%d\t%d\t%s\n%s" % (n, span, head, data[n * _RECORD_MAX : (n + 1) * _RECORD_MAX]),
+        )
+        for n in range(span)
+    ]
+
+
+def _put(seq: int, run_id: str, body: bytes) -> Put:
+    return Put(EVENT, (seq,), {"run_id": run_id}, body, Expect.ABSENT)
+
+
+class _Part(NamedTuple):
+    number: int
+    span: int
+    name: str
+    data: bytes
+
+    @classmethod
+    def read(cls, record: Record) -> _Part | None:
+        """The part of a long event that a record holds, if it holds one."""
+        if not record.body.startswith(b"\t"):
+            return None
+        head, _, data = record.body.partition(b"\n")
+        _, number, span, name = head.split(b"\t", 3)
+        return cls(int(number), int(span), name.decode(), data)
+
+
+def _told(record: Record) -> list[Event]:
+    events: list[Event] = []
+    for line in record.body.split(b"\n"):
+        seq, name, data = line.split(b"\t", 2)
+        events.append(Event(int(seq), record.fields["run_id"], name.decode(), data.decode()))
+    return events
+
+
+def append(
+    partition: Partition,
+    run_id: str,
+    told: Sequence[Event],
+    epoch: int,
+    budget: Budget,
+    *,
+    again: bool = False,
+) -> Program[None]:
+    """Store what a held run told; ``Fenced`` when somebody else holds it. ``again`` says that it, or a part
+    of it, may be stored already."""
+    waiting = puts(run_id, told)
+    if again:
+        waiting = [put._replace(expect=Expect.ANY) for put in waiting]
+    while waiting:
+        count = size = 0
+        while count < min(len(waiting), budget.ops - 1) and (
+            not count or size + len(waiting[count].body) <= budget.bytes
+        ):
+            size += len(waiting[count].body)
+            count += 1
+        outcome = yield from ask(Commit(partition, (Check(EPOCH, (), epoch), *waiting[:count])))
+        if not isinstance(outcome, Committed):
+            raise Fenced(
+                f"thread {partition.thread!r}: run {run_id!r} is not held under epoch {epoch} any more; what "
+                "it told was not stored"
+            )
+        del waiting[:count]
+
+
+def read(partition: Partition, after: int, run_id: str | None = None) -> Program[Page]:
+    """Events after a number, in order: a run's, or those of all runs of the thread."""
+    events: list[Event] = []
+    parts: list[bytes] = []
+    cursor = at = after
+    while True:
+        (found,) = yield from ask(Fetch(partition, (Range(EVENT, after=(at,), limit=_PAGE),)))
+        for record in found:
+            at = record.key[0]
+            part = _Part.read(record)
+            if part is None:
+                parts = []
+                events += [event for event in _told(record) if event.seq > after]
+                cursor = at
+                continue
+            # Parts of an event whose last one was never stored are followed by another beginning.
+            parts = [*parts, part.data] if part.number == len(parts) else [part.data][: not part.number]
+            if len(parts) == part.span:
+                events.append(Event(at, record.fields["run_id"], part.name, b"".join(parts).decode()))
+                cursor, parts = at, []
+        is_last = len(found) < _PAGE
+        if is_last or cursor > after:
+            return Page(tuple(e for e in events if run_id in (None, e.run_id)), cursor, is_last)
+
+
+def keeping(until: int, fresh: int) -> Put:
+    """The operation that has what a thread's runs told forgotten at a time, whoever looks then."""
+    put = Lane(TOLD, last=1, since=until, ready_at=until).put(fresh)
+    return put._replace(expect=Expect.ANY)
+
+
+def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program[bool]:
+    """Remove a page of what runs told more than ``keep`` microseconds ago that are over, but for the newest
+    record, whose number tells where to go on. Whether there is more to remove now."""
+    lanes, tolds, found = yield from ask(
+        Fetch(
+            partition,
+            (Get(LANE, (IN,)), Get(LANE, (TOLD,)), Range(EVENT, limit=budget.ops, bodies=False)),
+        )
+    )
+    lane, told = Lane.read(IN, lanes), Lane.read(TOLD, tolds)
+    if not told.version:
+        return False
+    old = [
+        record.key
+        for record in found[:-1]
+        if record.key[0] <= now - keep and record.fields["run_id"] != lane.run_id
+    ]
+    gone = old[: budget.ops - 1]
+    has_more = bool(gone) and len(found) == budget.ops
+    first: Op
+    if has_more:
+        first = Check(LANE, (TOLD,), told.version)
+    elif len(found) - len(gone) > 1:
+        first = told._replace(since=now + keep, ready_at=now + keep).put(0)
+    else:
+        first = Delete(LANE, (TOLD,), told.version)
+    outcome = yield from ask(Commit(partition, (first, *(Delete(EVENT, key) for key in gone))))
+    return has_more and isinstance(outcome, Committed)

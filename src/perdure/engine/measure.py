@@ -1,0 +1,111 @@
+"""How many bytes a thread holds, and which channels they belong to.
+
+What several checkpoints share is stored once and counted once, so the figures are those of the database and
+not the sum of the checkpoints. A chunk that two channels share counts for both, and once in the total.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from perdure.engine import retention
+from perdure.engine.content import ATTEMPTS, Pace, pulse
+from perdure.engine.retention import Contents
+from perdure.engine.values import MissingChunk, fetch_chunks, reachable
+from perdure.errors import Contention, TooLarge
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.chunks import Digester
+from perdure.model.program import Program
+from perdure.model.records import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """So many of something, with their bytes."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A thread's size. ``checkpoints`` are the records themselves, without values; ``values`` are the
+    channels' of all checkpoints, ``channels`` the same by name, each with how many versions it has. A small
+    value stands in every checkpoint that has it."""
+
+    total: int
+    checkpoints: Part
+    values: Part
+    writes: Part
+    channels: dict[str, Part] = field(default_factory=dict[str, Part])
+
+
+def measure(partition: Partition, digest: Digester, most: int) -> Program[Measure]:
+    """Measure a thread by reading it once; ``TooLarge`` as soon as that has come to ``most`` bytes. Raises
+    ``Contention`` when the thread is written to all the time."""
+    for _ in range(ATTEMPTS):
+        before = yield from pulse(partition)
+        contents = yield from retention.read(partition)
+        try:
+            return (yield from _measure(partition, contents, digest, most))
+        except MissingChunk:
+            if (yield from pulse(partition)) == before:
+                raise
+    raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
+
+
+def _measure(partition: Partition, contents: Contents, digest: Digester, most: int) -> Program[Measure]:
+    versions: dict[str, set[bytes]] = {}
+    inside: Counter[str] = Counter()
+    for record in contents.checkpoints:
+        for channel, ref in _references(record):
+            versions.setdefault(channel, set()).add(ref)
+            inside[channel] += len(ref)
+    written = {write.ref for write in contents.writes}
+    needs: dict[str, set[bytes]] = {}
+    for channel in sorted(versions):
+        needs[channel] = yield from reachable(partition, sorted(versions[channel]), digest)
+    of_writes = yield from reachable(partition, sorted(written), digest)
+    of_values = set[bytes]().union(*needs.values())
+    records = sum(len(record.put().body) for record in contents.checkpoints)
+    inside_writes = sum(len(write.ref) for write in contents.writes)
+    sizes = yield from _sizes(partition, of_values | of_writes, most - records - inside_writes)
+
+    def weight(names: Iterable[bytes]) -> int:
+        return sum(sizes[name] for name in names)
+
+    channels = {name: Part(len(own), weight(needs[name]) + inside[name]) for name, own in versions.items()}
+    return Measure(
+        total=records + inside_writes + weight(sizes),
+        checkpoints=Part(len(contents.checkpoints), records - inside.total()),
+        values=Part(sum(map(len, versions.values())), weight(of_values) + inside.total()),
+        writes=Part(len(contents.writes), inside_writes + weight(of_writes)),
+        channels=channels,
+    )
+
+
+def _references(record: CheckpointRecord) -> Iterator[tuple[str, bytes]]:
+    """What a checkpoint refers to, by channel."""
+    yield from record.refs.items()
+    for channel, carried in record.carried.items():
+        if carried.seed is not None:
+            yield channel, carried.seed
+        for write in carried.writes:
+            yield channel, write.ref
+
+
+def _sizes(partition: Partition, names: set[bytes], most: int) -> Program[dict[bytes, int]]:
+    """How long chunks are; none of them is kept."""
+    sizes: dict[bytes, int] = {}
+    pace = Pace()
+    held = 0
+    for some in pace.slices(sorted(names)):
+        if held > most:
+            raise TooLarge(f"thread {partition.thread!r} is too large to be measured while somebody waits")
+        bodies = yield from fetch_chunks(partition, some)
+        pace.learn(bodies)
+        sizes.update((name, len(body)) for name, body in bodies.items())
+        held += sum(map(len, bodies.values()))
+    return sizes

@@ -1,0 +1,193 @@
+"""Documents with a past: every version stays under its number, and one of them is the current one.
+
+A change makes a version of the next number, never used before, and makes it the current one, in one commit
+with the compare-and-set of the document. An older version may be made current again. What a document says is
+its owner's; times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from perdure.engine.paging import read_all
+from perdure.engine.transact import retrying
+from perdure.model.messages import encode
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, Partition, Record
+
+_DIGITS = 10
+
+
+class Versioned(NamedTuple):
+    """A document at one of its versions. ``number`` is that version's, ``last`` the highest that was ever
+    given. ``revision`` is what a change expects, ``None`` of one that is not stored."""
+
+    name: str
+    body: Mapping[str, Any]
+    number: int
+    last: int
+    created_at: int
+    updated_at: int
+    revision: int | None = None
+
+
+Change = Callable[[Versioned], Mapping[str, Any]]
+"""From a document to what it is to say. It may be called more than once."""
+
+
+def get(partition: Partition, collection: str, name: str) -> Program[Versioned | None]:
+    """The current version of a document, if there is one."""
+    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
+    return _read(found[0]) if found else None
+
+
+def everything(partition: Partition, collection: str) -> Program[list[Versioned]]:
+    """The current versions of all documents of a collection, by name."""
+    (found,) = yield from read_all(partition, Range(DOCUMENT, (collection,)))
+    return list(map(_read, found))
+
+
+def create(
+    partition: Partition, collection: str, name: str, body: Mapping[str, Any], now: int, fresh: int
+) -> Program[Versioned | None]:
+    """Store the first version; ``None`` when there is such a document. Raises what ``documents.put`` does."""
+    first = Versioned(name, body, 1, 1, now, now)
+    return (yield from _store(partition, collection, first, None, now, fresh))
+
+
+def revise(
+    partition: Partition,
+    collection: str,
+    name: str,
+    change: Change,
+    now: int,
+    fresh: int,
+    before: Versioned | None = None,
+) -> Program[Versioned | None]:
+    """Make a new version and make it the current one. ``before`` stands in for a document that is not
+    stored: it is its first version then. Without either there is nothing to change, and the answer is
+    ``None``."""
+
+    def load() -> Program[tuple[Versioned | None]]:
+        return ((yield from get(partition, collection, name)),)
+
+    def attempt(view: tuple[Versioned | None]) -> Program[tuple[Versioned | None] | None]:
+        held = view[0] or before
+        if held is None:
+            return view
+        number = held.last + 1
+        after = held._replace(body=change(held), number=number, last=number, updated_at=now)
+        older = held if held.revision is None else None
+        stored = yield from _store(partition, collection, after, older, now, fresh)
+        return None if stored is None else (stored,)
+
+    (found,) = yield from retrying(partition, None, load, attempt)
+    return found
+
+
+def choose(
+    partition: Partition, collection: str, name: str, number: int, now: int, fresh: int
+) -> Program[Versioned | None]:
+    """Make a version of the past the current one; ``None`` when there is no such version."""
+
+    def load() -> Program[tuple[Versioned | None, Versioned | None]]:
+        keys = ((collection, name), _past(collection, name, number))
+        current, older = yield from ask(Fetch(partition, tuple(Get(DOCUMENT, key) for key in keys)))
+        return (_read(current[0]) if current else None, _older(name, older[0]) if older else None)
+
+    def attempt(
+        view: tuple[Versioned | None, Versioned | None],
+    ) -> Program[tuple[Versioned | None] | None]:
+        held, older = view
+        if held is None or older is None or number > held.last:
+            return (None,)
+        after = held._replace(body=older.body, number=number, updated_at=now)
+        stored = yield from _store(partition, collection, after, None, now, fresh, is_new=False)
+        return None if stored is None else (stored,)
+
+    (found,) = yield from retrying(partition, None, load, attempt)
+    return found
+
+
+def past(partition: Partition, collection: str, name: str) -> Program[list[Versioned]]:
+    """Every version of a document, the newest first; none of one that is not there."""
+    held = yield from get(partition, collection, name)
+    if held is None:
+        return []
+    (found,) = yield from read_all(partition, Range(DOCUMENT, (_folder(collection, name),)))
+    versions = [_older(name, record) for record in found]
+    return [version for version in reversed(versions) if version.number <= held.last]
+
+
+def remove(partition: Partition, collection: str, name: str) -> Program[bool]:
+    """Take a document away with its past; whether there was one. Cut short, it may leave a past without a
+    document, which nobody is shown and the next document of the name replaces."""
+    (older,) = yield from read_all(partition, Range(DOCUMENT, (_folder(collection, name),), bodies=False))
+    gone = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), Expect.PRESENT),)))
+    for record in older:
+        # Each on its own: a document that was made anew meanwhile keeps its past, which has other versions.
+        yield from ask(Commit(partition, (Delete(DOCUMENT, record.key, record.version),)))
+    return isinstance(gone, Committed)
+
+
+def _store(
+    partition: Partition,
+    collection: str,
+    after: Versioned,
+    older: Versioned | None,
+    now: int,
+    fresh: int,
+    *,
+    is_new: bool = True,
+) -> Program[Versioned | None]:
+    """The document with its new version, and ``older`` if that was never stored; what is answered is what
+    the next reader is told."""
+    key = (collection, after.name)
+    expect = Expect.ABSENT if after.revision is None else after.revision
+    revision = fresh if after.revision is None else after.revision + 1
+    head = {
+        "said": dict(after.body),
+        "number": after.number,
+        "last": after.last,
+        "created_at": after.created_at,
+    }
+    body = encode(head, "document")
+    puts = [Put(DOCUMENT, key, {"updated_at": now}, body, expect, revision)]
+    for version in (*((after,) if is_new else ()), *((older,) if older is not None else ())):
+        said = encode({"said": dict(version.body), "created_at": version.updated_at}, "document")
+        place = _past(collection, version.name, version.number)
+        puts.append(Put(DOCUMENT, place, {"updated_at": now}, said, Expect.ANY, fresh))
+    outcome = yield from ask(Commit(partition, tuple(puts)))
+    if not isinstance(outcome, Committed):
+        return None
+    return after._replace(body=json.loads(body)["said"], revision=revision)
+
+
+def _folder(collection: str, name: str) -> str:
+    return f"{collection}/{name}"
+
+
+def _past(collection: str, name: str, number: int) -> tuple[str, str]:
+    return _folder(collection, name), f"{number:0{_DIGITS}}"
+
+
+def _read(record: Record) -> Versioned:
+    held = json.loads(record.body)
+    return Versioned(
+        record.key[1],
+        held["said"],
+        held["number"],
+        held["last"],
+        held["created_at"],
+        record.fields["updated_at"],
+        record.version,
+    )
+
+
+def _older(name: str, record: Record) -> Versioned:
+    held = json.loads(record.body)
+    number, at = int(record.key[1]), held["created_at"]
+    return Versioned(name, held["said"], number, number, at, at, record.version)

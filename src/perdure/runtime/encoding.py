@@ -1,0 +1,75 @@
+"""What a graph's values look like as JSON: for those who follow a run, and for HTTP.
+
+Messages and other models become their fields, as the ecosystem's clients know them; what has no form of its
+own becomes text.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Set
+from dataclasses import fields, is_dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import orjson
+from langgraph.types import Interrupt
+from pydantic import BaseModel
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+
+
+def encoded(value: Any) -> str:
+    """JSON text on one line."""
+    try:
+        return orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
+    except TypeError:
+        # Half a character, a number beyond 64 bits, a key of an odd type: rare, and the slow way knows them.
+        return json.dumps(_deep(value), separators=(",", ":"))
+
+
+def plain(value: Any) -> Any:
+    """As data that JSON knows."""
+    return json.loads(encoded(value))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case BaseModel():
+            return value.model_dump()
+        case Interrupt():
+            return {"value": value.value, "id": value.id}
+        case Enum():
+            return value.value
+        case bytes() | bytearray():
+            return b64encode(value).decode()
+        case timedelta():
+            return value.total_seconds()
+        case BaseException():
+            return {"error": type(value).__name__, "message": str(value)}
+        case Mapping():
+            return dict(value)
+        case Set():
+            return list(value)
+        case tuple() if (fields_of := getattr(value, "_asdict", None)) is not None:
+            return fields_of()
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: getattr(value, field.name) for field in fields(value)}
+        case _:
+            return str(value) if isinstance(value, int | float) else repr(value)
+
+
+def _deep(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if value == value and abs(value) != float("inf") else None
+        case Mapping():
+            return {key if isinstance(key, str) else str(key): _deep(held) for key, held in value.items()}
+        case list() | tuple() if not hasattr(value, "_asdict"):
+            return [_deep(held) for held in value]
+        case _:
+            return _deep(_plain(value)) if (made := _plain(value)) is not value else repr(made)

@@ -1,0 +1,189 @@
+"""What a run tells to clients of the event streaming protocol: messages block by block, tools, checkpoints as
+references, what becomes of subgraphs, and each question once.
+
+Values, updates, tasks and what a graph writes are told under their own names, for all who follow. What only
+this protocol has is told under ``protocol/``, in the form in which it is sent: ``data``, and by which node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+# What LangGraph itself makes the events of a finished message with.
+from langchain_core.language_models._compat_bridge import message_to_events
+from langchain_core.messages import BaseMessage, RemoveMessage, ToolMessage
+
+MODES = ("checkpoints", "custom", "messages", "tasks", "tools", "updates", "values")
+"""The modes that LangGraph is asked for."""
+
+BY_BLOCK = "__pregel_stream_messages_v2"
+"""The key of LangGraph's config that has models speak in content blocks."""
+
+OWN = "protocol/"
+QUESTIONS = "__interrupt__"
+
+_SPEAKERS = {"human": "human", "system": "system"}
+
+
+class Tell(Protocol):
+    def __call__(self, name: str, data: Any, room: int = 1) -> object: ...
+
+
+def room_of(mode: str, payload: Any) -> int:
+    """How many events of the protocol a part becomes: updates are one for each node, or each question."""
+    if mode != "updates" or not isinstance(payload, Mapping):
+        return 1
+    asked = payload.get(QUESTIONS)
+    return max(1, len(asked) if isinstance(asked, Sequence) else len(payload))
+
+
+class Speaker:
+    """Tells the parts of one run's stream."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._held: tuple[Any, tuple[str, ...]] | None = None
+        self._spoken: dict[str, str] = {}
+        self._asked: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._calls: dict[str, str] = {}
+        self._below: dict[tuple[str, ...], str] = {}
+
+    def part(self, mode: str, payload: Any, namespace: Sequence[str]) -> None:
+        """Tell one part."""
+        at = tuple(namespace)
+        if mode == "values":
+            self._flush()
+            # Clients pair the values of a step with its checkpoint, which LangGraph names after them.
+            self._held = payload, at
+            return
+        if mode == "checkpoints":
+            self._own("checkpoints", at, reference(payload))
+            self._flush()
+            return
+        self._flush()
+        match mode:
+            case "messages":
+                message, metadata = payload
+                self._message(message, metadata, at)
+            case "tools":
+                self._own("tools", at, payload)
+            case "updates":
+                self._update(payload, at)
+            case "tasks":
+                self._task(payload, at)
+            case _:
+                self._tell(_named(mode, at), payload)
+
+    def ended(self) -> None:
+        """Tell what was held back until there are no more parts: the last values, and the questions. Nothing
+        can be answered before the run has stopped to wait for it."""
+        self._flush()
+        for question, at in self._asked.values():
+            self._tell(_named("updates", at), {QUESTIONS: [question]})
+
+    def _flush(self) -> None:
+        if self._held is not None:
+            (values, at), self._held = self._held, None
+            self._tell(_named("values", at), values)
+
+    def _own(self, method: str, at: Sequence[str], data: Any, node: Any = None) -> None:
+        said = {"data": data} if node is None else {"data": data, "node": node}
+        self._tell(_named(f"{OWN}{method}", at), said)
+
+    def _update(self, payload: Any, at: tuple[str, ...]) -> None:
+        if isinstance(payload, Mapping) and QUESTIONS in payload:
+            for question in payload[QUESTIONS]:
+                # A subgraph's question is asked again by every graph that it is in.
+                self._asked.setdefault(question.id, (question, at))
+            return
+        self._tell(_named("updates", at), payload, room_of("updates", payload))
+
+    def _message(self, message: Any, metadata: Mapping[str, Any], at: Sequence[str]) -> None:
+        if isinstance(message, BaseMessage):
+            if isinstance(message, ToolMessage | RemoveMessage):
+                return
+            role, message_id = _SPEAKERS.get(message.type, "ai"), message.id or ""
+            events: Iterable[Any] = message_to_events(message, message_id=message_id)
+        else:
+            run = str(metadata.get("run_id", ""))
+            if message.get("event") == "message-start":
+                self._spoken[run] = message.get("id") or message.get("message_id") or run
+            role, message_id, events = "ai", self._spoken.get(run, run), (message,)
+            if message.get("event") in ("message-finish", "error"):
+                self._spoken.pop(run, None)
+        node = metadata.get("langgraph_node")
+        for event in events:
+            data = {**event, "message_id": message_id}
+            if event["event"] == "message-start":
+                about = {**event.get("metadata", {}), **_about(metadata)}
+                data |= {"id": message_id, "role": event.get("role") if role == "ai" else role}
+                data["metadata"] = about
+            self._own("messages", at, data, node)
+
+    def _task(self, payload: Mapping[str, Any], at: tuple[str, ...]) -> None:
+        if "result" not in payload:
+            self._begun(payload, at)
+        self._tell(_named("tasks", at), payload)
+        if "result" in payload:
+            self._ended(payload, at)
+
+    def _begun(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
+        """A task within a subgraph of which nothing was told yet says that it began."""
+        call = _call(task.get("input"))
+        if call is not None:
+            self._calls[str(task.get("id"))] = call
+        if not at or at in self._below:
+            return
+        name, _, parent = at[-1].partition(":")
+        self._below[at] = parent
+        agent = (task.get("metadata") or {}).get("lc_agent_name")
+        data: dict[str, Any] = {"event": "started", "graph_name": agent or name}
+        if parent:
+            data["trigger_call_id"] = parent
+        if agent and parent in self._calls:
+            data["cause"] = {"type": "toolCall", "tool_call_id": self._calls[parent]}
+        self._own("lifecycle", at, data)
+
+    def _ended(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
+        """The task that a subgraph is has ended, and the subgraph with it."""
+        for below in [b for b, parent in self._below.items() if b[:-1] == at and parent == task.get("id")]:
+            del self._below[below]
+            data: dict[str, Any] = {"event": "completed"}
+            if task.get("interrupts"):
+                data = {"event": "interrupted"}
+            elif error := task.get("error"):
+                data = {"event": "failed", "error": str(error)}
+            self._own("lifecycle", below, data)
+
+
+def _named(name: str, at: Iterable[str]) -> str:
+    return "|".join((name, *at))
+
+
+def _about(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a message with its beginning."""
+    names = ("langgraph_node", "langgraph_step", "ls_provider", "ls_model_name", "run_id", "lc_agent_name")
+    said = {name: metadata[name] for name in names if isinstance(metadata.get(name), str | int)}
+    return {
+        {"ls_provider": "provider", "ls_model_name": "model"}.get(name, name): held
+        for name, held in said.items()
+    }
+
+
+def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint as the protocol names it."""
+    here = (payload.get("config") or {}).get("configurable", {})
+    parent = (payload.get("parent_config") or {}).get("configurable", {})
+    about = payload.get("metadata") or {}
+    said = {"id": here.get("checkpoint_id"), "step": about.get("step"), "source": about.get("source")}
+    return {**said, "parent_id": parent["checkpoint_id"]} if "checkpoint_id" in parent else said
+
+
+def _call(given: Any) -> str | None:
+    """The id of the tool call for which a task was made."""
+    call = given.get("tool_call") if isinstance(given, Mapping) else None
+    if call is None and isinstance(given, list):
+        call = next((one for one in given if isinstance(one, Mapping) and "id" in one), None)
+    found = call.get("id") if isinstance(call, Mapping) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,77 @@
+"""How large the state of runs is: told for every checkpoint, by channel, so that what grows without end has a
+name.
+
+Sizes are those of whole values, serialised: what a step loads, not what it adds to the database. What the
+saver has forgotten of a value that did not change is left out, rather than read for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from langgraph.constants import START
+
+from perdure.model.records import Partition
+from perdure.runtime.observe import Observers
+
+_THREADS_MOST = 4096
+
+FieldsOf = Callable[[Partition], dict[str, Any] | None]
+
+
+class Sizes:
+    """Tells of checkpoints that a runtime's savers stored, on the event loop on which it was started.
+    ``fields_of`` says which run is at work on a thread in this process; what no run stored is not told of."""
+
+    def __init__(self, observers: Observers, warn_bytes: int, fields_of: FieldsOf) -> None:
+        self._observers = observers
+        self._warn_bytes = warn_bytes
+        self._fields_of = fields_of
+        self._warned: OrderedDict[Partition, tuple[str, set[str]]] = OrderedDict()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def start(self) -> None:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+        """A checkpoint is durable. A graph that a plain function invokes stores its own in another thread."""
+        if threading.get_ident() == self._thread:
+            self._tell(partition, namespace, sizes)
+        elif self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, partition, namespace, sizes)
+
+    def _tell(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+        fields = self._fields_of(partition)
+        if fields is None:
+            return
+        place = _place(namespace)
+        # A step's triggers are channels without a value; a run's input is gone after its first checkpoint.
+        channels = {place + name: size for name, size in sizes.items() if size and name != START}
+        self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
+        for channel, size in channels.items():
+            if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):
+                self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)
+
+    def _is_news(self, partition: Partition, run_id: str, channel: str) -> bool:
+        """Whether a run's channel was not told of before."""
+        warned_run, channels = self._warned.get(partition, ("", set[str]()))
+        if warned_run != run_id:
+            channels = set()
+        self._warned[partition] = run_id, channels
+        self._warned.move_to_end(partition)
+        while len(self._warned) > _THREADS_MOST:
+            self._warned.popitem(last=False)
+        is_news = channel not in channels
+        channels.add(channel)
+        return is_news
+
+
+def _place(namespace: str) -> str:
+    """A subgraph by the nodes that lead to it, without the ids of their tasks: names of the program alone."""
+    nodes = [part.partition(":")[0] for part in namespace.split("|") if part and not part.isdigit()]
+    return "".join(f"{node}/" for node in nodes)

@@ -51,6 +51,36 @@ BATTERY: Line = {
     "stuck": 0,
     "seconds": 61.5,
 }
+SERVER: list[Line] = [
+    {
+        "what": "server killed",
+        "turns": 50,
+        "kills": 50,
+        "attempts": 62,
+        "resumed": 14,
+        "repeats": 1,
+        "lost": 0,
+        "twice": 0,
+    },
+    {
+        "what": "server without database",
+        "seconds": 10.0,
+        "requests": 1200,
+        "unavailable": 300,
+        "runs": 400,
+        "lost": 0,
+        "twice": 0,
+    },
+    {
+        "what": "server restarted",
+        "restarts": 4,
+        "requests": 200,
+        "streams": 30,
+        "resumed": 3,
+        "lost": 0,
+        "twice": 0,
+    },
+]
 LINES: list[Line] = [
     SIMULATION,
     SIMULATION,
@@ -63,6 +93,7 @@ LINES: list[Line] = [
     {"what": "points", "backend": "sqlite", "scenario": "plain", "points": 105, "killed": 104},
     {"what": "points", "backend": "sqlite", "scenario": "interrupt", "points": 105, "killed": 105},
     {**BATTERY, "what": "no fence", "stale": 1, "wrong": 2},
+    *SERVER,
 ]
 
 Written = Callable[[list[Line]], tuple[int, str]]
@@ -116,6 +147,22 @@ def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
             "0 violations",
         ],
         [
+            "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",
+            "50 turns: 50 kills, 62 attempts at runs, 14 streams resumed, "
+            "1 message said again under the same key",
+            "0 lost, 0 twice",
+        ],
+        [
+            "the same while their PostgreSQL is stopped hard, 10 s and many times for a moment",
+            "1,200 requests, 300 answered with 503, 400 runs acknowledged",
+            "0 lost, 0 twice",
+        ],
+        [
+            "the same while each process is restarted in order",
+            "4 restarts: 200 requests, 30 streams, 3 of them resumed",
+            "0 lost, 0 twice",
+        ],
+        [
             "guards taken away, one at a time, in simulated deployments",
             "no dedupe, no fence",
             "all 2 noticed, the latest by seed 3",
@@ -143,6 +190,7 @@ def test_a_short_run_says_so(written: Written, monkeypatch: pytest.MonkeyPatch) 
     [
         {**SIMULATION, "violations": 1},
         {"what": "kill points", "points": 90, "violations": 2},
+        *({**line, what: 1} for line in SERVER for what in ("lost", "twice")),
         *({**BATTERY, what: 1} for what in ("lost", "forks", "twice", "stuck", "stale")),
     ],
 )

@@ -17,7 +17,8 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guarantees.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
-NEEDED = ("simulation", "kill points", "break", "battery", "points")
+SERVER = ("server killed", "server without database", "server restarted")
+NEEDED = ("simulation", "kill points", "break", "battery", "points", *SERVER)
 """The kinds of line without which the figures would tell of a part of the tests."""
 
 BROKEN = ("violations", "lost", "forks", "twice", "stuck", "stale")
@@ -94,6 +95,7 @@ def _rows(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
             f"{_n(_sum(own)['killed'], 'kill')} in {_n(len({line['scenario'] for line in own}), 'scenario')}",
             _n(_sum(own)["violations"], "violation"),
         )
+    yield from _server_rows(lines)
     breaks = {line["name"]: line["seed"] for line in lines if line["what"] == "break"}
     yield (
         "guards taken away, one at a time, in simulated deployments",
@@ -107,6 +109,30 @@ def _rows(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
             f"{total['kills']:,} kills, {total['pauses']:,} pauses",
             f"noticed: {_n(total['stale'], 'stale write')} stored, {_n(total['wrong'], 'violation')} found",
         )
+
+
+def _server_rows(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
+    killed, away, restarted = (_sum(line for line in lines if line["what"] == what) for what in SERVER)
+    gap = max(line["seconds"] for line in lines if line["what"] == "server without database")
+    yield (
+        "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",
+        f"{_n(killed['turns'], 'turn')}: {_n(killed['kills'], 'kill')}, "
+        f"{_n(killed['attempts'], 'attempt')} at runs, {_n(killed['resumed'], 'stream')} resumed, "
+        f"{_n(killed['repeats'], 'message')} said again under the same key",
+        f"{killed['lost']:,} lost, {killed['twice']:,} twice",
+    )
+    yield (
+        f"the same while their PostgreSQL is stopped hard, {gap:g} s and many times for a moment",
+        f"{_n(away['requests'], 'request')}, {away['unavailable']:,} answered with 503, "
+        f"{_n(away['runs'], 'run')} acknowledged",
+        f"{away['lost']:,} lost, {away['twice']:,} twice",
+    )
+    yield (
+        "the same while each process is restarted in order",
+        f"{_n(restarted['restarts'], 'restart')}: {_n(restarted['requests'], 'request')}, "
+        f"{_n(restarted['streams'], 'stream')}, {restarted['resumed']:,} of them resumed",
+        f"{restarted['lost']:,} lost, {restarted['twice']:,} twice",
+    )
 
 
 def _backends(lines: Sequence[Line], what: str) -> list[str]:

@@ -17,6 +17,7 @@ from perdure.engine.content import Digest, Report
 from perdure.engine.fsck import Finding, Repaired
 from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
+from perdure.engine.measure import Measure, measure
 from perdure.engine.moving import At, Moved, Place, Terms
 from perdure.engine.transact import Budget
 from perdure.errors import Sealed
@@ -28,9 +29,9 @@ from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Effect, Program
-from perdure.model.records import RESERVED, SEAL, STORE, THREADS, Partition
+from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
 from perdure.storage.archive import Archive
-from perdure.storage.port import Driver, Limits, arun, run
+from perdure.storage.port import Driver, Limits, arun, bell_of, run
 from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.storage.url import open_driver, redacted
 
@@ -171,10 +172,11 @@ class Database:
         return run(content.digest_thread(partition, self._digest, report), self._driver)
 
     def partitions(self, tenant: str | None) -> list[Partition]:
-        """Every thread of a tenant, or of all with ``None``, then every namespace of its store, in order."""
+        """Every thread of a tenant, or of all with ``None``, then every namespace of its store, then what a
+        server keeps for it, in order."""
         return [
             partition
-            for space in (THREADS, STORE)
+            for space in (THREADS, STORE, SERVER)
             for partition in run(retention.all_partitions(tenant, space), self._driver)
         ]
 
@@ -232,10 +234,38 @@ class Database:
         name can be."""
         return (1 + secrets.randbelow(1 << 30)) << 24
 
+    @property
+    def has_bell(self) -> bool:
+        """Whether processes on this database can tell each other at once that something changed."""
+        return bell_of(self._driver) is not None
+
+    def ring(self, *words: str) -> None:
+        """Tell all processes on this database, soon and perhaps never. Blocks for nothing, never raises, and
+        does nothing without a bell. Words are short, have no spaces, and are for all to see."""
+        if (bell := bell_of(self._driver)) is not None:
+            bell.ring(words)
+
+    def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``heard``, in another thread, for every word that is rung here or elsewhere, until what is
+        returned is called. Nothing is heard without a bell."""
+        bell = bell_of(self._driver)
+        return (lambda: None) if bell is None else bell.listen(heard)
+
+    def alias(self, *names: str) -> str:
+        """16 hex digits that stand for names. With an encryption key they tell nothing to whoever has not the
+        key; the first key makes them."""
+        told = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
+        return self._digest(told.encode("utf-8", "surrogatepass")).hex()[:16]
+
     async def take_back(self, partition: Partition, run_id: str) -> None:
         """Remove what a run stored in a thread; the thread is as it was before the run."""
         budget = Budget(self.limits.ops, self.limits.bytes)
         await self.arun(retention.take_back(partition, run_id, self._digest, budget))
+
+    async def measure(self, partition: Partition, most: int) -> Measure:
+        """How many bytes a thread holds, by channel. All of it is read for this; ``TooLarge`` once that has
+        come to ``most`` bytes."""
+        return await self.arun(measure(partition, self._digest, most))
 
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""
@@ -368,9 +398,17 @@ async def connect(
     ``encryption_key`` is 32 bytes, or several such keys of which the first seals and all open; a database
     that is encrypted otherwise, or not at all, raises ``Sealed``.
     """
-    database = await asyncio.to_thread(
-        open_database, url, migrate=migrate, tenant=tenant, encryption_key=encryption_key
+    opening = asyncio.create_task(
+        asyncio.to_thread(open_database, url, migrate=migrate, tenant=tenant, encryption_key=encryption_key)
     )
+    try:
+        database = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread cannot be stopped, and nobody else would close what it opens.
+        await asyncio.wait([opening])
+        if opening.exception() is None:
+            await asyncio.to_thread(opening.result().close)
+        raise
     try:
         yield database
     finally:

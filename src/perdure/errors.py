@@ -15,6 +15,7 @@
     ├── Unserialisable      a value cannot be written so that it comes back
     ├── TooLarge            a value passes what the backend takes
     ├── TryLater            a queue is full
+    ├── TooSlow             a run tells more than its follower takes
     ├── Unavailable         the database does not answer or takes no writes
     ├── Unmigrated          the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
@@ -89,6 +90,10 @@ class TooLarge(PerdureError):
 
 class TryLater(PerdureError):
     """A queue is full; nothing of the message was stored. Send it again later."""
+
+
+class TooSlow(PerdureError):
+    """A run told more than its follower took, and what it told is not kept: read the thread's state."""
 
 
 class Unavailable(PerdureError):

@@ -14,7 +14,7 @@ from tests.chaos.test_nemesis import publish
 from tests.mutants.runtime import BREAKS, Break
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
-SEEDS = 20_000 if FULL else 240
+SEEDS = 20_000 if FULL else 120
 CHUNK = 500 if FULL else 60
 TRIES = 400
 """How many seeds a break is given to show itself."""

@@ -415,7 +415,7 @@ READY = ("--db", "sqlite:///ready.db")
         (("broken_app:failing", *READY), "broken_app.py, line 16: LookupError: the key is missing"),
         (("broken_app:pathless", *READY), "cannot be loaded: ValueError: Graph must have an entrypoint"),
         (("broken_app", *READY), "write module:attribute, e.g. app:graph"),
-        (("./broken_app.py:graph", *READY), "name the module, e.g. app:graph"),
+        (("./nowhere.py:graph", *READY), "nowhere.py; check the path, which starts at "),
         (("=broken_app:graph", *READY), "write name=module:graph"),
         (("broken_app:graph", "broken_app:pathless", *READY), "name each, e.g. support=broken_app:pathless"),
         (("needy_app:graph", *READY), "needy_app.py, line 1: ModuleNotFoundError: No module named 'no_such_"),

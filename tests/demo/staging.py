@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +15,19 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
+import perdure
 from tests.conftest import IN_CI
+from tests.demo.process import saying
 
 if not IN_CI:
-    for part in ("fastapi", "sse_starlette", "uvicorn"):
+    for part in ("dotenv", "fastapi", "jwt", "sse_starlette", "uvicorn"):
         pytest.importorskip(part, reason='the demo is not installed: pip install "perdure[demo]"')
 
-from perdure.demo.agent import Agent, build_agent
-from perdure.demo.answers import Answers
-from perdure.demo.web import About, create_app
+from perdure.demo.models import OpenModel
+from perdure.demo.running import Demo, started_with
+from perdure.demo.web import create_app
 
 
 class ScriptedModel(BaseChatModel):
@@ -69,66 +71,52 @@ class ScriptedModel(BaseChatModel):
             yield chunk
 
 
-@dataclass(frozen=True)
-class Row:
-    """A thread as the catalogue gives it."""
-
-    thread_id: str
-    updated_at: str | None
-
-
-class Shelf:
-    """The catalogue of an in-memory saver, in the order in which threads came."""
-
-    def __init__(self, saver: InMemorySaver) -> None:
-        self._saver = saver
-
-    async def threads(self) -> AsyncIterator[Row]:
-        for position, thread_id in enumerate(list(self._saver.storage)):
-            if any(self._saver.storage[thread_id].values()):
-                yield Row(thread_id, f"2030-01-01T00:00:{position:02}+00:00")
-
-
 @dataclass
 class Stage:
-    """One running demo: a new one over the same ``saver`` is the demo started again."""
+    """One running demo: a new one over the same database is the demo started again."""
 
     model: ScriptedModel
-    saver: InMemorySaver
-    agent: Agent
-    answers: Answers
+    demo: Demo
     client: httpx.AsyncClient
 
     async def thread(self) -> str:
         """A new thread's id."""
-        response = await self.client.post("/api/threads")
-        assert response.status_code == 201
-        return str(response.json()["id"])
+        response = await self.client.post("/threads", json={})
+        assert response.status_code == 200
+        return str(response.json()["thread_id"])
 
-    async def say(self, thread_id: str, text: str, **more: str) -> httpx.Response:
-        """Put a message and wait for the whole stream."""
-        return await self.client.post(f"/api/threads/{thread_id}/messages", json={"text": text, **more})
+    async def say(self, thread_id: str, text: str, **headers: str) -> list[tuple[str, Any]]:
+        """Put a message; what its run told."""
+        response = await self.client.post(
+            f"/threads/{thread_id}/runs/stream", json=saying(text), headers=headers
+        )
+        assert response.status_code == 200, response.text
+        return events(response.text)
+
+    async def kept(self, thread_id: str) -> list[str]:
+        """What the thread holds."""
+        state = (await self.client.get(f"/threads/{thread_id}/state")).json()
+        return [message["content"] for message in state["values"].get("messages", [])]
 
 
 @asynccontextmanager
-async def stage(saver: InMemorySaver | None = None, **script: Any) -> AsyncIterator[Stage]:
+async def stage(url: str = "memory://", **script: Any) -> AsyncIterator[Stage]:
     """A demo on the in-memory transport; ``script`` goes to :class:`ScriptedModel`."""
-    saver = saver or InMemorySaver()
     model = ScriptedModel(**script)
-    agent = build_agent(model, context_tokens=500, checkpointer=saver)
-    answers = Answers(agent)
-    app = create_app(agent, Shelf(saver), answers, About("scripted", "memory", "0"))
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8765") as client:
-        yield Stage(model, saver, agent, answers, client)
-    await answers.close()
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(perdure.connect(url, migrate=True))
+        demo = await started_with(stack, db, OpenModel(model, "scripted", 500))
+        app = create_app(demo.host, model="scripted", database="memory")
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8765")
+        yield Stage(model, demo, await stack.enter_async_context(client))
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run an asynchronous test body, at most 20 s long."""
+    """Run an asynchronous test body, at most 60 s long."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario()
 
     asyncio.run(bounded())
@@ -140,11 +128,11 @@ async def until(reached: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def events(body: str) -> list[tuple[str, str]]:
-    """The (name, data) pairs of a stream of server-sent events."""
+def events(body: str) -> list[tuple[str, Any]]:
+    """The names and the data of a stream of server-sent events."""
     pairs = []
     for block in body.replace("\r", "").split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
         if "event" in fields:
-            pairs.append((fields["event"], fields.get("data", "")))
+            pairs.append((fields["event"], json.loads(fields.get("data", "null"))))
     return pairs

@@ -40,10 +40,8 @@ def test_the_thread_keeps_what_the_model_is_not_shown() -> None:
         async with stage() as demo:
             for turn in range(12):
                 await demo.say("t", f"turn {turn} " + "words " * 60)
-            shown = (await demo.client.get("/api/threads/t")).json()["messages"]
-            assert [m["text"].split(" words")[0] for m in shown[::2]] == [
-                f"turn {turn}" for turn in range(12)
-            ]
+            shown = await demo.kept("t")
+            assert [text.split(" words")[0] for text in shown[::2]] == [f"turn {turn}" for turn in range(12)]
             assert len(demo.model.prompts[-1]) < len(shown)
             assert estimate_tokens(demo.model.prompts[-1]) <= 500
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.process import command, free_port, need_the_parts, running, wait_for
+from tests.demo.process import command, free_port, need_the_parts, running, saying, wait_for
 
 LONG = "Tell me a very long story about a lighthouse keeper and the sea."
 
@@ -34,9 +34,10 @@ def test_once_prints_the_answer_and_nothing_else_to_stdout(tmp_path: Path) -> No
     second = answer_once(tmp_path / "demo.db", "--thread", found[1], "--once", "And of Italy?")
     assert second.returncode == 0, second.stderr
     with running(tmp_path / "demo.db", free_port()) as demo:
-        messages = demo.get(f"/api/threads/{found[1]}")["messages"]
-    assert [m["role"] for m in messages] == ["user", "assistant"] * 2
-    assert [m["text"] for m in messages] == [
+        assert demo.threads() == [found[1]]
+        messages = demo.said(found[1])
+    assert [kind for kind, _ in messages] == ["human", "ai"] * 2
+    assert [text for _, text in messages] == [
         "What is the capital of France?",
         first.stdout.rstrip("\n"),
         "And of Italy?",
@@ -70,35 +71,36 @@ def test_a_taken_port_is_said_and_another_one_used(tmp_path: Path) -> None:
             assert f"Port {port} is taken" in demo.banner
             assert not demo.address.endswith(f":{port}")
             assert str(tmp_path / "demo.db") in demo.banner
-            assert demo.get("/api/about")["model"].startswith("SmolLM2")
-            assert demo.get("/api/threads") == {"threads": []}
+            assert demo.ask("GET", "/chat/about.json")["model"].startswith("SmolLM2")
+            assert demo.threads() == []
 
 
-def test_ctrl_c_in_the_middle_of_an_answer_loses_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_in_the_middle_of_an_answer_and_it_goes_on_at_the_next_start(tmp_path: Path) -> None:
     with running(tmp_path / "demo.db", free_port()) as demo:
         demo.write("t", LONG)
-        assert demo.get("/api/threads/t")["status"] == "answering"
+        assert demo.status("t") == "busy"
         code, last = demo.interrupt()
     assert code == 0, last
     assert "Every accepted message is stored" in last
+    assert "goes on when the demo is started again" in last
     assert "Traceback" not in last
     with running(tmp_path / "demo.db", free_port()) as demo:
-        shown = demo.get("/api/threads/t")
-        assert shown["status"] == "unfinished"
-        assert [m["text"] for m in shown["messages"]] == [LONG]
-        assert demo.interrupt()[0] == 0
+        assert demo.said("t")[0] == ("human", LONG)
+        wait_for("the answer", lambda: demo.status("t") == "idle")
+        assert [kind for kind, _ in demo.said("t")] == ["human", "ai"]
+        code, last = demo.interrupt()
+        assert code == 0, last
+        assert "goes on" not in last
 
 
 def test_kill_9_at_each_of_several_answers_keeps_every_accepted_message(tmp_path: Path) -> None:
-    asked = [f"{LONG} ({number})" for number in range(3)]
+    asked = [f"Count from one to ten, number {number}." for number in range(3)]
     for text in asked:
         with running(tmp_path / "demo.db", free_port()) as demo:
-            demo.write("t", text)
+            demo.ask("POST", "/threads/t/runs", json=saying(text))
             demo.kill()
     with running(tmp_path / "demo.db", free_port()) as demo:
-        shown = demo.get("/api/threads/t")
-        assert shown["status"] == "unfinished"
-        assert [m["text"] for m in shown["messages"]] == asked
-        demo.write("t", "And now something short.")
-        wait_for("the answer", lambda: demo.get("/api/threads/t")["status"] == "finished")
-        assert [m["role"] for m in demo.get("/api/threads/t")["messages"]] == ["user"] * 4 + ["assistant"]
+        wait_for("the answers", lambda: demo.status("t") == "idle", 240)
+        said = demo.said("t")
+        assert [kind for kind, _ in said] == ["human", "ai"] * 3
+        assert [text for _, text in said[::2]] == asked

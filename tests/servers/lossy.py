@@ -8,11 +8,12 @@ from contextlib import suppress
 
 
 class Lossy:
-    """Relays to a port. While ``losing``, a server's next answer ends its connection instead."""
+    """Relays to a port, from a free one or from ``at``. While ``losing``, a server's next answer ends its
+    connection instead."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, at: int = 0) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", at))
         self.port = self._listener.getsockname()[1]
         self.losing = 0
         self.lost = 0

@@ -8,6 +8,7 @@ from perdure.cli.app import app
 from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
+from perdure.cli.serve import serve
 from perdure.cli.threads import threads
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
@@ -16,6 +17,7 @@ app.command()(migrate)
 app.command()(fsck)
 app.command()(copy)
 app.command()(worker)
+app.command()(serve)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 

@@ -24,7 +24,7 @@ from perdure.database import Database, connect_sync
 from perdure.engine.moving import Moved, State
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.items import labels_of
-from perdure.model.records import STORE, THREADS, Partition
+from perdure.model.records import SERVER, STORE, THREADS, Partition
 from perdure.storage.url import redacted
 
 INTERRUPTED = 130
@@ -52,6 +52,7 @@ class Tally:
     namespaces: int = 0
     checkpoints: int = 0
     items: int = 0
+    listings: int = 0
     bytes: int = 0
     left_alone: int = 0
     failed: list[str] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Tally:
             return
         self.threads += partition.space == THREADS
         self.namespaces += partition.space == STORE
+        self.listings += partition.space == SERVER
         self.checkpoints += moved.digest.checkpoints
         self.items += moved.digest.items
         self.bytes += moved.digest.bytes
@@ -70,6 +72,8 @@ class Tally:
         said = f"{self.threads} threads with {self.checkpoints:,} checkpoints"
         if self.namespaces:
             said += f", {self.namespaces} store namespaces with {self.items:,} items"
+        if self.listings:
+            said += f", {self.listings} of a server's listings"
         said += f", {self.bytes:,} bytes"
         if self.left_alone:
             said += f"; {self.left_alone} were there already"
@@ -182,10 +186,12 @@ def _one(
 
 
 def label(partition: Partition) -> str:
-    """How a thread, or a namespace of the store, is called on the screen."""
+    """How a thread, a namespace of the store, or what a server lists, is called on the screen."""
     tenant = f" of tenant {partition.tenant!r}" if partition.tenant else ""
     if partition.space == STORE:
         return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
+    if partition.space == SERVER:
+        return f"a server's list of {partition.thread}{tenant}"
     return f"thread {partition.thread!r}{tenant}"
 
 

@@ -28,12 +28,13 @@ import typer
 
 from perdure.cli.app import Db, KeyFile, Tenant, key_of, url_of
 from perdure.database import connect
-from perdure.errors import BadSetting, BadUrl, NotAllowed
+from perdure.errors import BadSetting, BadUrl, MissingExtra, NotAllowed
 from perdure.storage.url import backend_of, redacted
 
 if TYPE_CHECKING:
     from perdure.runtime import Settings
     from perdure.runtime.loading import Loaded
+    from perdure.server.webhooks import Webhooks
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _THREADS_END_S = 1.0
@@ -168,7 +169,17 @@ def worker(
         raise BadSetting(str(error)) from error
     found = {name: loading.find(place) for name, place in loading.named(graphs).items()}
     replying = None if channels is None else loading.find(channels)
-    asyncio.run(_work(url, key, found, replying, settings, tenant, all_tenants))
+    asyncio.run(_work(url, key, found, replying, _webhooks(), settings, tenant, all_tenants))
+
+
+def _webhooks() -> Webhooks | None:
+    """What tells the ends of runs that a server accepted with a webhook; nothing without the extra, with
+    which servers are made."""
+    try:
+        from perdure.server.webhooks import of_variables
+    except MissingExtra:
+        return None
+    return of_variables(os.environ)
 
 
 async def _work(
@@ -176,6 +187,7 @@ async def _work(
     key: bytes | None,
     graphs: Mapping[str, Loaded],
     channels: Loaded | None,
+    webhooks: Webhooks | None,
     settings: Settings,
     tenant: str,
     all_tenants: bool,
@@ -183,12 +195,17 @@ async def _work(
     from perdure.runtime import Runtime
     from perdure.runtime.loading import load_agent, load_channels
     from perdure.runtime.observe import Logs
+    from perdure.runtime.options import WEBHOOK
 
     # Nodes that are plain functions run in threads; as many as runs, or they would wait for each other.
     threads = ThreadPoolExecutor(settings.concurrency + 4, thread_name_prefix="node")
     asyncio.get_running_loop().set_default_executor(threads)
     agents = {name: await load_agent(loaded) for name, loaded in graphs.items()}
     replying = {} if channels is None else await load_channels(channels)
+    if WEBHOOK in replying:
+        raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
+    if webhooks is not None:
+        replying = {**replying, **webhooks.channels(settings)}
     name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     tally = Tally()
     with _asked_to_stop() as stop:
@@ -205,6 +222,8 @@ async def _work(
                 )
             except ValueError as error:
                 raise BadSetting(str(error)) from error
+            if webhooks is not None:
+                webhooks.serve(runtime)
             async with runtime:
                 _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
                 asked = await stop

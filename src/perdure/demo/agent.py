@@ -7,7 +7,6 @@ context for each call. Which model answers, where threads are stored and who is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
@@ -19,7 +18,6 @@ from langchain_core.messages import (
     convert_to_messages,
     trim_messages,
 )
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -40,9 +38,7 @@ Agent = CompiledStateGraph[Conversation, None, Conversation, Conversation]
 """A compiled graph over :class:`Conversation`."""
 
 
-def build_agent(
-    model: BaseChatModel, *, context_tokens: int, checkpointer: BaseCheckpointSaver[Any]
-) -> Agent:
+def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     """The compiled graph. ``context_tokens`` bounds what the model is shown, instructions included."""
 
     async def answer(state: Conversation) -> dict[str, list[BaseMessage]]:
@@ -53,7 +49,7 @@ def build_agent(
     builder.add_node(ANSWER, answer)
     builder.add_edge(START, ANSWER)
     builder.add_edge(ANSWER, END)
-    return builder.compile(checkpointer=checkpointer)
+    return builder.compile()
 
 
 def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMessage]:

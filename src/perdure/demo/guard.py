@@ -15,12 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN = "Only the demo's own page may change conversations."
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
 class Guard:
@@ -32,19 +27,23 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with the reason for its refusal."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        reason = self._refusal(scope["method"], Headers(scope=scope))
+        # A browser opens web sockets across origins without asking: what opens one may write.
+        is_socket = scope["type"] == "websocket"
+        reason = self._refusal("CONNECT" if is_socket else scope["method"], Headers(scope=scope))
         if reason is not None:
-            body = {"error": {"code": "forbidden", "message": reason}}
-            await JSONResponse(body, status_code=403)(scope, receive, send)
+            if is_socket:
+                await send({"type": "websocket.close", "code": 1008, "reason": reason})
+            else:
+                await JSONResponse({"detail": reason}, status_code=403)(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in PAGE_HEADERS.items():
+                for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -58,11 +57,7 @@ class Guard:
             return None
         site = headers.get("sec-fetch-site")
         if site is not None:
-            return (
-                None
-                if site in ("same-origin", "none")
-                else "Only the demo's own page may change conversations."
-            )
+            return None if site in ("same-origin", "none") else FOREIGN
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return FOREIGN

@@ -1,0 +1,125 @@
+"""A server process: the LangGraph API over graphs, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import KeyFile, err, key_of
+from perdure.cli.worker import LogLevel
+from perdure.errors import BadSetting, MissingExtra
+from perdure.storage.url import redacted
+
+
+def serve(
+    graphs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]MODULE:GRAPH",
+            help="A graph, as for perdure worker, or ./file.py:graph; without any, those of perdure.toml or "
+            "langgraph.json",
+        ),
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_URL or DATABASE_URL"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many processes serve")] = 1,
+    works: Annotated[
+        bool, typer.Option("--work/--no-work", help="Run the graphs here, or leave that to perdure worker")
+    ] = True,
+    dev: Annotated[
+        bool | None, typer.Option("--dev", help="Development: a database of its own, migrated by itself")
+    ] = None,
+    page: Annotated[
+        bool | None,
+        typer.Option("--page/--no-page", help="A chat page at /chat", show_default="only with --dev"),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="Log from this level on")] = LogLevel.INFO,
+    key_file: KeyFile = None,
+) -> None:
+    """Serve graphs to the clients that LangGraph's own server has.
+
+    With a graph in ./agent.py, on this machine:
+
+      perdure serve ./agent.py:graph --dev
+
+    For others, with the database that their threads are in:
+
+      perdure migrate postgresql://me@host/threads
+      perdure serve agent=./agent.py:graph --db postgresql://me@host/threads --host 0.0.0.0
+
+    What has been accepted is durable and runs once, whichever process ends when. SIGTERM or Ctrl-C stops:
+    streams are closed, whose clients come back, and runs are handed over.
+    """
+    try:
+        from perdure.server.config.load import load
+        from perdure.server.hosting.fleet import serve_many
+        from perdure.server.hosting.process import listening, serve
+    except ImportError as error:
+        raise MissingExtra(
+            f"perdure serve needs {error.name}, which is not installed; pip install 'perdure[server]'"
+        ) from error
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("perdure").setLevel(log_level.upper())
+    asked = load(
+        file=config,
+        graphs=graphs or (),
+        db=db,
+        host=host,
+        port=port,
+        development=dev,
+        page=page,
+        environ=os.environ,
+    )
+    key = key_of(key_file)
+    if workers > 1 and asked.database_url.startswith("memory:"):
+        raise BadSetting(
+            "--workers needs a database that processes can share; memory:// is one process's own"
+        )
+    listener = listening(asked.http.host, asked.http.port)
+    address = f"http://{_shown(asked.http.host)}:{listener.getsockname()[1]}"
+
+    def ready() -> None:
+        err.print(f"[bold]Perdure[/] serves {', '.join(asked.graphs)} at {address}", soft_wrap=True)
+        if asked.http.page:
+            err.print(f"[dim]chat page[/] {address}{asked.http.mount_prefix or ''}/chat/", soft_wrap=True)
+        err.print(f"[dim]database[/] {escape(redacted(asked.database_url))}", soft_wrap=True)
+        if asked.sources:
+            err.print(f"[dim]configured by[/] {escape(', '.join(asked.sources))}", soft_wrap=True)
+        if asked.ignored:
+            err.print(f"[yellow]Passed over:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
+        if asked.development:
+            err.print("[yellow bold]DEVELOPMENT[/]: nothing here is meant for other people's threads.")
+
+    with listener:
+        if workers > 1:
+            ready()
+            level = log_level.upper()
+            code = serve_many(asked, listener, workers, works=works, encryption_key=key, log_level=level)
+            if code:
+                raise typer.Exit(code)
+        else:
+            asyncio.run(serve(asked, listener, works=works, encryption_key=key, ready=ready))
+    err.print("Stopped. Every accepted run is stored.")
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

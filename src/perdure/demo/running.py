@@ -1,0 +1,84 @@
+"""The open parts of a demo: a database, a chat model, and a runtime in which the agent answers.
+
+Decided here is how the one process of a demo works: a crash is made good within seconds, because nobody else
+could be at work on its runs, and Ctrl-C waits for no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+import perdure
+from perdure.demo.agent import build_agent
+from perdure.demo.models import OpenModel, choose_model, open_model
+from perdure.runtime import Runtime, Settings
+from perdure.runtime.observe import Logs
+from perdure.server.auth.identity import Open
+from perdure.server.host import Host
+
+GRAPH = "chat"
+"""The name under which the agent is served."""
+
+SETTINGS = Settings(lease=5.0, poll=0.25, drain=0.0, attempts=1000)
+"""A demo is there to be killed: no number of crashes is too many."""
+
+
+class HandedOver:
+    """Counts the answers that were being written when the demo stopped."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        self.count += name == "run.handed_over"
+
+    @contextmanager
+    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A demo that works: its messages are answered."""
+
+    host: Host
+    model: OpenModel
+    handed_over: HandedOver
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.host.runtime
+
+
+@asynccontextmanager
+async def opened(url: str, asked: str | None, console: Console) -> AsyncIterator[Demo]:
+    """A demo over a database, with the model that was ``asked`` for."""
+    choice = choose_model(asked, os.environ)
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(perdure.connect(url, migrate=True))
+        started = time.perf_counter()
+        opening = open_model(choice, os.environ)
+        with console.status("Loading the model…"):
+            model = await asyncio.to_thread(opening.__enter__)
+        stack.push_async_callback(asyncio.to_thread, opening.__exit__, None, None, None)
+        console.print(f"[dim]Model ready after {time.perf_counter() - started:.1f} s.[/]")
+        yield await started_with(stack, db, model)
+
+
+async def started_with(stack: AsyncExitStack, db: perdure.Database, model: OpenModel) -> Demo:
+    """A demo with a model that is open; ``stack`` closes it."""
+    agent = build_agent(model.chat, context_tokens=model.context_tokens)
+    handed_over = HandedOver()
+    runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=(Logs(), handed_over))
+    await stack.enter_async_context(runtime)
+    host = Host.over(runtime, Open(db.tenant))
+    stack.push_async_callback(host.close)
+    return Demo(host, model, handed_over)

@@ -1,0 +1,57 @@
+"""The HTTP server: graphs served to LangGraph's own clients, over any of the databases.
+
+What is named here is for other people's FastAPI applications. It is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import MissingExtra
+
+if find_spec("fastapi") is None:
+    raise MissingExtra("perdure.server needs an extra: pip install 'perdure[server]'")
+
+if TYPE_CHECKING:
+    from perdure.server.faults import answer as answer_error
+    from perdure.server.hosting.embedding import (
+        RequestThreadId,
+        perdure_app,
+        perdure_router,
+        thread_id_of_request,
+    )
+    from perdure.server.hosting.lifespan import Opened, OpenedNow, checkpoint_lifespan, compile_graph
+
+__all__ = [
+    "Opened",
+    "OpenedNow",
+    "RequestThreadId",
+    "answer_error",
+    "checkpoint_lifespan",
+    "compile_graph",
+    "perdure_app",
+    "perdure_router",
+    "thread_id_of_request",
+]
+
+_OF = {
+    "answer_error": ("faults", "answer"),
+    "checkpoint_lifespan": ("hosting.lifespan", "checkpoint_lifespan"),
+    "compile_graph": ("hosting.lifespan", "compile_graph"),
+    "Opened": ("hosting.lifespan", "Opened"),
+    "OpenedNow": ("hosting.lifespan", "OpenedNow"),
+    "perdure_app": ("hosting.embedding", "perdure_app"),
+    "perdure_router": ("hosting.embedding", "perdure_router"),
+    "RequestThreadId": ("hosting.embedding", "RequestThreadId"),
+    "thread_id_of_request": ("hosting.embedding", "thread_id_of_request"),
+}
+"""The module of each name, and what it is called there."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, own = _OF[name]
+    return getattr(import_module(f"{__name__}.{module}"), own)

@@ -1,0 +1,118 @@
+"""The HTTP application: the routes of the LangGraph API over a runtime."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import APIRouter, FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perdure.server import faults, openapi
+from perdure.server.config.load import Cors, Http
+from perdure.server.host import RAW
+from perdure.server.limits import Bounded
+from perdure.server.routes import assistants as assistant_routes
+from perdure.server.routes import chat, health, meta, protocol, runs, states, thread_stream, threads
+from perdure.server.routes import storage as storage_routes
+from perdure.server.routes import store as store_routes
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def routers(http: Http | None = None) -> Sequence[APIRouter]:
+    """The routes that a server has."""
+    http = http or Http()
+    chosen = (
+        (health.router, False),
+        (meta.router, http.disable_meta),
+        (assistant_routes.router, http.disable_assistants),
+        (threads.router, http.disable_threads),
+        (states.router, http.disable_threads),
+        (storage_routes.router, http.disable_threads),
+        (runs.router, http.disable_runs),
+        (protocol.router, http.disable_runs),
+        (thread_stream.router, http.disable_runs),
+        (store_routes.router, http.disable_store),
+    )
+    return [router for router, is_off in chosen if not is_off]
+
+
+def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> FastAPI:
+    """The application. Its ``lifespan`` puts a ``Host`` at ``app.state.perdure``; nothing is open before."""
+    http = http or Http()
+    app = FastAPI(
+        title="Perdure",
+        version=release(),
+        lifespan=lifespan,
+        openapi_url=None if http.disable_meta else "/openapi.json",
+        responses=openapi.RESPONSES,
+        generate_unique_id_function=openapi.operation_id,
+    )
+    faults.install(app)
+    chosen = routers(http)
+    openapi.summarise(chosen)
+    for router in chosen:
+        app.include_router(router)
+    if http.page:
+        chat.serve_page(app)
+    app.add_middleware(Bounded)
+    app.add_middleware(Outermost)
+    _allow_origins(app, http.cors)
+    return app
+
+
+def _allow_origins(app: FastAPI, cors: Cors) -> None:
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=cors.allow_origins,
+        allow_origin_regex=cors.allow_origin_regex,
+        allow_methods=cors.allow_methods,
+        allow_headers=cors.allow_headers,
+        allow_credentials=cors.allow_credentials,
+        expose_headers=cors.expose_headers,
+        max_age=cors.max_age,
+        allow_private_network=True,
+    )
+
+
+def release() -> str:
+    """The release of this package."""
+    try:
+        return version("perdure")
+    except PackageNotFoundError:
+        return "0"
+
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Outermost:
+    """Matches a path as it came, so that an id in it may have any character, and gives every answer the id
+    of its request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if raw := scope.get("raw_path"):
+            scope = {**scope, "path": raw.partition(b"?")[0].decode("ascii", "replace"), RAW: True}
+        asked = next((held for name, held in scope["headers"] if name == b"x-request-id"), b"").decode(
+            "latin-1"
+        )
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else str(uuid.uuid4())
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, answered)

@@ -1,0 +1,182 @@
+"""Assistants: a graph under a name, with a configuration. Every graph has one of its own.
+
+A graph's own assistant, the system's, needs no storage: it follows from the graph, under an id that follows
+from its name. Once a tenant has changed it, it is stored as the others are, under the same id, in that
+tenant's partition. Who may see which is not decided here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perdure.engine import versioned
+from perdure.engine.versioned import Versioned
+from perdure.errors import NotFound
+from perdure.model.records import SERVER, Partition
+from perdure.runtime import Runtime
+from perdure.server.auth.identity import Refusal
+
+NAMESPACE = uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
+"""From which the ids of graphs' own assistants are derived, as LangGraph's server derives them: what clients
+have stored goes on working."""
+
+NONE_TO_RUN = "Thread or assistant not found."
+"""What clients of LangGraph's server know as the answer to a run of what is not there."""
+
+_COLLECTION = "assistant"
+_PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Assistant:
+    """An assistant at one of its versions. Times are microseconds since 1970; a graph's own assistant that
+    nobody changed has none."""
+
+    assistant_id: str
+    graph_id: str
+    name: str
+    version: int = 1
+    description: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    created_at: int = 0
+    updated_at: int = 0
+
+
+Change = Callable[[Assistant], Assistant]
+"""From an assistant to what it is to be. It may be called more than once, and may refuse."""
+
+
+class Assistants:
+    """The assistants of a server, by id or by their graph's name."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._database = runtime.database
+        self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
+
+    def id_of(self, named: str) -> str | None:
+        """The id that an id, or a graph's name, stands for; ``None`` when it can be neither."""
+        if named in self._runtime.graphs:
+            return str(uuid.uuid5(NAMESPACE, named))
+        try:
+            return str(uuid.UUID(named))
+        except ValueError:
+            return None
+
+    def is_own(self, assistant_id: str) -> bool:
+        """Whether it is the assistant of a graph itself, which all users share and none can delete."""
+        return assistant_id in self._own
+
+    def check_graph(self, graph_id: str) -> None:
+        """``Refusal`` when no such graph is served."""
+        if graph_id not in self._runtime.graphs:
+            raise Refusal(422, f"There is no graph {graph_id!r}; {self._known()}.")
+
+    async def find(self, tenant: str, named: str) -> Assistant:
+        """As ``look``. ``NotFound`` when nobody has made it, ``Refusal`` when nobody can have."""
+        if self.id_of(named) is None:
+            raise Refusal(422, f"There is no graph or assistant {named!r}; {self._known()}.")
+        found = await self.look(tenant, named)
+        if found is None:
+            raise NotFound(NONE_TO_RUN)
+        return found
+
+    async def look(self, tenant: str, named: str) -> Assistant | None:
+        """The assistant of an id, or of a graph's name."""
+        assistant_id = self.id_of(named)
+        if assistant_id is None:
+            return None
+        held = await self._database.arun(versioned.get(_of(tenant), _COLLECTION, assistant_id))
+        if held is not None:
+            return _assistant(held)
+        return self._system(assistant_id) if assistant_id in self._own else None
+
+    async def everything(self, tenant: str) -> list[Assistant]:
+        """All assistants of a tenant, with those of the graphs."""
+        stored = await self._database.arun(versioned.everything(_of(tenant), _COLLECTION))
+        changed = {held.name for held in stored}
+        return [*(self._system(own) for own in self._own if own not in changed), *map(_assistant, stored)]
+
+    async def create(self, tenant: str, new: Assistant) -> Assistant | None:
+        """Store a new one; ``None`` when there is one of this id. Its times and version are set here."""
+        if self.is_own(new.assistant_id):
+            return None
+        now, fresh = await self._runtime.now(), self._database.fresh()
+        program = versioned.create(_of(tenant), _COLLECTION, new.assistant_id, _body(new), now, fresh)
+        made = await self._database.arun(program)
+        return None if made is None else _assistant(made)
+
+    async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
+        """Make a new version; ``None`` when there is no such assistant."""
+        now, fresh = await self._runtime.now(), self._database.fresh()
+        before: Versioned | None = None
+        if self.is_own(assistant_id):
+            before = Versioned(assistant_id, _body(self._system(assistant_id)), 1, 1, 0, 0)
+        program = versioned.revise(
+            _of(tenant),
+            _COLLECTION,
+            assistant_id,
+            lambda held: _body(change(_assistant(held))),
+            now,
+            fresh,
+            before,
+        )
+        held = await self._database.arun(program)
+        return None if held is None else _assistant(held)
+
+    async def choose(self, tenant: str, assistant_id: str, version: int) -> Assistant | None:
+        """Make a version of the past the current one; ``None`` when there is no such version."""
+        now, fresh = await self._runtime.now(), self._database.fresh()
+        program = versioned.choose(_of(tenant), _COLLECTION, assistant_id, version, now, fresh)
+        held = await self._database.arun(program)
+        if held is not None:
+            return _assistant(held)
+        # What nobody has changed has the one version.
+        found = await self.look(tenant, assistant_id)
+        return found if found is not None and found.version == version else None
+
+    async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
+        """Every version, the newest first."""
+        held = await self._database.arun(versioned.past(_of(tenant), _COLLECTION, assistant_id))
+        if not held and self.is_own(assistant_id):
+            return [self._system(assistant_id)]
+        return list(map(_assistant, held))
+
+    async def remove(self, tenant: str, assistant_id: str) -> bool:
+        """Take one away with its versions; whether there was one."""
+        return await self._database.arun(versioned.remove(_of(tenant), _COLLECTION, assistant_id))
+
+    def _system(self, assistant_id: str) -> Assistant:
+        graph_id = self._own[assistant_id]
+        return Assistant(assistant_id, graph_id, graph_id, metadata={"created_by": "system"})
+
+    def _known(self) -> str:
+        return f"the graphs are {', '.join(sorted(self._runtime.graphs))}"
+
+
+def no_assistant(named: str) -> NotFound:
+    """What is told of an assistant that is not there, or is another's."""
+    return NotFound(f"Assistant {named!r} not found.")
+
+
+def _of(tenant: str) -> Partition:
+    return Partition(tenant, "assistants", SERVER)
+
+
+def _body(assistant: Assistant) -> dict[str, Any]:
+    return {part: getattr(assistant, part) for part in _PARTS}
+
+
+def _assistant(held: Versioned) -> Assistant:
+    made = Assistant(held.name, held.body["graph_id"], held.body["name"], held.number)
+    return replace(
+        made,
+        **{part: held.body[part] for part in _PARTS},
+        created_at=held.created_at,
+        updated_at=held.updated_at,
+    )

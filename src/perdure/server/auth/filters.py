@@ -1,0 +1,116 @@
+"""Which objects an authorization handler lets a user see: LangGraph's filters over metadata.
+
+    {"owner": "u1"}                              the value is this
+    {"owner": {"$eq": "u1"}}                     the same
+    {"people": {"$contains": "u1"}}              the value is a list with this in it
+    {"people": {"$contains": ["u1", "u2"]}}      the value is a list with all of these in it
+    {"$or": [{…}, {…}]}, {"$and": [{…}, {…}]}    one, or each, of these filters
+
+Several conditions hold together. What metadata does not have meets no condition. ``{}`` restricts nothing. A
+filter that cannot be understood is an error before anything is looked at: it never lets anybody through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.server.auth.data import json_data, same
+
+Filter = Mapping[str, Any]
+
+_GROUPS = ("$or", "$and")
+_OPERATORS = ("$eq", "$contains")
+
+
+class BadFilter(ValueError):
+    """A handler returned a filter that cannot be used: its author has to mend it."""
+
+
+def checked(conditions: Mapping[Any, Any]) -> Filter | None:
+    """The filter as JSON data, None when it restricts nothing; ``BadFilter`` when it cannot be understood."""
+    try:
+        data: dict[str, Any] = json_data(conditions, "the filter")
+    except TypeError as error:
+        raise BadFilter(str(error)) from error
+    _check(data, "the filter")
+    return data or None
+
+
+def matches(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
+    """Whether an object with this metadata may be seen; None as a filter restricts nothing. The metadata is
+    JSON data. ``BadFilter`` for a filter that is not ``checked`` and cannot be understood."""
+    return conditions is None or _matches(conditions, {} if metadata is None else metadata)
+
+
+def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
+    """Whether an object may be written with this metadata: only so that its writer still sees it. The
+    metadata is the whole of it after the write, and may hold what a handler put in, such as an id that is no
+    text yet."""
+    if conditions is None:
+        return True
+    try:
+        return matches(conditions, json_data(metadata or {}, "metadata"))
+    except TypeError as error:
+        raise BadFilter(str(error)) from error
+
+
+def merge(*filters: Filter | None) -> Filter | None:
+    """The filter that lets through what each of these does."""
+    some = [one for one in filters if one]
+    if len(some) < 2:
+        return some[0] if some else None
+    return {"$and": some}
+
+
+def _check(conditions: Mapping[str, Any], where: str) -> None:
+    for name, condition in conditions.items():
+        place = f"{where}[{name!r}]"
+        if name in _GROUPS:
+            if not isinstance(condition, list) or not condition:
+                raise BadFilter(f"{place} has to be a list of filters with at least one in it")
+            for n, part in enumerate(condition):
+                if not isinstance(part, dict) or not part:
+                    raise BadFilter(f"{place}[{n}] has to be a filter with at least one condition")
+                _check(part, f"{place}[{n}]")
+        elif name.startswith("$"):
+            raise BadFilter(f"{place}: {name} is not an operator here; use {' or '.join(_GROUPS)}")
+        elif isinstance(condition, dict):
+            _check_operators(condition, place)
+
+
+def _check_operators(condition: Mapping[str, Any], place: str) -> None:
+    if not condition:
+        raise BadFilter(f"{place} has no operator; use {' or '.join(_OPERATORS)}")
+    for operator in condition:
+        if operator not in _OPERATORS:
+            raise BadFilter(f"{place}: {operator!r} is not an operator; use {' or '.join(_OPERATORS)}")
+
+
+def _matches(conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+    return all(_meets(metadata, name, condition) for name, condition in conditions.items())
+
+
+def _meets(metadata: Mapping[str, Any], name: str, condition: Any) -> bool:
+    if name == "$or":
+        return any(_matches(part, metadata) for part in condition)
+    if name == "$and":
+        return all(_matches(part, metadata) for part in condition)
+    if name.startswith("$"):
+        raise BadFilter(f"{name} is not an operator here; use {' or '.join(_GROUPS)}")
+    if name not in metadata:
+        return False
+    if isinstance(condition, Mapping):
+        return bool(condition) and all(
+            _holds(operator, metadata[name], operand) for operator, operand in condition.items()
+        )
+    return same(metadata[name], condition)
+
+
+def _holds(operator: str, value: Any, operand: Any) -> bool:
+    if operator == "$eq":
+        return same(value, operand)
+    if operator == "$contains":
+        wanted: list[Any] = operand if isinstance(operand, list) else [operand]
+        return isinstance(value, list) and all(any(same(one, part) for part in value) for one in wanted)
+    raise BadFilter(f"{operator!r} is not an operator; use {' or '.join(_OPERATORS)}")

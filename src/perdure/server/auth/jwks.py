@@ -1,0 +1,210 @@
+"""The public keys of whoever signs tokens, as that party publishes them (a JWKS).
+
+The module decides when they are asked for, and which key verifies a token. They are asked for when one is
+needed, again every ten minutes, and for a key id that is not known, but then at most once a minute, whoever
+sends unknown ids; after a failure, ten seconds later. While nobody answers, the keys that are there go on for
+a day. Only public keys count: a symmetric key among them would let every reader of it sign.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import httpx
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from perdure.errors import BadSetting
+from perdure.server.auth.identity import Refusal
+
+FRESH_S = 600.0
+"""For how long keys are used before they are asked for again."""
+STALE_S = 86400.0
+"""For how long keys are used while nobody answers."""
+PAUSE_S = 60.0
+"""How long after an answer the keys are asked for again because a token names an unknown one."""
+RETRY_S = 10.0
+"""How long after a failure they are asked for again."""
+ANSWER_MAX = 1 << 20
+
+RSA_BITS_MIN = 2048
+_CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
+_KINDS = ("RSA", "EC", "OKP")
+
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+_log = logging.getLogger("perdure.server")
+
+
+class _Known(NamedTuple):
+    kid: str | None
+    algorithm: str | None
+    key: PublicKey
+
+
+class KeySet:
+    """The keys behind a URL. ``BadSetting`` for one that anybody on the way could answer for."""
+
+    def __init__(
+        self, url: str, *, timeout: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = url
+        self._is_near = _is_near(url)
+        self._host = urlsplit(url).hostname
+        self._timeout = timeout
+        self._clock = clock
+        self._tls = httpx.create_ssl_context()
+        self._asking = asyncio.Lock()
+        self._keys: Sequence[_Known] = ()
+        self._read_at = clock()
+        self._next = self._read_at
+        self._is_down = False
+
+    async def key(self, algorithm: str, kid: str | None) -> PublicKey:
+        """The key of a token. ``Refusal`` with 401 when there is none of that id and algorithm, with 503 when
+        that cannot be told because the keys are not to be had."""
+        found = self._find(algorithm, kid)
+        if found is not None and self._age() < FRESH_S:
+            return found
+        # One asks; who has a key to go on with does not wait for the answer.
+        if found is None or self._age() >= STALE_S or not self._asking.locked():
+            async with self._asking:
+                if self._clock() >= self._next:
+                    await self._ask()
+            found = self._find(algorithm, kid)
+        if self._is_down and (found is None or self._age() >= STALE_S):
+            raise Refusal(
+                503,
+                "the keys that verify tokens cannot be fetched; try again later",
+                {"Retry-After": f"{RETRY_S:.0f}"},
+            )
+        if found is None:
+            raise Refusal(
+                401, "the token is signed with a key that is not known here", {"WWW-Authenticate": "Bearer"}
+            )
+        return found
+
+    def _age(self) -> float:
+        return self._clock() - self._read_at
+
+    def _find(self, algorithm: str, kid: str | None) -> PublicKey | None:
+        """The key of this id; for a token that names none, the only key there is."""
+        fitting = [
+            known.key
+            for known in self._keys
+            if known.algorithm in (None, algorithm)
+            and fits(algorithm, known.key)
+            and kid in (None, known.kid)
+        ]
+        if kid is None and len(fitting) != 1:
+            return None
+        return fitting[0] if fitting else None
+
+    async def _ask(self) -> None:
+        # Set before the answer: a client that hangs up ends this request, and must not free the way for the
+        # next.
+        self._next = self._clock() + RETRY_S
+        try:
+            async with asyncio.timeout(self._timeout):
+                keys = _read(await self._fetch())
+        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+            self._is_down = True
+            _log.warning("keys for tokens: %s gave none (%s)", self._host, _reason(error))
+            return
+        self._keys = keys
+        self._is_down = False
+        self._read_at = self._clock()
+        self._next = self._read_at + PAUSE_S
+
+    async def _fetch(self) -> bytes:
+        # A client for each: they are rare, and none is bound to an event loop that is over. A redirect is no
+        # answer, for it might lead to where the URL may not.
+        client = httpx.AsyncClient(verify=self._tls, timeout=self._timeout, trust_env=not self._is_near)
+        async with client, client.stream("GET", self._url) as answer:
+            if not answer.is_success:
+                raise _Unusable(f"status {answer.status_code}")
+            body = bytearray()
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > ANSWER_MAX:
+                    raise _Unusable(f"an answer of more than {ANSWER_MAX} bytes")
+        return bytes(body)
+
+
+class _Unusable(ValueError):
+    """An answer without keys; the message is ours."""
+
+
+def fits(algorithm: str, key: object) -> bool:
+    """Whether a key is of the kind, the curve and the strength that an algorithm verifies with."""
+    if algorithm[:2] in ("RS", "PS"):
+        return isinstance(key, RSAPublicKey) and key.key_size >= RSA_BITS_MIN
+    if algorithm == "EdDSA":
+        return isinstance(key, Ed25519PublicKey)
+    return isinstance(key, EllipticCurvePublicKey) and key.curve.name == _CURVES.get(algorithm)
+
+
+def _is_near(url: str) -> bool:
+    """Whether a URL is of this machine; ``BadSetting`` when it is neither that nor https."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        is_near = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_near = False
+    if not host or parts.scheme not in ("https", "http") or (parts.scheme == "http" and not is_near):
+        raise BadSetting(
+            f"jwks_url has to be an https:// URL, not one with {parts.scheme!r}: who answers decides who may "
+            "ask (http:// is for this machine alone)"
+        )
+    return is_near
+
+
+def _read(body: bytes) -> Sequence[_Known]:
+    try:
+        data: object = json.loads(body)
+    except RecursionError as error:
+        raise _Unusable("an answer that is nested too deep") from error
+    published: object = cast(dict[str, Any], data).get("keys") if isinstance(data, dict) else None
+    if not isinstance(published, list):
+        raise _Unusable("an answer that is no JWKS")
+    known = [key for one in cast(list[object], published) if (key := _known(one)) is not None]
+    if not known:
+        raise _Unusable("a JWKS without a public key that verifies signatures")
+    return known
+
+
+def _known(one: object) -> _Known | None:
+    """A published key, None when it is none for signatures, not public, or of no kind that is known here."""
+    if not isinstance(one, dict):
+        return None
+    data = cast(dict[str, Any], one)
+    uses: object = data.get("key_ops")
+    if data.get("kty") not in _KINDS or data.get("use", "sig") != "sig":
+        return None
+    if isinstance(uses, list) and "verify" not in uses:
+        return None
+    try:
+        key: object = jwt.PyJWK(data).key
+    except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError) as error:
+        _log.warning("keys for tokens: one is left out (%s)", type(error).__name__)
+        return None
+    if not isinstance(key, PublicKey):
+        return None
+    kid, algorithm = data.get("kid"), data.get("alg")
+    return _Known(
+        kid if isinstance(kid, str) else None, algorithm if isinstance(algorithm, str) else None, key
+    )
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, _Unusable) else type(error).__name__

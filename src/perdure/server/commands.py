@@ -1,0 +1,309 @@
+"""The commands of the event streaming protocol: start a run, answer a question, look at a thread.
+
+What goes wrong is an answer with a code, not a status; but for a database or a lane that is to be tried
+again, which clients know from the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+from langgraph.types import PregelTask, StateSnapshot
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from perdure.engine.inbox import Standing
+from perdure.errors import NotFound, NotWaiting, PerdureError, TryLater, Unavailable
+from perdure.model.messages import FAILED, OPEN, WAITING
+from perdure.runtime.options import Told
+from perdure.server import bodies, shapes, streams
+from perdure.server.auth.identity import Refusal
+from perdure.server.bodies import NewRun, Ref
+from perdure.server.catalogue import Row
+from perdure.server.host import Caller
+from perdure.server.routes.states import config_of, graph_id_of, snapshot
+from perdure.server.submissions import submit
+
+_MODES: tuple[Told, ...] = ("protocol",)
+_FORBIDDEN = (401, 403)
+_STOPPING_S = 5.0
+
+Params = dict[str, Any]
+
+
+class _Wrong(Exception):
+    """What is wrong with a command."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Answer(_Params):
+    interrupt_id: str
+    response: Any = None
+
+
+class _Answers(_Params):
+    responses: list[_Answer] = Field(min_length=1, max_length=100)
+
+
+class _Then(_Params):
+    """What may go with an answer."""
+
+    update: Any = None
+    goto: Any = None
+    config: bodies.Mapped = Field(default_factory=dict)
+    metadata: bodies.Mapped = Field(default_factory=dict)
+
+
+class _Looked(_Params):
+    namespace: list[str] = Field(default_factory=list)
+    keys: list[str] | None = None
+    limit: bodies.Page = 10
+    before: str | None = None
+
+
+async def do(caller: Caller, request: Request, thread_id: str, method: str, params: Params) -> dict[str, Any]:
+    """Do what a command says; its answer, without the number of the command."""
+    try:
+        if method not in _COMMANDS:
+            raise _Wrong("unknown_command", f"this server knows no command {method!r}")
+        result = await _COMMANDS[method](caller, request, thread_id, bodies.check_text(params))
+    except _Wrong as wrong:
+        return _error(wrong.code, str(wrong))
+    except ValidationError as error:
+        first = error.errors()[0]
+        return _error("invalid_argument", f"params.{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    except Refusal as refusal:
+        if refusal.status >= 500 or refusal.status == 429:
+            raise
+        code = "permission_denied" if refusal.status in _FORBIDDEN else "invalid_argument"
+        return _error(code, refusal.detail)
+    except NotWaiting as error:
+        return _error("no_such_interrupt", str(error))
+    except (TryLater, Unavailable):
+        raise
+    except (PerdureError, ValueError) as error:
+        return _error("invalid_argument", str(error))
+    return {"type": "success", "result": result}
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "error": code, "message": message}
+
+
+# Runs
+
+
+async def _run_start(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+    if not isinstance(params.get("assistant_id"), str):
+        raise _Wrong("invalid_argument", "params.assistant_id names no assistant")
+    fork = params.get("forkFrom") or params.get("fork_from")
+    if isinstance(fork, Mapping):
+        fork = fork.get("checkpoint_id") or fork.get("checkpointId")
+    strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
+    said = {**params, "multitask_strategy": strategy, "checkpoint_id": fork}
+    return {"run_id": await _started(caller, request, thread_id, said)}
+
+
+async def _started(caller: Caller, request: Request, thread_id: str, said: Params) -> str:
+    config = dict(said.get("config") or {})
+    configurable = dict(config.get("configurable") or {})
+    # Clients name the checkpoint to start from among what can be configured.
+    checkpoint_id = configurable.pop("checkpoint_id", None)
+    for known in ("thread_id", "checkpoint_ns", "checkpoint_map"):
+        configurable.pop(known, None)
+    config.pop("configurable", None)
+    if configurable:
+        config["configurable"] = configurable
+    new = NewRun.model_validate(
+        {
+            "assistant_id": said["assistant_id"],
+            "input": said.get("input"),
+            "context": said.get("context"),
+            "metadata": said.get("metadata"),
+            "config": config,
+            "checkpoint_id": said.get("checkpoint_id") or checkpoint_id,
+            "multitask_strategy": said.get("multitask_strategy"),
+            "if_not_exists": "create",
+            "stream_resumable": True,
+            "stream_subgraphs": True,
+        }
+    )
+    accepted = await submit(caller, request, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True)
+    return accepted.run_id
+
+
+async def _respond(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+    if "responses" in params:
+        answers = _Answers.model_validate(params).responses
+    else:
+        answers = [_Answer.model_validate(params)]
+    then = _Then.model_validate(params)
+    row = await _row(caller, thread_id, "update", "no_such_interrupt")
+    if row.run is not None and row.run.state == OPEN:
+        row = await _stopped(caller, row, row.run.id)
+    asked: list[str] = []
+    if row.run is not None and row.run.state == WAITING and row.status == "interrupted":
+        asked = [one["id"] for one in row.run.note.get("interrupts", ())]
+    for answer in answers:
+        if answer.interrupt_id not in asked:
+            _no_question(thread_id, answer.interrupt_id)
+    is_one = len(answers) == 1
+    resume = answers[0].response if is_one else {one.interrupt_id: one.response for one in answers}
+    new = NewRun.model_validate(
+        {
+            "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),
+            "command": {"resume": resume, "update": then.update, "goto": then.goto},
+            "config": then.config,
+            "metadata": then.metadata,
+            "stream_resumable": True,
+            "stream_subgraphs": True,
+        }
+    )
+    only = answers[0].interrupt_id if is_one else None
+    accepted = await submit(
+        caller, request, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True, interrupt_id=only
+    )
+    return {"run_id": accepted.run_id}
+
+
+async def _stopped(caller: Caller, row: Row, run_id: str) -> Row:
+    """A thread once its run has ended: its client hears of a question just before the run waits for the
+    answer."""
+    after = await caller.host.runtime.told(row.thread_id, tenant=caller.user.tenant)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_STOPPING_S):
+            async for item in streams.followed(caller, row.thread_id, run_id, after):
+                if isinstance(item, Standing):
+                    break
+    return await _row(caller, row.thread_id, "update", "no_such_interrupt")
+
+
+def _no_question(thread_id: str, interrupt_id: str) -> NoReturn:
+    raise _Wrong("no_such_interrupt", f"thread {thread_id!r} waits for no answer to {interrupt_id!r}")
+
+
+async def _row(caller: Caller, thread_id: str, to: str, code: str) -> Row:
+    try:
+        return await caller.thread(thread_id, to)
+    except NotFound as error:
+        raise _Wrong(code, str(error)) from None
+
+
+# Looking
+
+
+async def _tree(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+    row = await _row(caller, thread_id, "read", "invalid_argument")
+    run_id = params.get("run_id")
+    if run_id is not None:
+        found = await caller.host.runtime.find(thread_id, str(run_id), tenant=caller.user.tenant)
+        if found is None or not shapes.run_status(found):
+            raise _Wrong("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
+    state = await snapshot(caller, row, subgraphs=True)
+    status = "completed"
+    if row.run is not None:
+        status = {OPEN: "running", FAILED: "failed", WAITING: "interrupted"}.get(row.run.state, "completed")
+    if row.status == "busy":
+        status = "running"
+    root = {"namespace": [], "status": status, "graph_name": graph_id_of(caller, row) or ""}
+    return {"tree": {**root, "children": _children(state, status)}}
+
+
+def _children(state: StateSnapshot, status: str) -> list[dict[str, Any]]:
+    return [_child(task, task.state, status) for task in state.tasks if isinstance(task.state, StateSnapshot)]
+
+
+def _child(task: PregelTask, below: StateSnapshot, status: str) -> dict[str, Any]:
+    namespace = str(below.config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
+    if task.interrupts:
+        status = "interrupted"
+    elif task.error:
+        status = "failed"
+    return {
+        "namespace": namespace,
+        "status": status,
+        "graph_name": task.name,
+        "children": _children(below, status),
+    }
+
+
+async def _get(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+    asked = _Looked.model_validate(params)
+    row = await _row(caller, thread_id, "read", "invalid_argument")
+    state = await _state(caller, row, asked.namespace)
+    values: Any = state.values
+    if asked.keys is not None and isinstance(values, Mapping):
+        values = {name: values[name] for name in asked.keys if name in values}
+    here = state.config.get("configurable", {})
+    said: dict[str, Any] = {"values": values}
+    if state.created_at is not None:
+        said["checkpoint"] = {"id": here.get("checkpoint_id"), "ns": here.get("checkpoint_ns", "")}
+    return said
+
+
+async def _state(
+    caller: Caller, row: Row, namespace: list[str], checkpoint_id: str | None = None
+) -> StateSnapshot:
+    ref = Ref(checkpoint_ns="|".join(namespace), checkpoint_id=checkpoint_id)
+    try:
+        state = await snapshot(caller, row, config_of(row.thread_id, ref))
+    except NotFound as error:
+        raise _Wrong("no_such_namespace", str(error)) from None
+    if checkpoint_id is not None and state.created_at is None:
+        raise _Wrong("no_such_checkpoint", f"thread {row.thread_id!r} has no checkpoint {checkpoint_id!r}")
+    return state
+
+
+async def _checkpoints(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+    asked = _Looked.model_validate(params)
+    row = await _row(caller, thread_id, "read", "invalid_argument")
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None or not row.has_state:
+        return {"checkpoints": []}
+    found = caller.graph(graph_id).aget_state_history(
+        config_of(thread_id, Ref(checkpoint_ns="|".join(asked.namespace))),
+        before=None if asked.before is None else config_of(thread_id, None, asked.before),
+        limit=asked.limit,
+    )
+    return {"checkpoints": [_summary(state) async for state in found]}
+
+
+def _summary(state: StateSnapshot) -> dict[str, Any]:
+    metadata = cast(Mapping[str, Any], state.metadata or {})
+    return {
+        "id": state.config.get("configurable", {}).get("checkpoint_id"),
+        "timestamp": state.created_at,
+        "step": metadata.get("step"),
+        "metadata": metadata,
+    }
+
+
+async def _fork(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+    checkpoint_id = params.get("checkpoint_id")
+    if not isinstance(checkpoint_id, str) or not checkpoint_id:
+        raise _Wrong("invalid_argument", "params.checkpoint_id names no checkpoint")
+    row = await _row(caller, thread_id, "read", "no_such_checkpoint")
+    await _state(caller, row, [], checkpoint_id)
+    assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
+    said = {**params, "assistant_id": assistant_id}
+    return {"run_id": await _started(caller, request, thread_id, said), "thread_id": thread_id}
+
+
+_COMMANDS: dict[str, Callable[[Caller, Request, str, Params], Awaitable[dict[str, Any]]]] = {
+    "run.start": _run_start,
+    "input.respond": _respond,
+    "agent.getTree": _tree,
+    "state.get": _get,
+    "state.listCheckpoints": _checkpoints,
+    "state.fork": _fork,
+}

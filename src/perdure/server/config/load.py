@@ -1,0 +1,365 @@
+"""What a server is told: which graphs, on which database, for whom, within which limits.
+
+``load`` reads all of it once, before anything is imported or opened. Flags come before the environment,
+that before ``perdure.toml``, that before ``langgraph.json``, setting by setting. What cannot work raises
+``BadSetting``; nothing is guessed, and no secret is shown. The graphs themselves are not looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from langgraph.store.base import TTLConfig
+
+from perdure.errors import BadSetting
+from perdure.runtime.files import names_file
+from perdure.runtime.loading import named
+from perdure.runtime.settings import Settings
+from perdure.server.config import sources
+from perdure.server.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
+from perdure.server.config.sources import LANGGRAPH, OWN, Layer, Said
+
+DEVELOPMENT_FOLDER = ".perdure"
+DEVELOPMENT_URL = f"sqlite:///{DEVELOPMENT_FOLDER}/dev.db"
+"""Where threads are in development when nobody said so: kept, so that a restart loses nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlace:
+    """Where a graph is, ``package.module:graph`` or ``./folder/file.py:graph``; a file's path starts at
+    ``Config.root``, unless it is absolute."""
+
+    place: str
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """Who may come in. ``handlers`` is the place of a ``langgraph_sdk.Auth``, ``jwt`` what ``JwtSettings`` of
+    ``perdure.server.auth.jwt`` takes. ``tenant_claims`` are the claims, or the fields of a handler's user,
+    that together name a tenant; without any, all users share one."""
+
+    handlers: str | None = None
+    jwt: Mapping[str, Any] | None = field(default=None, repr=False)
+    tenant_claims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """What pages of other origins may do. ``expose_headers`` always has those that the SDK reads.
+    ``max_age`` is in seconds."""
+
+    allow_origins: tuple[str, ...] = ()
+    allow_origin_regex: str | None = None
+    allow_methods: tuple[str, ...] = ("*",)
+    allow_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    expose_headers: tuple[str, ...] = EXPOSED
+    max_age: int = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """Where the server listens, and which routes it has. ``app`` is the place of the user's own ASGI
+    application; with ``enable_custom_route_auth`` its routes are behind the same door as ours.
+    ``webhook_hosts`` may be called at the end of runs although they are not public. With ``page`` there is a
+    chat page at ``/chat``. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 2024
+    app: str | None = None
+    mount_prefix: str | None = None
+    enable_custom_route_auth: bool = False
+    disable_assistants: bool = False
+    disable_threads: bool = False
+    disable_runs: bool = False
+    disable_store: bool = False
+    disable_meta: bool = False
+    disable_webhooks: bool = False
+    webhook_hosts: tuple[str, ...] = ()
+    page: bool = False
+    cors: Cors = field(default_factory=Cors)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``requests_per_minute`` and ``streams``, those open at once, are a user's; ``None`` is no limit.
+    ``page_max`` is how many entries one page of a listing may have."""
+
+    body_bytes: int = 4 * 1024 * 1024
+    requests_per_minute: int | None = None
+    streams: int | None = None
+    page_max: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTtl:
+    """What becomes of threads that nobody speaks to for ``default_ttl`` minutes. A sweep takes at most
+    ``sweep_limit`` of them."""
+
+    default_ttl: float
+    strategy: Literal["delete", "keep_latest"] = "delete"
+    sweep_interval_minutes: float = 5.0
+    sweep_limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A server's configuration, checked.
+
+    ``runtime`` has what was said of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
+    ``env`` are variables to set before a graph is imported; none of them is set yet. ``root`` is the folder
+    of the configuration file, the project's. ``sources`` are the files and the names of the variables that
+    were used, ``ignored`` what was said in vain: both may be logged.
+    """
+
+    database_url: str = field(repr=False)
+    graphs: Mapping[str, GraphPlace]
+    auth: Auth
+    http: Http
+    limits: Limits
+    runtime: Mapping[str, Any]
+    development: bool
+    store: TTLConfig | None
+    checkpointer: ThreadTtl | None
+    env: Mapping[str, str] = field(repr=False)
+    root: Path
+    sources: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def load(
+    *,
+    file: Path | None,
+    graphs: Sequence[str] = (),
+    db: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    development: bool | None = None,
+    page: bool | None = None,
+    environ: Mapping[str, str],
+) -> Config:
+    """The configuration of a server. Without ``file`` the current folder's ``perdure.toml`` and
+    ``langgraph.json`` are read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE``
+    and replace those of files; the other arguments are flags, ``None`` where one was not given.
+    """
+    here = Path.cwd()
+    paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()] if file is None else [file]
+    files = [sources.of_file(path) for path in paths]
+    root = paths[-1].absolute().parent if paths else here
+    said = _merged(files)
+    env, env_file = sources.of_env_file(said["env"], environ) if "env" in said else ({}, Layer({}))
+    environment = sources.of_environment(environ, env, here)
+    flags = {
+        "graphs": (named(graphs) or None, "the command line"),
+        "database_url": (db, "--db"),
+        "http.host": (host, "--host"),
+        "http.port": (port, "--port"),
+        "development": (development, "--dev"),
+        "http.page": (page, "--page"),
+    }
+    given = {key: Said(value, name, "", here) for key, (value, name) in flags.items() if value is not None}
+    settled = _Settled(_merged([*files, environment, Layer(given)]), root)
+    ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
+    _refuse_unsealed(ignored, environ)
+    is_development = bool(settled["development"])
+    claims = settled["auth.tenant_claims"]
+    if claims is None:
+        claims = ("sub",) if settled.given("auth.jwt.") else ()
+    return Config(
+        database_url=_database_url(settled, is_development),
+        graphs=_graphs(settled),
+        auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
+        http=_http(settled, is_development),
+        limits=Limits(**settled.table("limits.")),
+        runtime=_runtime(settled),
+        development=is_development,
+        store=_store_ttl(settled),
+        checkpointer=_thread_ttl(settled),
+        env=env,
+        root=root,
+        sources=(*map(str, reversed(paths)), *settled.variables()),
+        ignored=tuple(ignored),
+    )
+
+
+def make_development_folder(config: Config) -> None:
+    """Make the folder of development's own database, which git is told to leave alone, if that is used."""
+    make_folder_of(config.database_url)
+
+
+def make_folder_of(url: str) -> None:
+    """As ``make_development_folder``, if that is what the URL names."""
+    if url == DEVELOPMENT_URL:
+        folder = Path(DEVELOPMENT_FOLDER)
+        folder.mkdir(exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+class _Settled:
+    """What was said, each of it checked before anything is asked for, and the defaults."""
+
+    def __init__(self, said: Mapping[str, Said], root: Path) -> None:
+        self.said = said
+        self._root = root
+        self._values = {key: sources.value_of(SETTINGS[key], each) for key, each in said.items()}
+        for key, each in said.items():
+            if SETTINGS[key].is_place:
+                self._values[key] = self.placed(self._values[key], each)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values.get(key, SETTINGS[key].default)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def name(self, key: str) -> str:
+        """What the author of a setting calls it, and the key where nobody said anything."""
+        return self.said[key].name if key in self.said else key
+
+    def given(self, prefix: str) -> dict[str, Any]:
+        """Of a table, what was said."""
+        return {
+            key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
+        }
+
+    def table(self, prefix: str) -> dict[str, Any]:
+        """Of a table, everything that stands directly in it."""
+        names = [key.removeprefix(prefix) for key in SETTINGS if key.startswith(prefix)]
+        return {name: self[prefix + name] for name in names if "." not in name}
+
+    def placed(self, place: str, said: Said) -> str:
+        """A place that holds from ``root``: a file's path of elsewhere becomes absolute."""
+        if not names_file(place) or said.base == self._root:
+            return place
+        path, _, attribute = place.rpartition(":")
+        return f"{said.base / path}:{attribute}"
+
+    def variables(self) -> list[str]:
+        return list(dict.fromkeys(each.source for each in self.said.values() if each.is_text))
+
+
+def _merged(layers: Sequence[Layer]) -> dict[str, Said]:
+    return {key: said for layer in layers for key, said in layer.said.items()}
+
+
+def _refuse_unsealed(ignored: Sequence[str], environ: Mapping[str, str]) -> None:
+    """``encryption`` of ``langgraph.json`` names code of its own. Passing over it would store in the clear
+    what somebody wanted sealed."""
+    asked = next((each for each in ignored if each.startswith("encryption in ")), None)
+    if asked and not environ.get("PERDURE_KEY_FILE"):
+        raise BadSetting(
+            f"{asked} is not supported, and without it everything would be stored in the clear; set "
+            "PERDURE_KEY_FILE to the file with an encryption key, or take it out"
+        )
+
+
+def _database_url(settled: _Settled, is_development: bool) -> str:
+    url = settled["database_url"]
+    if url is None and not is_development:
+        raise BadSetting(
+            "which database? Pass --db postgresql://user@host/database, set PERDURE_URL or DATABASE_URL, or "
+            f"write database_url in perdure.toml; with --dev it is {DEVELOPMENT_URL}"
+        )
+    return DEVELOPMENT_URL if url is None else str(url)
+
+
+def _graphs(settled: _Settled) -> dict[str, GraphPlace]:
+    if "graphs" not in settled:
+        raise BadSetting(
+            "which graph? Pass a place, e.g. perdure serve ./agent.py:graph, or list graphs in perdure.toml "
+            "or langgraph.json"
+        )
+    return {
+        name: GraphPlace(settled.placed(place, settled.said["graphs"]), description)
+        for name, (place, description) in settled["graphs"].items()
+    }
+
+
+def _http(settled: _Settled, is_development: bool) -> Http:
+    table = settled.table("http.")
+    if "http.page" not in settled:
+        table["page"] = is_development
+    return Http(**table, cors=_cors(settled, is_development))
+
+
+def _cors(settled: _Settled, is_development: bool) -> Cors:
+    cors = settled.table("http.cors.")
+    if cors["allow_credentials"] and "*" in cors["allow_origins"]:
+        origins = settled.name("http.cors.allow_origins")
+        raise BadSetting(
+            f"{settled.name('http.cors.allow_credentials')} is true and {origins} has '*': any page could "
+            "act for whoever is signed in; name the origins, or leave credentials out"
+        )
+    if is_development and "http.cors.allow_origin_regex" not in settled:
+        cors["allow_origin_regex"] = LOOPBACK_ORIGIN
+    cors["expose_headers"] = tuple(dict.fromkeys((*EXPOSED, *cors["expose_headers"])))
+    return Cors(**cors)
+
+
+def _runtime(settled: _Settled) -> dict[str, Any]:
+    given = settled.given("runtime.")
+    try:
+        Settings(**given)
+    except ValueError as error:
+        name = settled.name(f"runtime.{str(error).partition(' ')[0]}")
+        raise BadSetting(f"{name}: {error}") from error
+    return given
+
+
+def _store_ttl(settled: _Settled) -> TTLConfig | None:
+    given = settled.given("store.ttl.")
+    return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
+
+
+def _thread_ttl(settled: _Settled) -> ThreadTtl | None:
+    table = settled.table("checkpointer.ttl.")
+    if not settled.given("checkpointer.ttl."):
+        return None
+    if table["default_ttl"] is None:
+        said = next(each for key, each in settled.said.items() if key.startswith("checkpointer.ttl."))
+        raise BadSetting(
+            f"{said.name} says what becomes of old threads, and nothing says when; set "
+            "checkpointer.ttl.default_ttl, in minutes"
+        )
+    return ThreadTtl(**table)
+
+
+def _jwt(settled: _Settled, claims: tuple[str, ...]) -> dict[str, Any] | None:
+    """What ``perdure.server.auth.jwt.JwtSettings`` takes; it knows what is safe."""
+    given = settled.given("auth.jwt.")
+    if not given:
+        return None
+    from perdure.server.auth.jwt import JwtSettings
+
+    usual = ("HS256",) if "secret" in given else ("RS256",)
+    jwt: dict[str, Any] = {
+        "issuer": (),
+        "audience": (),
+        "algorithms": usual,
+        **given,
+        "tenant_claims": claims,
+    }
+    if "public_key" in given:
+        jwt["public_key"] = _public_key(settled.said["auth.jwt.public_key"], given["public_key"])
+    try:
+        JwtSettings(**jwt)
+    except BadSetting as error:
+        name = f"auth.jwt.{str(error).partition(' ')[0]}"
+        raise BadSetting(f"{settled.name(name if name in SETTINGS else 'auth.jwt')}: {error}") from error
+    return jwt
+
+
+def _public_key(said: Said, key: str) -> str:
+    """A key in PEM form, or of the file that was named. The environment may write line ends as ``\\n``."""
+    if "-----BEGIN" in key:
+        return key.replace("\\n", "\n")
+    try:
+        return (said.base / key).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        raise BadSetting(
+            f"{said.name} is neither a key in PEM form nor the path of a file with one; check the path"
+        ) from None

@@ -1,0 +1,294 @@
+"""Every setting of the server: its key, its environment variables, its flag, its default and what it may be.
+
+A check gets a value and returns it as the server uses it, or raises ``ValueError`` with the mend. It never
+repeats the value: that is for whoever knows whether it is a secret. What a setting means stands in
+``docs/configuration.md``, which a test holds to this list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
+
+from perdure.runtime.settings import Settings
+from perdure.server.addresses import hosts
+
+EXPOSED = ("Content-Location", "Location", "X-Pagination-Total", "X-Pagination-Next", "X-Request-Id")
+"""What the SDK reads of an answer; a browser lets it only if the server says so."""
+LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_PAGE = 1000
+_DAY_S = 86400
+
+
+class Kind(NamedTuple):
+    """What a value has to be, how text of the environment becomes one, and the check."""
+
+    wants: str
+    read: Callable[[str], Any]
+    check: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """``key`` as in ``perdure.toml``, with dots. ``langgraph`` says that ``langgraph.json`` has it, too,
+    under the same name. ``derived`` tells a default that depends on other settings."""
+
+    key: str
+    kind: Kind
+    variables: tuple[str, ...]
+    default: Any = None
+    derived: str = ""
+    flag: str = ""
+    langgraph: bool = False
+    secret: bool = False
+    is_place: bool = False
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
+
+
+def _place(value: Any) -> str:
+    before, colon, after = _text(value).rpartition(":")
+    if not colon or not before or not after:
+        raise ValueError
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _flag_of(text: str) -> bool:
+    if text.lower() not in (*_YES, *_NO):
+        raise ValueError
+    return text.lower() in _YES
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """A list; a single text is a list of one, as LangGraph's own files have it here and there."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple):
+        raise ValueError
+    return tuple(_text(word) for word in given)
+
+
+def _words_of(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _number(value: Any, least: float = 0.0, *, more: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    if value < least or (more and value <= least):
+        raise ValueError
+    return float(value)
+
+
+def _whole(least: int, most: int | None = None) -> Kind:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError
+        if most is not None and value > most:
+            raise ValueError
+        return value
+
+    span = f"from {least} on" if most is None else f"from {least} to {most}"
+    return Kind(f"a whole number {span}", int, check)
+
+
+def _one_of(*names: str) -> Kind:
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return Kind(" or ".join(repr(name) for name in names), str, check)
+
+
+def _origins(value: Any) -> tuple[str, ...]:
+    for origin in (found := _words(value)):
+        parts = urlsplit(origin)
+        is_origin = parts.scheme and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
+        if origin != "*" and not is_origin:
+            raise ValueError
+    return found
+
+
+def _pattern(value: Any) -> str:
+    try:
+        re.compile(_text(value))
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    return str(value)
+
+
+def _prefix(value: Any) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", _text(value)):
+        raise ValueError
+    return str(value)
+
+
+def _https(value: Any) -> str:
+    parts = urlsplit(_text(value))
+    is_near = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or parts.scheme not in (("https", "http") if is_near else ("https",)):
+        raise ValueError
+    return str(value)
+
+
+def _hosts(value: Any) -> tuple[str, ...]:
+    return hosts(_words(value))
+
+
+def _graphs(value: Any) -> dict[str, tuple[str, str | None]]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError
+    return {_named(name): _graph(name, graph) for name, graph in value.items()}
+
+
+def _named(name: Any) -> str:
+    if not _text(name) == name.strip():
+        raise ValueError(f"the name {name!r} has to be without blanks around it")
+    return str(name)
+
+
+def _graph(name: str, graph: Any) -> tuple[str, str | None]:
+    place, description = (
+        (graph.get("path"), graph.get("description")) if isinstance(graph, dict) else (graph, None)
+    )
+    if isinstance(graph, dict) and (unknown := set(graph) - {"path", "description"}):
+        raise ValueError(f"{name} has {min(unknown)!r}; a graph has path and description")
+    if description is not None and not isinstance(description, str):
+        raise ValueError(f"the description of {name} has to be text")
+    try:
+        return _place(place), description
+    except ValueError:
+        raise ValueError(f"{name} has to be {PLACE.wants}") from None
+
+
+def _graphs_of(text: str) -> dict[str, str]:
+    from perdure.runtime.loading import named
+
+    return named(_words_of(text))
+
+
+def _env(value: Any) -> str | dict[str, str]:
+    if isinstance(value, dict) and all(isinstance(held, str) and name for name, held in value.items()):
+        return dict(value)
+    return _text(value)
+
+
+TEXT = Kind("text", str, _text)
+PLACE = Kind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
+FLAG = Kind("true or false", _flag_of, _flag)
+WORDS = Kind("a list of texts", _words_of, _words)
+AMOUNT = Kind("a number from 0 on", float, _number)
+SPAN = Kind("a number greater than 0", float, lambda value: _number(value, more=True))
+ORIGINS = Kind(
+    "a list of origins without a path, e.g. 'https://chat.example.com', or '*'", _words_of, _origins
+)
+PATTERN = Kind("a regular expression", str, _pattern)
+PREFIX = Kind("a path without a slash at its end, e.g. '/api'", str, _prefix)
+KEYS_URL = Kind("an https:// URL", str, _https)
+HOSTS = Kind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
+GRAPHS = Kind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
+ENV = Kind("the path of a .env file, or a table of names and texts", str, _env)
+
+
+def _setting(key: str, kind: Kind, default: Any = None, **more: Any) -> Setting:
+    variables = more.pop("variables", (f"PERDURE_{key.upper().replace('.', '_')}",))
+    return Setting(key=key, kind=kind, default=default, variables=variables, **more)
+
+
+def _runtime() -> list[Setting]:
+    """Those of ``perdure.runtime.Settings``, which checks their sizes itself."""
+    hints = get_type_hints(Settings)
+    return [
+        _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), field.default)
+        for field in fields(Settings)
+    ]
+
+
+def _kind_of(hint: Any) -> Kind:
+    if get_origin(hint) is Literal:
+        return _one_of(*get_args(hint))
+    (bare,) = {*(get_args(hint) or (hint,))} - {NoneType}
+    number = Kind("a number", float, lambda value: _number(value, -math.inf))
+    return {float: number, int: _whole(0), bool: FLAG, str: TEXT}[bare]
+
+
+_DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks")
+
+_LISTED = [
+    _setting(
+        "database_url",
+        TEXT,
+        variables=("PERDURE_URL", "DATABASE_URL"),
+        flag="--db",
+        derived="`sqlite:///.perdure/dev.db` in development, else none",
+        secret=True,
+    ),
+    _setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
+    _setting("env", ENV, variables=(), langgraph=True, secret=True),
+    _setting("development", FLAG, False, variables=("PERDURE_DEVELOPMENT", "LANGGRAPH_DEV"), flag="--dev"),
+    _setting("auth.path", PLACE, langgraph=True, is_place=True),
+    _setting("auth.tenant_claims", WORDS, derived="`sub` with `auth.jwt`, else none"),
+    _setting("auth.jwt.issuer", WORDS),
+    _setting("auth.jwt.audience", WORDS),
+    _setting("auth.jwt.algorithms", WORDS, derived="`HS256` with a secret, else `RS256`"),
+    _setting("auth.jwt.secret", TEXT, secret=True),
+    _setting("auth.jwt.jwks_url", KEYS_URL),
+    _setting("auth.jwt.public_key", TEXT, secret=True),
+    _setting("auth.jwt.leeway", AMOUNT, 30.0),
+    _setting("auth.jwt.required", WORDS, ()),
+    _setting("auth.jwt.identity_claim", TEXT, "sub"),
+    _setting("auth.jwt.header", TEXT, "authorization"),
+    _setting("auth.jwt.jwks_timeout", SPAN, 5.0),
+    _setting("http.host", TEXT, "127.0.0.1", flag="--host"),
+    _setting("http.port", _whole(0, 65535), 2024, flag="--port"),
+    _setting("http.app", PLACE, langgraph=True, is_place=True),
+    _setting("http.mount_prefix", PREFIX, langgraph=True),
+    _setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
+    *(_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
+    _setting("http.webhook_hosts", HOSTS, ()),
+    _setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),
+    _setting("http.cors.allow_origins", ORIGINS, (), langgraph=True),
+    _setting(
+        "http.cors.allow_origin_regex",
+        PATTERN,
+        langgraph=True,
+        derived="this machine's own origins in development, else none",
+    ),
+    _setting("http.cors.allow_methods", WORDS, ("*",), langgraph=True),
+    _setting("http.cors.allow_headers", WORDS, ("*",), langgraph=True),
+    _setting("http.cors.allow_credentials", FLAG, False, langgraph=True),
+    _setting("http.cors.expose_headers", WORDS, EXPOSED, langgraph=True),
+    _setting("http.cors.max_age", _whole(0, _DAY_S), 600, langgraph=True),
+    _setting("limits.body_bytes", _whole(1), 4 * 1024 * 1024),
+    _setting("limits.requests_per_minute", _whole(1)),
+    _setting("limits.streams", _whole(1)),
+    _setting("limits.page_max", _whole(1), _PAGE),
+    _setting("store.ttl.default_ttl", SPAN, langgraph=True),
+    _setting("store.ttl.refresh_on_read", FLAG, True, langgraph=True),
+    _setting("store.ttl.sweep_interval_minutes", SPAN, langgraph=True),
+    _setting("checkpointer.ttl.strategy", _one_of("delete", "keep_latest"), "delete", langgraph=True),
+    _setting("checkpointer.ttl.default_ttl", SPAN, langgraph=True),
+    _setting("checkpointer.ttl.sweep_interval_minutes", SPAN, 5.0, langgraph=True),
+    _setting("checkpointer.ttl.sweep_limit", _whole(1), 1000, langgraph=True),
+    *_runtime(),
+]
+
+SETTINGS = {setting.key: setting for setting in _LISTED}
+"""Every setting by its key, in the order of the documentation."""

@@ -1,0 +1,185 @@
+"""What was said, and where: ``perdure.toml``, ``langgraph.json``, a ``.env`` file, the environment.
+
+Each source becomes keys with dots and what stands there. Whether that can work is decided elsewhere; here a
+file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: what the
+server has no use for is left alone, and told unless it is about building images.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perdure.errors import BadSetting, MissingExtra
+from perdure.server.config.settings import SETTINGS, Setting
+
+OWN, LANGGRAPH = "perdure.toml", "langgraph.json"
+_PREFIX = "PERDURE_"
+_OTHERS = frozenset(("PERDURE_TENANT", "PERDURE_KEY_FILE"))
+"""Variables that other parts of the command line read."""
+
+_SILENT = frozenset(
+    """$schema _INTERNAL_docker_tag api_version base_image dependencies dockerfile_lines image_distro
+    keep_pkg_tools node_version pip_config_file pip_installer python_version source ui ui_config
+    auth.disable_studio_auth auth.openapi http.disable_a2a http.disable_mcp http.disable_ui
+    store.ttl.omit_expired""".split()
+)
+"""What ``langgraph.json`` says to those who build images, or about things that are not here."""
+
+
+class Said(NamedTuple):
+    """A value, and where it was said. ``name`` is what its author calls it, ``base`` the folder that its
+    paths start from. ``is_text`` is text of the environment, to be read first."""
+
+    value: Any
+    name: str
+    source: str
+    base: Path
+    is_text: bool = False
+
+
+class Layer(NamedTuple):
+    """What one source says, and what it says in vain."""
+
+    said: dict[str, Said]
+    ignored: tuple[str, ...] = ()
+
+
+def of_file(path: Path) -> Layer:
+    """A configuration file; ``.json`` is read as LangGraph's, anything else as ours."""
+    text = _text_of(path)
+    is_own = path.suffix != ".json"
+    try:
+        held = tomllib.loads(text) if is_own else json.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadSetting(f"{path} cannot be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise BadSetting(f"{path}, line {error.lineno}: {error.msg}") from error
+    if not isinstance(held, dict):
+        raise BadSetting(f"{path} holds no object; write {{…}} with graphs in it")
+    said: dict[str, Said] = {}
+    ignored: list[str] = []
+    for key, value in _flat(held, path, "", is_own):
+        setting = SETTINGS.get(key)
+        if setting is not None and (is_own or setting.langgraph):
+            said[key] = Said(value, f"{key} in {path}", str(path), path.parent.absolute())
+        elif is_own:
+            raise BadSetting(f"{path} has {key}, which is no setting; {_nearest(key, SETTINGS)}")
+        elif key not in _SILENT:
+            ignored.append(f"{key} in {path}")
+    return Layer(said, tuple(ignored))
+
+
+def of_env_file(said: Said, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
+    """The variables that an ``env`` setting names and that are not set yet, and what was in vain."""
+    named = value_of(SETTINGS["env"], said)
+    if isinstance(named, dict):
+        return {name: value for name, value in named.items() if name not in environ}, Layer({})
+    path = said.base / named
+    if not path.exists():
+        # Images are built without it, and their variables come from outside.
+        return {}, Layer({}, (f"{said.name}: there is no file {path}",))
+    return {name: value for name, value in _variables(path).items() if name not in environ}, Layer({})
+
+
+def of_environment(environ: Mapping[str, str], from_file: Mapping[str, str], base: Path) -> Layer:
+    """The variables that are set, to more than an empty text; ``from_file`` has those nobody else set."""
+    every = {**environ, **from_file}
+    known = {name for setting in SETTINGS.values() for name in setting.variables}
+    said = {
+        setting.key: Said(every[name], name, name, base, is_text=True)
+        for setting in SETTINGS.values()
+        for name in reversed(setting.variables)
+        if every.get(name)
+    }
+    unknown = sorted(name for name in every if name.startswith(_PREFIX) and name not in known | _OTHERS)
+    return Layer(said, tuple(f"{name} in the environment; {_nearest(name, known)}" for name in unknown))
+
+
+def value_of(setting: Setting, said: Said) -> Any:
+    """What was said, checked; ``BadSetting`` with its name and the mend, and with the value if it is no
+    secret."""
+    kind = setting.kind
+    try:
+        return kind.check(kind.read(said.value) if said.is_text else said.value)
+    except ValueError as error:
+        # The errors of int() and float() repeat the value; ours say what to do.
+        is_ours = str(error) and not str(error).startswith(("invalid literal", "could not convert"))
+        mend = str(error) if is_ours else f"it has to be {kind.wants}"
+        shown = "cannot be used" if setting.secret else f"is {_shown(said.value)}"
+        raise BadSetting(f"{said.name} {shown}; {mend}") from None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "a table" if value else "an empty table"
+    said = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return said if len(said) <= 80 else f"{said[:79]}…"
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].count(b"\n") + 1
+        raise BadSetting(f"{path}, line {before}: it is no UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise BadSetting(f"{path} cannot be read: {error.strerror}; check the path") from error
+
+
+def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
+    """Values by key with dots; a table is one value where a setting, or nobody, has its name."""
+    for name, value in held.items():
+        key = f"{prefix}{name}"
+        if key in SETTINGS or not _is_table(key):
+            if value is not None:
+                yield key, value
+        elif isinstance(value, dict):
+            yield from _flat(value, path, f"{key}.", is_own)
+        elif value is not None:
+            mend = f"write it as a table, [{key}]" if is_own else "write it as an object"
+            raise BadSetting(f"{key} in {path} is {_shown(value)}; {mend}")
+
+
+def _is_table(key: str) -> bool:
+    return any(known.startswith(f"{key}.") for known in SETTINGS)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was meant: like the whole one, or with the same last part elsewhere."""
+    by_last = {each.rpartition(".")[2]: each for each in known}
+    near = get_close_matches(name, known := list(known), 1)
+    last = get_close_matches(name.rpartition(".")[2], by_last, 1, 0.8)
+    table = name.rpartition(".")[0]
+    if last and not (near and near[0].rpartition(".")[0] == table):
+        return f"did you mean {by_last[last[0]]}?"
+    if near:
+        return f"did you mean {near[0]}?"
+    there = [each for each in known if each.rpartition(".")[0] == table]
+    return f"there is {', '.join(there)}" if there else "take it out"
+
+
+def _variables(path: Path) -> dict[str, str]:
+    try:
+        from dotenv import dotenv_values
+        from dotenv.parser import parse_stream
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'{path} needs an extra to be read: pip install "perdure[server]"') from error
+    text = _text_of(path)
+    for binding in parse_stream(StringIO(text)):
+        if binding.error:
+            line = binding.original.line + _blank_lines(binding.original.string)
+            raise BadSetting(
+                f"{path}, line {line}: it is no variable; write NAME=value, a value with blanks in quotes"
+            )
+    return {name: value for name, value in dotenv_values(stream=StringIO(text)).items() if value is not None}
+
+
+def _blank_lines(text: str) -> int:
+    """How many lines pass before the first that holds anything."""
+    return text[: len(text) - len(text.lstrip())].count("\n")

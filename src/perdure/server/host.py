@@ -1,0 +1,221 @@
+"""What a server has open, and what one request may touch of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+from urllib.parse import unquote
+
+from fastapi import Depends, Path, Request
+from langgraph.pregel import Pregel
+
+from perdure.database import Database
+from perdure.errors import NotFound
+from perdure.model.records import Partition
+from perdure.runtime import Runtime
+from perdure.server.addresses import Reach
+from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
+from perdure.server.auth.filters import Filter, matches
+from perdure.server.auth.identity import Gate, Refusal, User
+from perdure.server.catalogue import Catalogue, Row, missing
+from perdure.server.config.load import Limits, ThreadTtl
+from perdure.server.limits import Throttle
+
+_log = logging.getLogger("perdure.server")
+
+HEARTBEAT_S = 4.0
+"""How often something is sent on a connection on which nothing else is: clients take three times as long a
+silence for a dead one."""
+
+RAW = "perdure.raw_path"
+"""Set in the scope of a request whose path is matched as it came, before it is decoded."""
+
+_THREAD_ID_MAX = 255
+
+
+@dataclass(eq=False)
+class Host:
+    """The open parts of a server, one object for all of its requests. It is ``app.state.perdure``.
+    ``webhooks`` is where the ends of runs may be told, ``None`` where they may not."""
+
+    runtime: Runtime
+    gate: Gate
+    assistants: Assistants
+    catalogue: Catalogue
+    limits: Limits = field(default_factory=Limits)
+    webhooks: Reach | None = None
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    throttle: Throttle = field(init=False)
+    _apart: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def __post_init__(self) -> None:
+        self.throttle = Throttle(self.limits)
+
+    @classmethod
+    def over(
+        cls,
+        runtime: Runtime,
+        gate: Gate,
+        limits: Limits | None = None,
+        webhooks: Reach | None = None,
+        ttl: ThreadTtl | None = None,
+    ) -> Host:
+        """The parts for a runtime. ``ttl`` is that of threads that are made without one."""
+        catalogue = Catalogue(runtime, ttl)
+        return cls(runtime, gate, Assistants(runtime), catalogue, limits or Limits(), webhooks)
+
+    @property
+    def database(self) -> Database:
+        """Where everything is stored."""
+        return self.runtime.database
+
+    def apart(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something that a request began and that goes on when its client is gone."""
+        task = asyncio.create_task(work)
+        self._apart.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        self._apart.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("what a request left to be done was not: %s", type(error).__name__)
+
+    async def close(self) -> None:
+        """End the streams, whose clients come back elsewhere, and finish what requests left behind."""
+        self.closing.set()
+        if self._apart:
+            await asyncio.wait(self._apart, timeout=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request, and the way to what is that user's."""
+
+    host: Host
+    user: User
+
+    async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
+        """Ask the gate. ``value`` may be changed by it; the answer is what the user is restricted to."""
+        return await self.host.gate.authorize(self.user, resource, action, value)
+
+    def sees(self, conditions: Filter | None, metadata: Mapping[str, Any]) -> bool:
+        """Whether what has this metadata is within what the user is restricted to."""
+        return conditions is None or matches(conditions, metadata)
+
+    async def thread(self, thread_id: str, to: str, **value: Any) -> Row:
+        """A thread on which the user may do something."""
+        return await self.visible(thread_id, await self.may("threads", to, {"thread_id": thread_id, **value}))
+
+    async def visible(self, thread_id: str, conditions: Filter | None) -> Row:
+        """A thread that the user may see; another's is not there."""
+        row = await self.host.catalogue.look(self.partition(thread_id))
+        if row is None or not self.sees(conditions, row.metadata):
+            raise missing(thread_id)
+        return row
+
+    async def assistant(self, named: str, to: str) -> Assistant:
+        """An assistant with which the user may do something."""
+        assistant_id = self.host.assistants.id_of(named) or named
+        return await self.assistant_within(
+            named, await self.may("assistants", to, {"assistant_id": assistant_id})
+        )
+
+    async def assistant_within(self, named: str, conditions: Filter | None) -> Assistant:
+        """An assistant that the user may see; another's is not there, a graph's own is everybody's."""
+        found = await self.host.assistants.look(self.user.tenant, named)
+        if found is None or not self._shares(found, conditions):
+            raise no_assistant(named)
+        return found
+
+    async def assistant_to_run(self, named: str) -> Assistant:
+        """An assistant to run: a graph's own, or one that the user may read."""
+        found = await self.host.assistants.find(self.user.tenant, named)
+        if not self.host.assistants.is_own(found.assistant_id):
+            conditions = await self.may("assistants", "read", {"assistant_id": found.assistant_id})
+            if not self.sees(conditions, found.metadata):
+                raise NotFound(NONE_TO_RUN)
+        return found
+
+    def _shares(self, found: Assistant, conditions: Filter | None) -> bool:
+        return self.host.assistants.is_own(found.assistant_id) or self.sees(conditions, found.metadata)
+
+    def partition(self, thread_id: str) -> Partition:
+        """Where a thread of this user's tenant is."""
+        return Partition(self.user.tenant, thread_id)
+
+    def graph(self, graph_id: str) -> Pregel[Any, Any, Any, Any]:
+        """A graph over the threads of this user's tenant."""
+        return self.host.runtime.graph(graph_id, tenant=self.user.tenant)
+
+
+def host_of(request: Request) -> Host:
+    """The host of the application that a request came to."""
+    held = getattr(request.app.state, "perdure", None)
+    # What ``checkpoint_lifespan`` opened has a host if it is to serve.
+    host = getattr(held, "host", held)
+    if held is not None and host is None:
+        raise Refusal(503, "The application serves no graphs: its checkpoint_lifespan needs serve=True.")
+    if not isinstance(host, Host):
+        raise Refusal(503, "The server is starting or stopping; try again.", {"Retry-After": "1"})
+    return host
+
+
+async def _caller(request: Request) -> Caller:
+    host = host_of(request)
+    user = await host.gate.authenticate(request)
+    host.throttle.admit(user, request.scope)
+    return Caller(host, user)
+
+
+CallerNow = Annotated[Caller, Depends(_caller)]
+"""Who makes the request; refused when nobody may be that."""
+
+
+def _segment(request: Request, name: str) -> str:
+    value = cast(str, request.path_params[name])
+    return unquote(value, errors="strict") if request.scope.get(RAW) else value
+
+
+def thread_id_of(value: str) -> str:
+    """A thread's id, checked: any text of 1 to 255 characters that a database can hold."""
+    if not 0 < len(value) <= _THREAD_ID_MAX or not value.isprintable():
+        raise Refusal(
+            422, f"a thread id has 1 to {_THREAD_ID_MAX} characters, all of them visible or plain spaces"
+        )
+    return value
+
+
+async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
+    try:
+        return thread_id_of(_segment(request, "thread_id"))
+    except UnicodeDecodeError:
+        raise Refusal(422, "the thread id in the path is not UTF-8") from None
+
+
+ThreadId = Annotated[str, Depends(_thread_id)]
+"""The thread that a path names, decoded after it was matched, so that it may have any character."""
+
+
+async def _assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:
+    return _text(request, "assistant_id")
+
+
+async def _namespace(request: Request, namespace: Annotated[str, Path()]) -> str:
+    return _text(request, "namespace")
+
+
+def _text(request: Request, name: str) -> str:
+    try:
+        return _segment(request, name)
+    except UnicodeDecodeError:
+        raise Refusal(422, f"the {name} in the path is not UTF-8") from None
+
+
+AssistantName = Annotated[str, Depends(_assistant_name)]
+"""The assistant that a path names, by its id or its graph's name."""
+
+Namespace = Annotated[str, Depends(_namespace)]
+"""The namespace of a subgraph that a path names."""

@@ -1,0 +1,91 @@
+"""Several server processes on one socket: one that ends is started again, all end together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import signal
+import socket
+import sys
+import threading
+import time
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from perdure.errors import PerdureError, Unavailable
+from perdure.server.config.load import Config
+from perdure.server.hosting.process import serve
+
+_log = logging.getLogger("perdure.server")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S = 0.2
+_PAUSE_S = 1.0
+_HOPELESS = 78
+"""The exit code of a process that could not start and never will, ``EX_CONFIG``."""
+
+
+def serve_many(
+    config: Config,
+    listener: socket.socket,
+    processes: int,
+    *,
+    works: bool = True,
+    encryption_key: bytes | None = None,
+    log_level: str = "INFO",
+) -> int:
+    """Serve from several processes until SIGINT or SIGTERM; the exit code. A process that cannot start as it
+    is configured ends all of them."""
+    context = multiprocessing.get_context("spawn")
+    stopping = threading.Event()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+
+    def started() -> BaseProcess:
+        child = context.Process(target=_child, args=(config, listener, works, encryption_key, log_level))
+        child.start()
+        return child
+
+    children = [started() for _ in range(processes)]
+    code = 0
+    try:
+        while not stopping.wait(_LOOK_S):
+            for at, child in enumerate(children):
+                if child.exitcode is None:
+                    continue
+                if child.exitcode == _HOPELESS:
+                    code = 1
+                    stopping.set()
+                    break
+                _log.warning("server process %s ended with %s; another one starts", child.pid, child.exitcode)
+                time.sleep(_PAUSE_S)
+                children[at] = started()
+    finally:
+        for child in children:
+            if child.exitcode is None:
+                child.terminate()
+        for child in children:
+            child.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code
+
+
+def _child(
+    config: Config, listener: socket.socket, works: bool, encryption_key: bytes | None, log_level: str
+) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("perdure").setLevel(log_level)
+    try:
+        asyncio.run(serve(config, listener, works=works, encryption_key=encryption_key))
+    except Unavailable as error:
+        # The database may come back; who started this process starts another one.
+        _log.error("%s", error)
+        sys.exit(1)
+    except PerdureError as error:
+        sys.stderr.write(f"perdure: {error}\n")
+        sys.exit(_HOPELESS)

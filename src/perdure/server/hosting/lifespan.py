@@ -1,0 +1,257 @@
+"""Perdure in somebody else's FastAPI application: a database, a checkpointer and the graphs over them, open
+for as long as the application runs.
+
+Decided here: where the database's URL comes from, that nothing is opened before the start, in which order
+everything is closed, and that a start which fails leaves nothing open. What an endpoint does with a graph is
+the application's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TypeAlias, cast
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
+
+from perdure.database import Database, connect
+from perdure.errors import BadSetting, NotFound
+from perdure.langgraph.saver import PerdureSaver
+from perdure.langgraph.store import PerdureStore
+from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime.loading import DEFAULT_NAME, Loaded, load_agent
+from perdure.server.auth.identity import Gate, Open
+from perdure.server.config.load import DEVELOPMENT_URL, make_folder_of
+from perdure.server.config.settings import SETTINGS
+from perdure.server.config.sources import Said, value_of
+from perdure.server.host import Host
+from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.webhooks import of_variables
+from perdure.storage.url import redacted
+
+Graph: TypeAlias = Pregel[Any, Any, Any, Any]
+Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
+Given: TypeAlias = Builder | Graph | Agent | Callable[[], Any]
+"""A graph, compiled or not, an ``Agent``, or a function without arguments that returns or awaits one."""
+Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+_log = logging.getLogger("perdure.server")
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What is open while an application runs: one object, at ``app.state.perdure``.
+
+    ``graphs`` have the checkpointer and the store, and are the same for all requests. ``host`` is there with
+    ``serve=True``; ``host.runtime`` accepts messages then.
+    """
+
+    database: Database
+    checkpointer: PerdureSaver
+    store: PerdureStore
+    graphs: Mapping[str, Graph]
+    host: Host | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, where there is one; ``NotFound`` where there is none, or one of several to be named."""
+        if len(self.graphs) != 1:
+            there = f"there are {sorted(self.graphs)}; take graphs[…]" if self.graphs else "there is none"
+            raise NotFound(f"which graph? {there}")
+        return next(iter(self.graphs.values()))
+
+
+def _opened_now(request: Request) -> Opened:
+    opened = getattr(request.app.state, "perdure", None)
+    if not isinstance(opened, Opened):
+        raise HTTPException(503, "The server is starting or stopping; try again.", {"Retry-After": "1"})
+    return opened
+
+
+OpenedNow = Annotated[Opened, Depends(_opened_now)]
+"""What is open, for an endpoint's parameter; 503 before the start and after the stop."""
+
+
+def compile_graph(
+    builder: Builder | Graph,
+    *,
+    checkpointer: BaseCheckpointSaver[Any],
+    store: BaseStore | None = None,
+    allow_in_memory: bool = False,
+    **options: Any,
+) -> Graph:
+    """A graph over a checkpointer: a builder is compiled, with ``options`` for its ``compile``; of a compiled
+    graph a copy is made, whose store stays unless one is given.
+
+    ``BadSetting`` without a checkpointer, and for one that keeps threads in this process's memory unless
+    ``allow_in_memory`` or ``LANGGRAPH_DEV`` says so. The checkpointer stays the caller's to close.
+    """
+    if not isinstance(cast(object, checkpointer), BaseCheckpointSaver):
+        raise BadSetting(
+            f"compile_graph needs a checkpointer, not {checkpointer!r}: without one nothing is kept; pass "
+            "app.state.perdure.checkpointer, or db.checkpointer()"
+        )
+    forgets = isinstance(checkpointer, InMemorySaver) or (
+        isinstance(checkpointer, PerdureSaver) and not checkpointer.is_kept
+    )
+    if forgets and not allow_in_memory and not _is_development(os.environ):
+        raise BadSetting(
+            f"this {type(checkpointer).__name__} keeps threads in memory: a restart loses them, and no other "
+            "process sees them; use one over a database, or pass allow_in_memory=True"
+        )
+    if isinstance(builder, StateGraph):
+        return builder.compile(checkpointer, store=store, **options)
+    if options:
+        raise TypeError(f"{', '.join(sorted(options))}: options are for a builder; this graph is compiled")
+    update: dict[str, Any] = {"checkpointer": checkpointer}
+    return builder.copy(update if store is None else {**update, "store": store})
+
+
+def checkpoint_lifespan(
+    db_url: str | None = None,
+    *,
+    graphs: Mapping[str, Given] | Given | None = None,
+    serve: bool = False,
+    migrate: bool | None = None,
+    tenant: str = "",
+    gate: Gate | None = None,
+    settings: Settings | None = None,
+    encryption_key: bytes | Collection[bytes] | None = None,
+) -> Lifespan:
+    """A lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own: an ``Opened`` is
+    at ``app.state.perdure`` while it lasts. Every start opens anew, and nothing is opened before.
+
+    Without ``db_url`` it is what ``PERDURE_URL`` or ``DATABASE_URL`` says when the application starts. With
+    neither the start fails, but in development (``LANGGRAPH_DEV=true``), where threads are kept in
+    ``.perdure/dev.db``. A database without this release's schema raises ``Unmigrated``, which names the
+    command; ``migrate`` brings it there, in development without being told. A single graph is called
+    ``agent``. ``tenant`` is whose threads these are.
+
+    With ``serve`` the graphs are run by a ``Runtime`` with ``settings``, too, for the routes of
+    ``perdure_app`` and ``perdure_router``, and ``gate`` says who may use those; without one everybody may.
+    """
+    if serve and (graphs is None or graphs == {}):
+        raise BadSetting("serve=True needs graphs to serve; pass graphs={'agent': builder}")
+    if not serve and (gate is not None or settings is not None):
+        raise BadSetting("gate and settings are for the routes and the runtime; pass serve=True as well")
+    named: Mapping[str, Given] = (
+        {} if graphs is None else dict(graphs) if isinstance(graphs, Mapping) else {DEFAULT_NAME: graphs}
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        is_development = _is_development(os.environ)
+        url = _url(db_url, os.environ, is_development, encryption_key is not None)
+        if hasattr(app.state, "perdure"):
+            raise BadSetting(
+                "app.state.perdure is taken: one application has one checkpoint_lifespan; give it all graphs"
+            )
+        agents = {name: await load_agent(Loaded(f"graphs[{name!r}]", each)) for name, each in named.items()}
+        is_migrated = is_development if migrate is None else migrate
+        async with AsyncExitStack() as stack:
+            database = await stack.enter_async_context(
+                connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key)
+            )
+            host: Host | None = None
+            if serve:
+                if gate is None and not is_development:
+                    _log.warning(
+                        "nobody is asked who they are: anyone who reaches the routes is their one user"
+                    )
+                host = await _serving(stack, database, agents, gate, settings)
+            app.state.perdure = _opened(database, agents, host)
+            stack.callback(delattr, app.state, "perdure")
+            _log.info("threads are kept in %s", redacted(url))
+            yield
+
+    return lifespan
+
+
+def _opened(database: Database, agents: Mapping[str, Agent], host: Host | None) -> Opened:
+    checkpointer = database.checkpointer(allow={kind for agent in agents.values() for kind in agent.allow})
+    store = database.store()
+    graphs: dict[str, Graph] = {}
+    for name, agent in agents.items():
+        # A store that a graph was compiled with is its author's choice, as for the runtime.
+        own = store if agent.graph.store is None else None
+        # Who wrote memory:// was told at the start what that means.
+        graph = compile_graph(agent.graph, checkpointer=checkpointer, store=own, allow_in_memory=True)
+        graphs[name] = graph.with_config(dict(agent.config)) if agent.config else graph  # type: ignore[arg-type]
+    return Opened(database, checkpointer, store, MappingProxyType(graphs), host)
+
+
+async def _serving(
+    stack: AsyncExitStack,
+    database: Database,
+    agents: Mapping[str, Agent],
+    gate: Gate | None,
+    settings: Settings | None,
+) -> Host:
+    """The parts for the routes. They close before the database does, streams first: a run that goes on while
+    its followers are sent away can still be stored."""
+    hooks = of_variables(os.environ)
+    settings = settings or Settings()
+    channels = {} if hooks is None else hooks.channels(settings)
+    try:
+        runtime = Runtime(
+            database, agents, channels=channels, settings=settings, all_tenants=gate is not None
+        )
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+    if hooks is not None:
+        hooks.serve(runtime)
+    await stack.enter_async_context(runtime)
+    reach = None if hooks is None else hooks.reach
+    host = Host.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
+    await stack.enter_async_context(Sweeper(host.catalogue, runtime))
+    stack.push_async_callback(host.close)
+    return host
+
+
+def _url(given: str | None, environ: Mapping[str, str], is_development: bool, has_key: bool) -> str:
+    if not has_key and environ.get("PERDURE_KEY_FILE"):
+        raise BadSetting(
+            "PERDURE_KEY_FILE is set, and checkpoint_lifespan was given no key: everything would be stored "
+            "in the clear; pass encryption_key, or unset the variable"
+        )
+    variables = SETTINGS["database_url"].variables
+    url = given or next((environ[name] for name in variables if environ.get(name)), None)
+    if url is None and not is_development:
+        raise BadSetting(
+            "which database? DATABASE_URL is not set; set it to e.g. postgresql://user@host/database, or "
+            f"pass db_url to checkpoint_lifespan; with LANGGRAPH_DEV=true it is {DEVELOPMENT_URL}"
+        )
+    if url is None:
+        url = DEVELOPMENT_URL
+        make_folder_of(url)
+        _log.warning(
+            "DEVELOPMENT: DATABASE_URL is not set, so threads are kept in %s, on this machine alone; set it "
+            "where this is deployed",
+            url,
+        )
+    if url.startswith("memory:"):
+        _log.warning("threads are kept in memory: a restart loses them, and no other process sees them")
+    return _without_client(url)
+
+
+def _without_client(url: str) -> str:
+    """SQLAlchemy's form of a URL, which names the client as well, without that: applications share theirs."""
+    scheme, colon, rest = url.partition("://")
+    name, plus, _ = scheme.partition("+")
+    return f"{name}{colon}{rest}" if plus and name in ("postgresql", "postgres") else url
+
+
+def _is_development(environ: Mapping[str, str]) -> bool:
+    setting = SETTINGS["development"]
+    name = next((name for name in setting.variables if environ.get(name)), None)
+    return name is not None and bool(value_of(setting, Said(environ[name], name, name, Path(), is_text=True)))

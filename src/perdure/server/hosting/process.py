@@ -1,0 +1,114 @@
+"""A server's process: it starts, serves until it is told to stop, and closes its streams first."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from perdure.errors import BadSetting
+from perdure.server.app import create_app
+from perdure.server.config.load import Config
+from perdure.server.hosting.opening import opened, own_app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which says when it is about to stop: streams have to end before it can."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], Awaitable[None]],
+        stopping: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._stopping = stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        await self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(_says_more_than_broken_off)
+        try:
+            await self._stopping()
+            await super().shutdown(sockets)
+        finally:
+            log.removeFilter(_says_more_than_broken_off)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The base class raises the signal again once all is stopped: that would cancel our clean-up.
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _says_more_than_broken_off(record: logging.LogRecord) -> bool:
+    """uvicorn takes it for an error of ours that streams are broken off."""
+    return record.getMessage() != "ASGI callable returned without completing response."
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; ``BadSetting`` when the address cannot be had."""
+    # Of a socket that says it is TCP's asyncio sends what is small at once, not 40 ms later.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise BadSetting(
+                f"port {port} of {host} is taken; stop what listens there, or pass --port"
+            ) from None
+        raise BadSetting(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+    return listener
+
+
+async def serve(
+    config: Config,
+    listener: socket.socket,
+    *,
+    works: bool = True,
+    encryption_key: bytes | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(opened(config, works=works, encryption_key=encryption_key))
+        app = create_app(None, config.http)
+        app.state.perdure = host
+        own = await own_app(config)
+        if own is not None:
+            if isinstance(own, Starlette):
+                await stack.enter_async_context(own.router.lifespan_context(own))
+            app.mount("", own)
+
+        async def told() -> None:
+            ready()
+
+        drain = round(host.runtime.settings.drain)
+        settings = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, drain),
+            root_path=config.http.mount_prefix or "",
+            server_header=False,
+        )
+        await Server(settings, told, host.close).serve(sockets=[listener])

@@ -1,0 +1,81 @@
+"""Removing threads and items of the store whose time is over, now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from perdure.model.records import SERVER, STORE, Partition
+from perdure.runtime import Runtime
+from perdure.server.catalogue import Catalogue
+from perdure.server.config.load import ThreadTtl
+
+_log = logging.getLogger("perdure.server")
+_EVERY_MINUTES = 5.0
+_MOST = 1000
+
+
+class Sweeper:
+    """Looks at all tenants' threads every few minutes. An async context manager. Any number of servers may
+    sweep one database: what one has removed the other finds no more."""
+
+    def __init__(self, catalogue: Catalogue, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
+        self._catalogue = catalogue
+        self._runtime = runtime
+        self._every = 60.0 * (_EVERY_MINUTES if ttl is None else ttl.sweep_interval_minutes)
+        self._most = _MOST if ttl is None else ttl.sweep_limit
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._sweep_for_ever())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def sweep(self) -> int:
+        """Remove what is over, or all of it but its latest state; how many threads that were. Items of the
+        store whose time is over go as well."""
+        database = self._runtime.database
+        now = await self._runtime.now()
+        swept = 0
+        tenants, stores = await self._tenants()
+        for tenant in stores:
+            await self._runtime.store(tenant=tenant).asweep_ttl()
+        for tenant in tenants:
+            async for row in self._catalogue.expired(tenant, now):
+                if swept >= self._most:
+                    return swept
+                if (row.ttl or {}).get("strategy") == "keep_latest":
+                    await database.checkpointer(tenant=tenant).aprune([row.thread_id], strategy="keep_latest")
+                    await self._catalogue.touched(Partition(tenant, row.thread_id))
+                else:
+                    await self._catalogue.remove(Partition(tenant, row.thread_id))
+                swept += 1
+        if swept:
+            _log.info("%d threads were swept whose time was over", swept)
+        return swept
+
+    async def _tenants(self) -> tuple[list[str], list[str]]:
+        """Those who have threads, and those who have a store."""
+        found = await asyncio.to_thread(self._runtime.database.partitions, None)
+        with_threads = [p.tenant for p in found if p.space == SERVER and p.thread == "threads"]
+        return with_threads, sorted({p.tenant for p in found if p.space == STORE})
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                await self.sweep()
+            except Exception as error:
+                # Whatever it is, the next sweep may succeed; a sweeper that sweeps no more would be silent.
+                _log.warning("threads were not swept: %s", type(error).__name__)

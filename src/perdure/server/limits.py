@@ -1,0 +1,139 @@
+"""How much one user, and one request, may ask of a server.
+
+Requests and streams are counted in this process's memory, for each user who was let in: several servers let
+in several times as much, and whoever is not let in is not counted. Everybody who comes in without a name is
+one user. The size of a body and of a page is the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perdure.server.auth.identity import Refusal, User
+from perdure.server.bodies import page_max
+from perdure.server.config.load import Limits
+from perdure.server.faults import told
+
+USERS_MOST = 10_000
+"""How many users are counted at once. The one seen longest ago is forgotten, and begins anew."""
+
+_HELD = "perdure.held"
+_STREAMS = ("/stream", "/stream/events")
+_STREAM_AGAIN_S = "5"
+
+_Key = tuple[str, str]
+
+
+class Throttle:
+    """Counts the requests and the open streams of users. ``clock`` is in seconds."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        # What is left of a user's requests, and when that was so.
+        self._left: OrderedDict[_Key, tuple[float, float]] = OrderedDict()
+        self._open: dict[_Key, int] = {}
+
+    def admit(self, user: User, scope: MutableMapping[str, Any]) -> None:
+        """Count a request of a user, and the stream that it asks for until that has ended; ``Refusal`` when
+        it is one too many, before anything was done for it."""
+        self.request(user)
+        route = getattr(scope.get("route"), "path", "")
+        held: ExitStack | None = scope.get(_HELD)
+        if held is not None and route.endswith(_STREAMS):
+            held.callback(self.stream(user))
+
+    def request(self, user: User) -> None:
+        """Count a request. A minute's worth may come at once; what is used up grows back evenly."""
+        if (most := self._limits.requests_per_minute) is None:
+            return
+        now = self._clock()
+        key = (user.tenant, user.identity)
+        left, at = self._left.pop(key, (float(most), now))
+        left = min(float(most), left + (now - at) * most / 60)
+        self._left[key] = (left - 1 if left >= 1 else left, now)
+        while len(self._left) > USERS_MOST:
+            self._left.popitem(last=False)
+        if left < 1:
+            again = max(1, math.ceil((1 - left) * 60 / most))
+            raise Refusal(
+                429,
+                f"This user has made {most} requests within a minute; the next may come in {again} s.",
+                {"Retry-After": str(again)},
+            )
+
+    def stream(self, user: User) -> Callable[[], None]:
+        """Count a stream as open until what is returned is called."""
+        if (most := self._limits.streams) is None:
+            return lambda: None
+        key = (user.tenant, user.identity)
+        if (count := self._open.get(key, 0)) >= most:
+            raise Refusal(
+                429,
+                f"This user has {count} streams open, at most {most} at once; close one of them.",
+                {"Retry-After": _STREAM_AGAIN_S},
+            )
+        self._open[key] = count + 1
+
+        def closed() -> None:
+            if self._open[key] > 1:
+                self._open[key] -= 1
+            else:
+                del self._open[key]
+
+        return closed
+
+
+class Bounded:
+    """Refuses a body that is too large before all of it was read, tells the models how long a page may be,
+    and ends what was counted for a request with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            with ExitStack() as stack:
+                await self._app({**scope, _HELD: stack}, receive, send)
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        held = getattr(scope["app"].state, "perdure", None)
+        host = getattr(held, "host", held)  # as ``host_of`` finds it
+        limits: Limits = Limits() if host is None else host.limits
+        refused = (
+            f"The body of this request is larger than {limits.body_bytes} bytes, which is the limit here; "
+            "put large content elsewhere and send a reference to it."
+        )
+        if _declared(scope) > limits.body_bytes:
+            await told(413, refused)(scope, receive, send)
+            return
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > limits.body_bytes:
+                raise HTTPException(413, refused)
+            return message
+
+        page_max.set(limits.page_max)
+        with ExitStack() as stack:
+            await self._app({**scope, _HELD: stack}, counted, send)
+
+
+def _declared(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

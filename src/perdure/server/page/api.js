@@ -1,0 +1,157 @@
+// LangGraph's HTTP API, as far as the page needs it. A refusal becomes a Failure with the server's own words. One
+// whose `away` is true says that the server is not there for now: the same request may be made again.
+
+import { pause } from "./dom.js";
+
+const BASE = new URL("..", document.baseURI);
+const SILENCE = 15_000; // the server says something every few seconds: a longer silence is a dead line
+const TOKEN = "perdure.token";
+
+export class Failure extends Error {
+  constructor(message, { status = 0, away = false } = {}) {
+    super(message);
+    this.status = status;
+    this.away = away;
+  }
+}
+
+export const signIn = (token) => sessionStorage.setItem(TOKEN, token);
+
+const gone = () => new Failure("The server does not answer.", { away: true });
+const of = (thread, rest = "") => `threads/${encodeURIComponent(thread).replace(/^(\.\.?)$/, (dots) => dots.replaceAll(".", "%2E"))}${rest}`;
+const run = (thread, id, rest = "") => of(thread, `/runs/${encodeURIComponent(id)}${rest}`);
+
+async function request(method, path, { body, headers = {}, signal } = {}) {
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) headers = { ...headers, Authorization: `Bearer ${token}` };
+  if (body !== undefined) headers = { ...headers, "Content-Type": "application/json" };
+  let response;
+  try {
+    response = await fetch(new URL(path, BASE), { method, headers, signal, body: JSON.stringify(body) });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw gone();
+  }
+  if (response.ok) return response;
+  const said = await response.json().catch(() => null);
+  const detail = typeof said?.detail === "string" ? said.detail : `The server answered ${response.status}.`;
+  throw new Failure(detail, { status: response.status, away: [502, 503, 504].includes(response.status) });
+}
+
+const json = async (...asked) => (await request(...asked)).json();
+
+export const about = () => json("GET", "chat/about.json");
+export const alive = () => request("GET", "ok?check_db=1");
+export const graphs = async () => {
+  const found = await json("POST", "assistants/search", { body: { limit: 100, metadata: { created_by: "system" } } });
+  return found.map((one) => one.graph_id).sort();
+};
+
+const LISTED = ["thread_id", "metadata", "status", "updated_at"];
+export const threads = async (limit) => {
+  const response = await request("POST", "threads/search", { body: { limit, select: LISTED } });
+  return { rows: await response.json(), more: response.headers.has("X-Pagination-Next") };
+};
+export const firstMessages = (ids) =>
+  json("POST", "threads/search", {
+    body: { ids, limit: ids.length, select: ["thread_id"], extract: { first: "values.messages[0].content" } },
+  });
+export const thread = (id) => json("GET", of(id));
+export const makeThread = (id, metadata) => json("POST", "threads", { body: { thread_id: id, metadata, if_exists: "do_nothing" } });
+export const rename = (id, title) => json("PATCH", of(id), { body: { metadata: { title } } });
+export const remove = (id) => request("DELETE", of(id));
+
+const TREE = ["checkpoint_id", "parent_checkpoint_id", "next"];
+export const history = (id, limit, before) => json("POST", of(id, "/history"), { body: { limit, before, select: TREE } });
+export const state = (id, checkpoint) => json("GET", of(id, checkpoint ? `/state/${checkpoint}` : "/state"));
+export const messagesAt = async (id, checkpoint) =>
+  (await json("GET", of(id, `/state/${checkpoint}?select=values.messages`))).values?.messages ?? [];
+
+export const runs = (id) => json("GET", of(id, "/runs?limit=100"));
+export const cancel = (id, runId) => request("POST", run(id, runId, "/cancel"));
+
+const TOLD = { stream_mode: ["messages-tuple", "values", "updates"], stream_resumable: true, on_disconnect: "continue" };
+
+// Makes a run. Under the same `key` it is made once, however often this is asked. With `follows` the response tells it.
+export async function makeRun(id, body, key, follows) {
+  const path = of(id, follows ? "/runs/stream" : "/runs");
+  const response = await request("POST", path, { body: { ...TOLD, ...body }, headers: { "Idempotency-Key": key } });
+  const runId = decodeURIComponent((response.headers.get("Content-Location") ?? "").split("/runs/")[1] ?? "");
+  return { runId, response: follows ? response : null };
+}
+
+// Yields {name, data} for everything that a run tells, from its beginning or from what `response` brings, until its
+// end. When the line drops it goes on after what came last; `lost` is awaited before that.
+export async function* follow(id, runId, { response = null, signal, lost }) {
+  let last = "-1";
+  let tries = 0;
+  for (;;) {
+    const watch = new AbortController();
+    const end = () => watch.abort();
+    signal.addEventListener("abort", end);
+    try {
+      response ??= await request("GET", run(id, runId, "/stream"), { headers: { "Last-Event-ID": last }, signal: watch.signal });
+      for await (const event of events(response)) {
+        if (event.id) last = event.id;
+        tries = 0;
+        yield event;
+        if (event.name === "end") return;
+      }
+    } catch (error) {
+      if (signal.aborted || !(error instanceof Failure) || !error.away) throw error;
+    } finally {
+      signal.removeEventListener("abort", end);
+      response?.body?.cancel().catch(() => undefined);
+      response = null;
+    }
+    if (signal.aborted) return;
+    await lost();
+    tries += 1;
+    await pause(Math.min(4000, 100 * 2 ** tries));
+    if (signal.aborted) return;
+  }
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    for (;;) {
+      const piece = await heard(reader);
+      if (piece.done) return;
+      held += piece.value.replaceAll("\r", "");
+      const blocks = held.split("\n\n");
+      held = blocks.pop();
+      for (const block of blocks) {
+        const event = parsed(block);
+        if (event) yield event;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => undefined);
+  }
+}
+
+async function heard(reader) {
+  let timer;
+  const silence = new Promise((_, reject) => { timer = setTimeout(() => reject(gone()), SILENCE); });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } catch {
+    throw gone();
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function parsed(block) {
+  let name = "message";
+  let id = null;
+  const data = [];
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event:")) name = line.slice(6).trim();
+    else if (line.startsWith("id:")) id = line.slice(3).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+  }
+  return data.length ? { name, id, data: JSON.parse(data.join("\n")) } : null;
+}

@@ -1,0 +1,54 @@
+// Whether the server is there. When a request finds it gone, it is asked again and again until it answers; whoever
+// waits for that goes on then.
+
+import * as api from "./api.js";
+import { pause } from "./dom.js";
+
+const FIRST = 500;
+const LONGEST = 4000;
+
+let waiting = null;
+let hurry = () => undefined;
+const listeners = [];
+
+export const isAway = () => waiting !== null;
+export const onChange = (listener) => listeners.push(listener);
+
+// Resolves when the server answers again.
+export function back() {
+  waiting ??= probe().finally(() => {
+    waiting = null;
+    listeners.forEach((listener) => listener(false));
+  });
+  return waiting;
+}
+
+async function probe() {
+  let delay = FIRST;
+  for (let tries = 0; ; tries += 1) {
+    try {
+      await api.alive();
+      return;
+    } catch (failure) {
+      if (failure.status && !failure.away) return;
+    }
+    if (tries === 0) listeners.forEach((listener) => listener(true));
+    await Promise.race([pause(delay), new Promise((resolve) => { hurry = resolve; })]);
+    delay = Math.min(LONGEST, delay * 1.5);
+  }
+}
+
+// Makes a request as often as it takes to be answered.
+export async function persist(request, waits = () => undefined) {
+  for (;;) {
+    try {
+      return await request();
+    } catch (failure) {
+      if (!failure.away) throw failure;
+      waits();
+      await back();
+    }
+  }
+}
+
+for (const sign of ["online", "focus"]) addEventListener(sign, () => hurry());

@@ -1,0 +1,335 @@
+// The page: which conversation is shown, what the keys and the buttons do, and what is said when something is wrong.
+
+import * as api from "./api.js";
+import { Conversation, isAnswer, textOf } from "./conversation.js";
+import { announce, at, element, icon, pause } from "./dom.js";
+import * as link from "./link.js";
+import { draw, editLast, toEnd } from "./messages.js";
+import * as threads from "./threads.js";
+
+const NEW = "New conversation";
+const POLL = 8000;
+const THEMES = { auto: ["auto", "Colours: as the system"], light: ["sun", "Colours: light"], dark: ["moon", "Colours: dark"] };
+const text = at("text");
+const touch = matchMedia("(hover: none)");
+
+let shown = null; // the conversation on the screen
+let graphs = [];
+let told = {};
+let wasBusy = false;
+let isDrawing = false;
+
+// What is on the screen
+
+function changed(conversation, what) {
+  if (conversation !== shown) return;
+  if (what === "made") {
+    history.replaceState(null, "", `#${encodeURIComponent(conversation.id)}`);
+    threads.select(conversation.id);
+  }
+  if (["made", "accepted", "ended"].includes(what)) refresh();
+  if (what === "sent") toEnd();
+  if (what === "ended") {
+    const last = conversation.messages.at(-1);
+    if (last && isAnswer(last)) announce(`Answer: ${textOf(last)}`);
+  } else if (what === "accepted") {
+    announce("An answer is being written.");
+  }
+  if (isDrawing) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    show();
+  });
+}
+
+function show() {
+  const conversation = shown;
+  const isEmpty = !conversation.messages.length && !conversation.outgoing.length && !conversation.live;
+  draw(conversation, actions);
+  at("welcome")?.remove();
+  if (conversation.isLoading) at("messages").append(element("div", { id: "welcome", className: "loading", textContent: "Loading…" }));
+  else if (isEmpty && !Object.keys(conversation.values ?? {}).length && !conversation.problem) at("messages").append(welcome());
+  const title = conversation.title || NEW;
+  at("title").textContent = title;
+  document.title = title === NEW ? "Perdure" : `${title} · Perdure`;
+  at("graph").hidden = graphs.length < 2;
+  at("graph").disabled = !conversation.isNew;
+  if (conversation.graph) at("graph").value = conversation.graph;
+  const isLive = conversation.live !== null;
+  at("stop").hidden = !isLive;
+  text.disabled = conversation.questions.length > 0;
+  text.placeholder = text.disabled ? "Answer the question above to go on" : isLive ? "Write the next message; it waits its turn" : "Write a message";
+  allowSending();
+  notice();
+  if (wasBusy && !isLive && document.activeElement === document.body && !touch.matches) text.focus();
+  wasBusy = isLive;
+}
+
+function welcome() {
+  const starts = (told.starts ?? []).map((words) => element("button", { type: "button", textContent: words, onclick: () => send(words) }));
+  return element("div", { id: "welcome", className: "welcome" },
+    element("img", { src: "icon.svg", alt: "", width: 52, height: 52 }),
+    element("h2", { textContent: "A conversation that stays" }),
+    element("p", { textContent: "What you say is stored before it is answered. Reload the page or kill the server in the middle of an answer: the conversation is here, and the answer goes on." }),
+    element("div", { className: "starts" }, ...starts));
+}
+
+function notice() {
+  const { problem, live } = shown;
+  const again = (label, run) => ({ label, run: () => attempt(run) });
+  if (link.isAway()) tell("busy", "The server does not answer. What was accepted is stored; this goes on by itself when it is back.");
+  else if (shown.needsToken) tell("bad", "This server wants to know who you are.", { label: "Give a token", run: askForToken });
+  else if (problem?.kind === "failed") {
+    const { error, message } = problem.error;
+    tell("bad", `The answer failed with ${error}${message ? `: ${message}` : ""}. Your message is stored.`, again("Try again", () => shown.goOn()));
+  } else if (problem?.kind === "cut") tell("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
+  else if (problem?.kind === "refused") tell("bad", problem.reason, again("Reload", () => shown.sync()));
+  else if (live && shown.attempt > 1) tell("warn", "This answer was cut off, and is written again.");
+  else tell("", "");
+}
+
+function tell(kind, words, action) {
+  const area = at("notice");
+  area.hidden = !words;
+  area.dataset.kind = kind;
+  if (at("notice-text").textContent !== words) at("notice-text").textContent = words;
+  const button = at("notice-action");
+  button.hidden = !action;
+  button.textContent = action?.label ?? "";
+  button.onclick = action?.run ?? null;
+}
+
+// Doing
+
+async function attempt(work) {
+  const conversation = shown;
+  try {
+    await work();
+  } catch (failure) {
+    failed(conversation, failure);
+  }
+}
+
+function failed(conversation, failure) {
+  if (failure.name === "AbortError") return;
+  if (!(failure instanceof api.Failure)) throw failure;
+  if (failure.away) {
+    link.back();
+    return;
+  }
+  if (failure.status === 401) conversation.needsToken = true;
+  else conversation.problem = { kind: "refused", reason: failure.message };
+  conversation.isLoading = false;
+  changed(conversation, "state");
+}
+
+const actions = {
+  edit: (place, words) => attempt(() => shown.edit(place, words)),
+  regenerate: (place) => attempt(() => shown.regenerate(place)),
+  showBranch: (checkpoint) => attempt(() => shown.showBranch(checkpoint)),
+  answer: (value) => attempt(() => shown.answer(value)),
+  again: (message) => attempt(() => shown.again(message)),
+  withdraw: (message) => attempt(() => shown.withdraw(message)),
+};
+
+function send(words) {
+  if (!words.trim() || text.disabled) return;
+  if (shown.isNew) shown.graph ??= at("graph").value || graphs[0];
+  text.value = "";
+  keepDraft();
+  grow();
+  attempt(() => shown.send(words));
+}
+
+function open(id, { focus = true } = {}) {
+  threads.showDrawer(false);
+  if (shown && shown.id === id && !shown.isNew) return;
+  shown?.close();
+  shown = new Conversation(id, changed);
+  shown.title = id && threads.rowOf(id) ? threads.titled(threads.rowOf(id)) : null;
+  const hash = id ? `#${encodeURIComponent(id)}` : "";
+  if (location.hash !== hash) history.pushState(null, "", hash || location.pathname);
+  threads.select(id);
+  text.value = sessionStorage.getItem(draftKey()) ?? "";
+  show();
+  grow();
+  if (focus && !touch.matches) text.focus();
+  if (id) load(shown);
+}
+
+async function load(conversation) {
+  try {
+    await conversation.sync();
+  } catch (failure) {
+    if (conversation === shown && failure.status === 404) {
+      open(null);
+      tell("warn", "That conversation is not stored here (any more).");
+    } else {
+      failed(conversation, failure);
+    }
+  }
+}
+
+async function refresh() {
+  try {
+    await threads.refresh();
+    const row = threads.rowOf(shown.id);
+    if (row && !shown.isBusy && !shown.isNew && !shown.isLoading && shown.updatedAt && Date.parse(row.updated_at) > Date.parse(shown.updatedAt)) await shown.sync();
+  } catch (failure) {
+    failed(shown, failure);
+  }
+}
+
+threads.begin({
+  open,
+  refresh,
+  rename: (id, title) => attempt(async () => {
+    await api.rename(id, title);
+    if (shown.id === id) shown.title = title;
+    changed(shown, "state");
+  }),
+  removing: (id) => { if (shown.id === id) open(null, { focus: false }); },
+  remove: (id) => attempt(async () => {
+    try {
+      await api.remove(id);
+    } catch (failure) {
+      if (failure.status !== 404) throw failure;
+    }
+  }),
+});
+
+function askForToken() {
+  const field = element("input", { type: "password", autocomplete: "off", placeholder: "Token" });
+  field.setAttribute("aria-label", "Token");
+  const dialog = element("dialog", {}, element("form", { method: "dialog" },
+    element("h2", { textContent: "Who are you?" }),
+    element("p", { textContent: "The token goes with every request as Authorization: Bearer. It is kept until this tab is closed." }),
+    field,
+    element("div", { className: "answers" }, element("button", { type: "submit", className: "primary", textContent: "Go on" }))));
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (!field.value.trim()) return;
+    api.signIn(field.value.trim());
+    location.reload();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+// Writing
+
+const draftKey = () => `perdure.draft.${shown.isNew ? "" : shown.id}`;
+
+function keepDraft() {
+  if (text.value) sessionStorage.setItem(draftKey(), text.value);
+  else sessionStorage.removeItem(draftKey());
+}
+
+function allowSending() {
+  at("send").disabled = text.disabled || !text.value.trim();
+}
+
+function grow() {
+  text.style.height = "auto";
+  text.style.height = `${text.scrollHeight}px`;
+  allowSending();
+}
+
+text.addEventListener("input", () => {
+  keepDraft();
+  grow();
+});
+text.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send(text.value);
+  } else if (event.key === "ArrowUp" && !text.value && editLast()) {
+    event.preventDefault();
+  }
+});
+at("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send(text.value);
+});
+at("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  text.focus();
+});
+at("stop").addEventListener("click", () => attempt(() => shown.stop()));
+at("latest").addEventListener("click", toEnd);
+at("new-thread").addEventListener("click", () => startNew());
+
+function startNew() {
+  open(null);
+  text.focus();
+}
+
+addEventListener("keydown", (event) => {
+  if ((event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    startNew();
+  } else if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (threads.isDrawerOpen()) threads.showDrawer(false);
+    else if (shown.live) attempt(() => shown.stop());
+  }
+});
+
+// Around it
+
+function theme(chosen) {
+  if (chosen === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = chosen;
+  const [name, label] = THEMES[chosen];
+  at("theme").replaceChildren(icon(name));
+  at("theme").title = label;
+  at("theme").setAttribute("aria-label", label);
+  at("theme").onclick = () => {
+    const next = { auto: "light", light: "dark", dark: "auto" }[chosen];
+    if (next === "auto") localStorage.removeItem("perdure.theme");
+    else localStorage.setItem("perdure.theme", next);
+    theme(next);
+    announce(THEMES[next][1]);
+  };
+}
+
+const ofHash = () => decodeURIComponent(location.hash.slice(1)) || null;
+for (const sign of ["hashchange", "popstate"]) addEventListener(sign, () => { if (ofHash() !== (shown.isNew ? null : shown.id)) open(ofHash()); });
+for (const sign of ["focus", "visibilitychange"]) addEventListener(sign, () => { if (!document.hidden && !link.isAway()) refresh(); });
+link.onChange((isAway) => {
+  if (isAway) announce("The server does not answer.");
+  else {
+    refresh();
+    if (!shown.live && !shown.isNew) load(shown);
+  }
+  changed(shown, "state");
+});
+
+async function describe() {
+  told = await link.persist(api.about);
+  at("about").hidden = !told.database;
+  at("about").textContent = told.database ? `Stored in ${told.database}` : "";
+  at("model").hidden = !told.model;
+  at("model").textContent = (told.model ?? "").replace(/ \(.*/, "");
+  at("model").title = told.model ?? "";
+  graphs = await link.persist(api.graphs);
+  at("graph").replaceChildren(...graphs.map((name) => element("option", { value: name, textContent: name })));
+}
+
+for (const [id, name] of [["close-list", "close"], ["open-list", "menu"], ["stop", "stop"], ["send", "up"]]) at(id).append(icon(name));
+at("new-thread").append(icon("plus"), NEW);
+at("latest").append(icon("down"), "Latest");
+theme(document.documentElement.dataset.theme ?? "auto");
+
+async function start() {
+  open(ofHash());
+  await attempt(describe);
+  changed(shown, "state");
+  await refresh();
+  for (;;) {
+    await pause(POLL);
+    if (!document.hidden && !link.isAway()) await refresh();
+  }
+}
+
+start();

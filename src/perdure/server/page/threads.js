@@ -1,0 +1,178 @@
+// The list of conversations at the side: newest first, renamed in place, deleted with a way back; and, on a narrow
+// screen, the drawer it sits in.
+
+import * as api from "./api.js";
+import { titleOf } from "./conversation.js";
+import { announce, at, element, iconButton } from "./dom.js";
+
+const PAGE = 40;
+const UNDO = 6000;
+const STATUS = { busy: "Answering…", interrupted: "Waits for you", error: "Failed" };
+const STEPS = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [604800, "day", 86400], [2629800, "week", 604800], [31557600, "month", 2629800], [Infinity, "year", 31557600]];
+const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
+
+const titles = new Map(); // of threads that have none of their own: what was said in them first
+const deleted = new Map(); // threads that are about to go: their timers
+let rows = [];
+let more = false;
+let limit = PAGE;
+let current = null;
+let renaming = null;
+let actions = {};
+
+function when(moment) {
+  const ago = (Date.now() - Date.parse(moment)) / 1000;
+  if (!(ago >= 45)) return "Just now";
+  const [, unit, seconds] = STEPS.find(([end]) => ago < end);
+  const words = relative.format(-Math.round(ago / seconds), unit);
+  return words[0].toUpperCase() + words.slice(1);
+}
+
+export const titled = (row) => row.metadata?.title ?? row.metadata?.name ?? titles.get(row.thread_id) ?? "Untitled conversation";
+
+export function begin(done) {
+  actions = done;
+}
+
+// Reads the list anew; the row of a thread, if it is in the list.
+export async function refresh() {
+  const found = await api.threads(limit);
+  const unnamed = found.rows.filter((row) => !row.metadata?.title && !row.metadata?.name && !titles.has(row.thread_id));
+  if (unnamed.length) {
+    for (const { thread_id: id, extracted } of await api.firstMessages(unnamed.map((row) => row.thread_id))) {
+      const first = extracted?.first;
+      const text = Array.isArray(first) ? first.map((part) => part.text ?? "").join(" ") : first;
+      if (typeof text === "string" && text.trim()) titles.set(id, titleOf(text));
+    }
+  }
+  ({ rows, more } = found);
+  draw();
+  return rows;
+}
+
+export function select(id) {
+  current = id;
+  for (const button of document.querySelectorAll(".thread")) {
+    if (button.dataset.id === id) button.setAttribute("aria-current", "page");
+    else button.removeAttribute("aria-current");
+  }
+}
+
+export const rowOf = (id) => rows.find((row) => row.thread_id === id);
+
+function draw() {
+  if (renaming) return;
+  const list = at("threads");
+  const focused = list.contains(document.activeElement) ? document.activeElement : null;
+  const place = focused && { id: focused.closest("li")?.dataset.id, act: focused.dataset.act };
+  const top = list.scrollTop;
+  const lines = rows.map((row) => (deleted.has(row.thread_id) ? tombstone(row) : line(row)));
+  if (!lines.length) lines.push(element("li", { className: "empty", textContent: "Nothing is stored yet. What you say is, from the first message on." }));
+  if (more) lines.push(element("li", {}, element("button", { type: "button", className: "more", textContent: "Show older ones", onclick: () => { limit += PAGE; actions.refresh(); } })));
+  list.replaceChildren(...lines);
+  list.scrollTop = top;
+  if (place?.id) list.querySelector(`li[data-id="${CSS.escape(place.id)}"] [data-act="${place.act}"]`)?.focus();
+  select(current);
+}
+
+function line(row) {
+  const id = row.thread_id;
+  const title = titled(row);
+  const status = element("span", { className: "thread-when", textContent: STATUS[row.status] ?? when(row.updated_at) });
+  status.dataset.status = row.status;
+  const open = element("button", { type: "button", className: "thread", title, onclick: () => actions.open(id) },
+    element("span", { className: "thread-title", textContent: title }), status);
+  open.dataset.id = id;
+  open.dataset.act = "open";
+  open.ondblclick = () => rename(row, item);
+  open.onkeydown = (event) => {
+    if (event.key === "F2") rename(row, item);
+    if (event.key === "Delete") remove(row);
+  };
+  const edit = iconButton("edit", `Rename ${title}`, () => rename(row, item));
+  edit.dataset.act = "rename";
+  const gone = iconButton("trash", `Delete ${title}`, () => remove(row), "icon-button delete");
+  gone.dataset.act = "delete";
+  const item = element("li", {}, open, element("span", { className: "row-tools" }, edit, gone));
+  item.dataset.id = id;
+  return item;
+}
+
+function rename(row, item) {
+  const field = element("input", { value: titled(row), maxLength: 120, className: "rename" });
+  field.setAttribute("aria-label", "The conversation's name");
+  renaming = row.thread_id;
+  let isOver = false;
+  const end = async (isKept) => {
+    if (isOver) return;
+    isOver = true;
+    renaming = null;
+    const title = field.value.trim();
+    if (isKept && title && title !== titled(row)) {
+      row.metadata = { ...row.metadata, title };
+      draw();
+      await actions.rename(row.thread_id, title);
+    } else {
+      draw();
+    }
+    document.querySelector(`li[data-id="${CSS.escape(row.thread_id)}"] .thread`)?.focus();
+  };
+  field.onkeydown = (event) => {
+    if (event.key === "Enter") end(true);
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      end(false);
+    }
+  };
+  field.onblur = () => end(true);
+  item.replaceChildren(field);
+  field.focus();
+  field.select();
+}
+
+function remove(row) {
+  const id = row.thread_id;
+  deleted.set(id, setTimeout(async () => {
+    await actions.remove(id);
+    deleted.delete(id);
+    rows = rows.filter((one) => one.thread_id !== id);
+    draw();
+  }, UNDO));
+  draw();
+  announce(`${titled(row)} is deleted. Undo is possible for a few seconds.`);
+  document.querySelector(`li[data-id="${CSS.escape(id)}"] .undo`)?.focus();
+  actions.removing(id);
+}
+
+function tombstone(row) {
+  const undo = element("button", { type: "button", className: "undo", textContent: "Undo", onclick: () => {
+    clearTimeout(deleted.get(row.thread_id));
+    deleted.delete(row.thread_id);
+    draw();
+    document.querySelector(`li[data-id="${CSS.escape(row.thread_id)}"] .thread`)?.focus();
+  } });
+  undo.dataset.act = "undo";
+  const item = element("li", { className: "deleted" }, element("span", { textContent: "Deleted" }), undo);
+  item.dataset.id = row.thread_id;
+  return item;
+}
+
+// The drawer
+
+const narrow = matchMedia("(max-width: 48rem)");
+
+export const isDrawerOpen = () => document.body.classList.contains("list-open");
+
+export function showDrawer(shown) {
+  if (shown === isDrawerOpen()) return;
+  document.body.classList.toggle("list-open", shown);
+  at("shade").hidden = !shown;
+  document.querySelector("main").inert = shown;
+  at("open-list").setAttribute("aria-expanded", String(shown));
+  (shown ? at("close-list") : at("open-list")).focus();
+}
+
+at("open-list").addEventListener("click", () => showDrawer(true));
+at("close-list").addEventListener("click", () => showDrawer(false));
+at("shade").addEventListener("click", () => showDrawer(false));
+narrow.addEventListener("change", () => showDrawer(false));

@@ -1,0 +1,306 @@
+"""Routes of assistants: make, find, change and remove them, and look at their graphs.
+
+The assistants of the graphs themselves are everybody's. So only a user who is restricted to nothing may
+change one of them, and nobody deletes one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from perdure.errors import Conflict
+from perdure.server import drawing, shapes
+from perdure.server.assistants import Assistant, no_assistant
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Refusal, require_stamp
+from perdure.server.bodies import Body, Mapped, Offset, Page
+from perdure.server.catalogue import contains
+from perdure.server.host import AssistantName, Caller, CallerNow, Namespace
+from perdure.server.shapes import Json
+
+router = APIRouter(tags=["assistants"])
+
+_UNNAMED = "Untitled"
+
+
+class _New(Body):
+    """An assistant to be made."""
+
+    graph_id: str
+    assistant_id: str | None = None
+    name: str | None = None
+    description: str | None = None
+    config: Mapped = Field(default_factory=dict)
+    context: Mapped = Field(default_factory=dict)
+    metadata: Mapped = Field(default_factory=dict)
+    if_exists: Literal["raise", "do_nothing"] | None = None
+
+
+class _Patch(Body):
+    """What is to be changed of an assistant. ``metadata`` is merged, the rest replaced."""
+
+    graph_id: str | None = None
+    name: str | None = None
+    description: str | None = None
+    config: dict[str, Any] | None = None
+    context: dict[str, Any] | None = None
+    metadata: Mapped = Field(default_factory=dict)
+
+
+class _Asked(Body):
+    """Which assistants are asked for; ``name`` is a part of theirs, in any case of letters."""
+
+    metadata: Mapped = Field(default_factory=dict)
+    graph_id: str | None = None
+    name: str | None = None
+
+
+class _Search(_Asked):
+    limit: Page = 10
+    offset: Offset = 0
+    sort_by: Literal["assistant_id", "graph_id", "name", "created_at", "updated_at"] | None = None
+    sort_order: Literal["asc", "desc"] | None = None
+    select: list[str] | None = None
+
+
+class _Versions(Body):
+    metadata: Mapped = Field(default_factory=dict)
+    limit: Page = 10
+    offset: Offset = 0
+
+
+class _Latest(Body):
+    version: Annotated[int, Field(ge=1)]
+
+
+@router.post("/assistants")
+async def create(caller: CallerNow, new: _New) -> Json:
+    """Make an assistant."""
+    assistants, tenant = caller.host.assistants, caller.user.tenant
+    assistants.check_graph(new.graph_id)
+    value: dict[str, Any] = {
+        "assistant_id": _id_of(new.assistant_id),
+        "graph_id": new.graph_id,
+        "name": new.name or _UNNAMED,
+        "config": new.config,
+        "context": new.context,
+        "metadata": new.metadata,
+        "if_exists": new.if_exists or "raise",
+    }
+    conditions = await caller.may("assistants", "create", value)
+    metadata = value["metadata"] or {}
+    require_stamp(conditions, metadata)
+    asked = Assistant(
+        value["assistant_id"],
+        new.graph_id,
+        value["name"],
+        description=new.description,
+        config=value["config"] or {},
+        context=value["context"] or {},
+        metadata=metadata,
+    )
+    made = await assistants.create(tenant, asked)
+    if made is None:
+        await caller.assistant_within(asked.assistant_id, conditions)
+        # It is answered with what is there: that is for those who may read it.
+        found = await caller.assistant(asked.assistant_id, "read")
+        if new.if_exists != "do_nothing":
+            raise Conflict(f"Assistant {asked.assistant_id} already exists.")
+        made = found
+    return Json(shapes.assistant(made))
+
+
+@router.post("/assistants/search")
+async def search(caller: CallerNow, asked: _Search) -> Json:
+    """Find assistants, those made last first."""
+    found = await _found(caller, asked, {"limit": asked.limit, "offset": asked.offset})
+    by = asked.sort_by or "created_at"
+    found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
+    end = asked.offset + asked.limit
+    shown = [shapes.assistant(one) for one in found[asked.offset : end]]
+    if asked.select is not None:
+        shown = [shapes.selected(one, asked.select) for one in shown]
+    headers = {"X-Pagination-Total": str(len(found))}
+    if len(found) > end:
+        headers["X-Pagination-Next"] = str(end)
+    return Json(shown, headers=headers)
+
+
+@router.post("/assistants/count")
+async def count(caller: CallerNow, asked: _Asked) -> Json:
+    """How many assistants there are."""
+    return Json(len(await _found(caller, asked, {})))
+
+
+@router.get("/assistants/{assistant_id}")
+async def get(caller: CallerNow, assistant_id: AssistantName) -> Json:
+    """An assistant by its id, or that of a graph by the graph's name."""
+    return Json(shapes.assistant(await caller.assistant(assistant_id, "read")))
+
+
+@router.patch("/assistants/{assistant_id}")
+async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -> Json:
+    """Make a new version of an assistant."""
+    if asked.graph_id is not None:
+        caller.host.assistants.check_graph(asked.graph_id)
+    found, conditions, value = await _to_change(caller, assistant_id, asked.model_dump(exclude_none=True))
+    parts = {
+        part: value[part]
+        for part in ("graph_id", "name", "description", "config", "context")
+        if value.get(part) is not None
+    }
+
+    def changed(before: Assistant) -> Assistant:
+        if not caller.sees(conditions, before.metadata):
+            raise no_assistant(assistant_id)
+        metadata = {**before.metadata, **(value.get("metadata") or {})}
+        require_stamp(conditions, metadata)
+        return replace(before, **parts, metadata=metadata)
+
+    made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, changed)
+    if made is None:
+        raise no_assistant(assistant_id)
+    return Json(shapes.assistant(made))
+
+
+@router.delete("/assistants/{assistant_id}", status_code=204)
+async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads: bool = False) -> Response:
+    """Remove an assistant with its versions; with ``delete_threads`` the threads that began with it, too."""
+    found = await caller.assistant(assistant_id, "delete")
+    if caller.host.assistants.is_own(found.assistant_id):
+        raise Conflict(
+            f"Assistant {found.assistant_id} is that of the graph {found.graph_id!r} itself and cannot be "
+            "deleted; to undo changes of it, make version 1 the latest."
+        )
+    if delete_threads:
+        # First, so that a call that was cut short can be made again.
+        await _remove_threads(caller, found.assistant_id)
+    await caller.host.assistants.remove(caller.user.tenant, found.assistant_id)
+    return Response(status_code=204)
+
+
+@router.post("/assistants/{assistant_id}/versions")
+async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versions) -> Json:
+    """The versions of an assistant, the newest first."""
+    found = await caller.assistant(assistant_id, "read")
+    held = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
+    wanted = [shapes.assistant(one) for one in held if contains(one.metadata, asked.metadata)]
+    for one in wanted:
+        del one["updated_at"]
+    end = asked.offset + asked.limit
+    headers = {"X-Pagination-Total": str(len(wanted))}
+    if len(wanted) > end:
+        headers["X-Pagination-Next"] = str(end)
+    return Json(wanted[asked.offset : end], headers=headers)
+
+
+@router.post("/assistants/{assistant_id}/latest")
+async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest) -> Json:
+    """Make a version of an assistant the current one. A change makes a version of the next unused number."""
+    found, conditions, _ = await _to_change(caller, assistant_id, {"version": asked.version})
+    assistants, tenant = caller.host.assistants, caller.user.tenant
+    before = [v for v in await assistants.versions(tenant, found.assistant_id) if v.version == asked.version]
+    if before and not caller.host.assistants.is_own(found.assistant_id):
+        require_stamp(conditions, before[0].metadata)
+    made = await assistants.choose(tenant, found.assistant_id, asked.version) if before else None
+    if made is None:
+        raise no_assistant(f"{assistant_id} version {asked.version}")
+    return Json(shapes.assistant(made))
+
+
+@router.get("/assistants/{assistant_id}/graph")
+async def graph(
+    caller: CallerNow,
+    assistant_id: AssistantName,
+    xray: Annotated[int | bool, Query(union_mode="left_to_right")] = False,
+) -> Json:
+    """The nodes and edges of an assistant's graph; ``xray`` shows its subgraphs, down to that depth."""
+    if xray < 0:
+        raise Refusal(422, "xray is true, false or a depth from 0 on")
+    found = await caller.assistant(assistant_id, "read")
+    return Json(await drawing.drawn(caller.graph(found.graph_id), xray))
+
+
+@router.get("/assistants/{assistant_id}/schemas")
+async def schemas(caller: CallerNow, assistant_id: AssistantName) -> Json:
+    """The JSON schemas of an assistant's graph; null where there is none."""
+    found = await caller.assistant(assistant_id, "read")
+    return Json(drawing.schemas(found.graph_id, caller.graph(found.graph_id)))
+
+
+@router.get("/assistants/{assistant_id}/subgraphs")
+async def subgraphs(caller: CallerNow, assistant_id: AssistantName, recurse: bool = False) -> Json:
+    """The JSON schemas of the subgraphs of an assistant's graph, with ``recurse`` of theirs too."""
+    found = await caller.assistant(assistant_id, "read")
+    return Json(await drawing.subgraphs(caller.graph(found.graph_id), None, recurse=recurse))
+
+
+@router.get("/assistants/{assistant_id}/subgraphs/{namespace}")
+async def subgraph(
+    caller: CallerNow, assistant_id: AssistantName, namespace: Namespace, recurse: bool = False
+) -> Json:
+    """The JSON schemas of the subgraph of a namespace."""
+    found = await caller.assistant(assistant_id, "read")
+    return Json(await drawing.subgraphs(caller.graph(found.graph_id), namespace, recurse=recurse))
+
+
+def _id_of(said: str | None) -> str:
+    if said is None:
+        return str(uuid.uuid4())
+    try:
+        return str(uuid.UUID(said))
+    except ValueError:
+        raise Refusal(422, "an assistant_id is a UUID; leave it out to be given one") from None
+
+
+async def _to_change(
+    caller: Caller, named: str, asked: Mapping[str, Any]
+) -> tuple[Assistant, Filter | None, dict[str, Any]]:
+    """An assistant that the user may change, what the user is restricted to, and what is to be changed, as
+    the gate left it."""
+    assistants = caller.host.assistants
+    value: dict[str, Any] = {**asked, "assistant_id": assistants.id_of(named) or named}
+    conditions = await caller.may("assistants", "update", value)
+    found = await caller.assistant_within(named, conditions)
+    if not caller.sees(conditions, found.metadata):
+        raise Refusal(
+            403,
+            f"Assistant {found.assistant_id} is that of the graph {found.graph_id!r} itself, which all users "
+            "share; make one of your own for that graph",
+        )
+    return found, conditions, value
+
+
+async def _found(caller: Caller, asked: _Asked, page: Mapping[str, Any]) -> list[Assistant]:
+    value: dict[str, Any] = {"metadata": dict(asked.metadata), "graph_id": asked.graph_id, **page}
+    conditions = await caller.may("assistants", "search", value)
+    own = caller.host.assistants.is_own
+    narrowed: Mapping[str, Any] = value["metadata"] or {}
+    part = (asked.name or "").casefold()
+    return [
+        one
+        for one in await caller.host.assistants.everything(caller.user.tenant)
+        if (
+            # What a gate adds to the question, such as an owner, is not to hide what is everybody's.
+            contains(one.metadata, asked.metadata)
+            if own(one.assistant_id)
+            else contains(one.metadata, narrowed) and caller.sees(conditions, one.metadata)
+        )
+        and asked.graph_id in (None, one.graph_id)
+        and part in one.name.casefold()
+    ]
+
+
+async def _remove_threads(caller: Caller, assistant_id: str) -> None:
+    search = caller.host.catalogue.search(caller.user.tenant, metadata={"assistant_id": assistant_id})
+    rows = [row async for row in search]
+    for row in rows:
+        conditions = await caller.may("threads", "delete", {"thread_id": row.thread_id})
+        if caller.sees(conditions, row.metadata):
+            await caller.host.catalogue.remove(caller.partition(row.thread_id))

@@ -1,0 +1,39 @@
+"""Routes about the server itself: what it is, and what it has counted."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from perdure.errors import MissingExtra
+from perdure.server.auth.identity import Refusal
+
+router = APIRouter(tags=["server"])
+
+API_VERSION = "0.16.7"
+"""The version of LangGraph's server whose routes these are: its tools compare it."""
+
+
+@router.get("/info")
+async def info() -> dict[str, Any]:
+    """What the server is and can."""
+    return {
+        "version": API_VERSION,
+        "langgraph_py_version": version("langgraph"),
+        "flags": {"assistants": True, "crons": False, "langsmith": False, "strict_resume": True},
+        "host": {"kind": "perdure", "version": version("perdure")},
+    }
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """What this process has counted, for Prometheus: of graphs and channels, never of users. It is open to
+    all who reach it."""
+    try:
+        from perdure.runtime.metrics import exposition
+    except MissingExtra as error:
+        raise Refusal(501, str(error)) from error
+    text, media_type = exposition(request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": media_type})

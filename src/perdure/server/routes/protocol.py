@@ -1,0 +1,189 @@
+"""Routes of the event streaming protocol: a thread's events, filtered, and the place to send commands to.
+
+A client may listen to a thread before there is one, as it names its threads itself. It is told of another's
+thread what it is told of none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from sse_starlette import ServerSentEvent
+
+from perdure.engine import inbox
+from perdure.engine.events import END
+from perdure.errors import PerdureError, TooSlow
+from perdure.model.messages import OPEN, WAITING
+from perdure.model.records import Partition
+from perdure.runtime import Event
+from perdure.runtime.encoding import encoded
+from perdure.server import commands, streams
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Refusal
+from perdure.server.host import Caller, CallerNow, Host, ThreadId
+from perdure.server.projection import CHANNELS, Wanted, is_channel, project
+from perdure.server.routes import thread_stream
+from perdure.server.shapes import Json
+
+router = APIRouter(tags=["protocol"])
+
+_log = logging.getLogger("perdure.server")
+_LATEST = 20
+"""Among how many messages a run is looked for; the newest may wait for their turn."""
+_LATE_S = 30.0
+"""How long after its end a run is told from its beginning to who comes without a number."""
+_KNOWN = 10_000
+
+
+class _Subscription(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    channels: list[str] = Field(min_length=1, max_length=100)
+    namespaces: list[list[str]] | None = Field(None, max_length=1000)
+    depth: StrictInt | None = Field(None, ge=0)
+    since: StrictInt | None = Field(None, ge=0)
+
+
+@router.post("/threads/{thread_id}/commands")
+async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> Json:
+    """Do what a command says; what is wrong with it is said in the answer."""
+    said = await _body(request)
+    number, method, params = said.get("id"), said.get("method"), said.get("params")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise Refusal(400, "a command has an id: a whole number that is not negative")
+    if not isinstance(method, str) or not isinstance(params, dict | None):
+        raise Refusal(400, "a command has a method, which is text, and params, which are an object")
+    # What a client has seen up to here was there before the command.
+    before = max(0, await caller.host.runtime.told(thread_id, tenant=caller.user.tenant))
+    answer = {**await commands.do(caller, request, thread_id, method, params or {}), "id": number}
+    # Who may do nothing on a thread does not learn that something was told there.
+    return Json({**answer, "meta": {"applied_through_seq": before}} if "result" in answer else answer)
+
+
+@router.post("/threads/{thread_id}/stream/events")
+async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Response:
+    """The events of a thread in some channels, for as long as a client listens: those after ``since``, or
+    from the beginning of the run that is under way or waits."""
+    asked = _subscription(await _body(request))
+    wanted = Wanted(
+        frozenset(asked.channels),
+        None if asked.namespaces is None else tuple(map(tuple, asked.namespaces)),
+        asked.depth,
+    )
+    conditions = await caller.may("threads", "read", {"thread_id": thread_id})
+    start = _Start(asked.since) if asked.since is not None else await _start(caller, thread_id, wanted)
+    return streams.stream(caller.host, _frames(caller, thread_id, conditions, wanted, start), {})
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        said = await request.json()
+    except (ValueError, RecursionError):
+        raise Refusal(400, "the body is not JSON, or nested too deeply") from None
+    if not isinstance(said, dict):
+        raise Refusal(400, "the body is not a JSON object")
+    return said
+
+
+def _subscription(said: dict[str, Any]) -> _Subscription:
+    try:
+        asked = _Subscription.model_validate(said)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise Refusal(400, f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+    if unknown := [name for name in asked.channels if not is_channel(name)]:
+        raise Refusal(
+            400, f"there is no channel {unknown[0]!r}; there are {', '.join(CHANNELS)}, custom:NAME"
+        )
+    return asked
+
+
+async def _frames(
+    caller: Caller, thread_id: str, conditions: Filter | None, wanted: Wanted, start: _Start
+) -> AsyncGenerator[ServerSentEvent, None]:
+    partition = caller.partition(thread_id)
+    try:
+        async for event in thread_stream.told(caller, thread_id, conditions, start.after):
+            if isinstance(event, TooSlow):
+                yield _failed(str(event))
+                return
+            if not start.includes(event):
+                continue
+            for said in project(event, wanted):
+                if said.seq > start.after:
+                    yield ServerSentEvent(said.text, event=said.method, id=str(said.seq))
+            if event.name == END:
+                _ends(caller.host).given(partition, event.run_id, wanted)
+    except PerdureError as error:
+        _log.error("the events of a thread could not be read: %s", type(error).__name__)
+        yield _failed("the events of the thread could not be read; open the stream again")
+        return
+    yield _failed("the server stops; open the stream again")
+
+
+def _failed(message: str) -> ServerSentEvent:
+    said = {"type": "error", "id": None, "error": "unknown_error", "message": message}
+    return ServerSentEvent(encoded(said), event="error")
+
+
+class _Start(NamedTuple):
+    """Where a stream begins. Up to ``through`` it has only what ``run_id`` told."""
+
+    after: int
+    through: int = -1
+    run_id: str = ""
+
+    def includes(self, event: Event) -> bool:
+        return event.seq > self.through or event.run_id == self.run_id
+
+
+async def _start(caller: Caller, thread_id: str, wanted: Wanted) -> _Start:
+    """Where a stream begins for who names no number: with the run that is under way or waits for an answer.
+    One that has just ended is told too, as a client learns of its run before it listens; but once only, or
+    the next turn would begin with the end of the last."""
+    runtime, partition = caller.host.runtime, caller.partition(thread_id)
+    through = await runtime.told(thread_id, tenant=caller.user.tenant)
+    latest = await caller.host.database.arun(inbox.latest(partition, _LATEST))
+    run = next((standing.run for standing in latest if standing.run is not None), None)
+    if run is None:
+        return _Start(through)
+    if run.state not in (OPEN, WAITING):
+        is_late = await runtime.now() - run.updated_at > _LATE_S * 1_000_000
+        if is_late or _ends(caller.host).was_given(partition, run.id, wanted):
+            return _Start(through)
+    return _Start(min(through, run.started_at - 1), through, run.id)
+
+
+class _Ends:
+    """The ends of runs of which streams of this server were told lately, each by what it is of."""
+
+    def __init__(self) -> None:
+        self._given: OrderedDict[tuple[Partition, str, Wanted], float] = OrderedDict()
+
+    def given(self, partition: Partition, run_id: str, wanted: Wanted) -> None:
+        now = time.monotonic()
+        self._given[partition, run_id, wanted] = now
+        while self._given and (
+            len(self._given) > _KNOWN or next(iter(self._given.values())) < now - 2 * _LATE_S
+        ):
+            self._given.popitem(last=False)
+
+    def was_given(self, partition: Partition, run_id: str, wanted: Wanted) -> bool:
+        return (partition, run_id, wanted) in self._given
+
+
+_all_ends: WeakKeyDictionary[Host, _Ends] = WeakKeyDictionary()
+
+
+def _ends(host: Host) -> _Ends:
+    found = _all_ends.get(host)
+    if found is None:
+        found = _all_ends[host] = _Ends()
+    return found

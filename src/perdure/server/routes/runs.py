@@ -1,0 +1,408 @@
+"""Routes of runs: make them, wait for them, follow them, end them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+from starlette.types import Send
+
+from perdure.engine import inbox, later
+from perdure.engine.events import LAST
+from perdure.engine.inbox import Standing
+from perdure.errors import Busy, NotFound, Unavailable
+from perdure.model.messages import FAILED, OPEN, WAITING
+from perdure.runtime.encoding import encoded
+from perdure.runtime.options import Told
+from perdure.server import shapes, streams
+from perdure.server.auth.identity import Refusal
+from perdure.server.bodies import RUN_MODES, Body, NewRun, Page
+from perdure.server.host import HEARTBEAT_S, Caller, CallerNow, ThreadId
+from perdure.server.routes.states import config_of, snapshot
+from perdure.server.shapes import Json
+from perdure.server.submissions import Accepted, submit
+from perdure.server.webhooks import delivered
+
+router = APIRouter(tags=["runs"])
+
+_PAGE = 100
+_DEFAULT: tuple[Told, ...] = ("values",)
+
+Action = Literal["interrupt", "rollback"]
+
+
+class _CancelMany(Body):
+    thread_id: str | None = None
+    run_ids: list[str] = Field(default_factory=list[str])
+    status: Literal["pending", "running", "all"] | None = None
+
+
+def path_of(thread_id: str, run_id: str) -> str:
+    """The address of a run."""
+    quoted = quote(thread_id, safe="")
+    if quoted in (".", ".."):
+        # A client takes these for ways through folders.
+        quoted = quoted.replace(".", "%2E")
+    return f"/threads/{quoted}/runs/{run_id}"
+
+
+def _modes(new: NewRun) -> tuple[Told, ...]:
+    return tuple(dict.fromkeys(new.stream_mode)) if new.stream_mode else _DEFAULT
+
+
+# Making runs
+
+
+@router.post("/threads/{thread_id}/runs")
+async def create(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Json:
+    """Accept a run; it goes on by itself."""
+    return await _created(caller, request, thread_id, new)
+
+
+@router.post("/runs")
+async def create_alone(caller: CallerNow, request: Request, new: NewRun) -> Json:
+    """As before, on a thread of its own."""
+    return await _created(caller, request, None, new)
+
+
+@router.post("/runs/batch")
+async def create_batch(
+    caller: CallerNow, request: Request, runs: Annotated[list[NewRun], Field(max_length=100)]
+) -> Json:
+    """Accept several runs, each on a thread of its own."""
+    return Json([json.loads(bytes((await _created(caller, request, None, new)).body)) for new in runs])
+
+
+async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
+    accepted = await submit(caller, request, thread_id, new, modes=_modes(new), is_kept=True)
+    if thread_id is None and new.on_completion != "keep":
+        caller.host.apart(_removed_after(caller, accepted))
+    said = shapes.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
+    if accepted.is_new:
+        # As it was accepted: a worker may have begun it by now.
+        said["status"] = "pending"
+    return Json(said, headers=_addresses(accepted, None))
+
+
+@router.post("/threads/{thread_id}/runs/stream")
+async def stream(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Response:
+    """Accept a run and tell what it tells."""
+    return await _streamed(caller, request, thread_id, new)
+
+
+@router.post("/runs/stream")
+async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
+    """As before, on a thread of its own."""
+    return await _streamed(caller, request, None, new)
+
+
+async def _streamed(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
+    is_kept = bool(new.stream_resumable)
+    accepted = await submit(caller, request, thread_id, new, modes=_modes(new), is_kept=is_kept)
+    if thread_id is None and new.on_completion != "keep":
+        caller.host.apart(_removed_after(caller, accepted, linger=True))
+    return streams.respond(
+        caller,
+        accepted.thread_id,
+        accepted.run_id,
+        modes=_modes(new),
+        after=0,
+        has_ids=is_kept,
+        cancels=new.on_disconnect == "cancel",
+        headers=_addresses(accepted, "stream"),
+    )
+
+
+@router.post("/threads/{thread_id}/runs/wait")
+async def wait(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Response:
+    """Accept a run and answer with the values that it came to."""
+    return await _waited_for(caller, request, thread_id, new)
+
+
+@router.post("/runs/wait")
+async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
+    """As before, on a thread of its own."""
+    return await _waited_for(caller, request, None, new)
+
+
+async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
+    accepted = await submit(caller, request, thread_id, new, modes=(), is_kept=False)
+    is_removed = thread_id is None and new.on_completion != "keep"
+    work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=is_removed)
+    return _late(
+        caller,
+        accepted.thread_id,
+        accepted.run_id,
+        work,
+        cancels=new.on_disconnect == "cancel",
+        headers=_addresses(accepted, "join"),
+    )
+
+
+# Following and ending them
+
+
+@router.get("/threads/{thread_id}/runs")
+async def list_runs(
+    caller: CallerNow,
+    thread_id: ThreadId,
+    limit: Page = 10,
+    offset: Annotated[int, Query(ge=0)] = 0,
+    status: str | None = None,
+    select: Annotated[list[str] | None, Query()] = None,
+) -> Json:
+    """A thread's runs, newest first."""
+    await caller.thread(thread_id, "read")
+    shown: list[dict[str, Any]] = []
+    after: int | None = None
+    partition = caller.partition(thread_id)
+    if status in (None, "pending"):
+        postponed = await caller.host.database.arun(later.waiting(partition, offset + limit))
+        shown += [shapes.run(Standing(message, None), thread_id) for message in postponed]
+    while len(shown) < offset + limit:
+        page = await caller.host.database.arun(inbox.latest(partition, _PAGE, after))
+        for standing in page:
+            # Messages that became one run are one run: it is listed with the first of them.
+            is_first = standing.run is None or standing.run.first == standing.message.seq
+            said = shapes.run(standing, thread_id)
+            if is_first and said["status"] and status in (None, said["status"]):
+                shown.append(said)
+        if len(page) < _PAGE:
+            break
+        after = page[-1].message.seq
+    found = shown[offset : offset + limit]
+    return Json(found if not select else [shapes.selected(one, _listed(select)) for one in found])
+
+
+@router.get("/threads/{thread_id}/runs/{run_id}")
+async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
+    """A run, as it stands."""
+    await caller.thread(thread_id, "read")
+    return Json(shapes.run(await _standing(caller, thread_id, run_id), thread_id))
+
+
+@router.get("/threads/{thread_id}/runs/{run_id}/join")
+async def join(
+    caller: CallerNow, thread_id: ThreadId, run_id: str, cancel_on_disconnect: bool = False
+) -> Response:
+    """The values that a run came to, once it has ended."""
+    await caller.thread(thread_id, "read")
+    await _standing(caller, thread_id, run_id)
+    work = _outcome(caller, thread_id, run_id)
+    headers = _addresses(Accepted(thread_id, run_id, None, False), "join")
+    return _late(caller, thread_id, run_id, work, cancels=cancel_on_disconnect, headers=headers)
+
+
+@router.get("/threads/{thread_id}/runs/{run_id}/stream")
+async def join_stream(
+    caller: CallerNow,
+    request: Request,
+    thread_id: ThreadId,
+    run_id: str,
+    stream_mode: Annotated[list[str] | None, Query()] = None,
+    cancel_on_disconnect: bool = False,
+) -> Response:
+    """What a run tells from now on; after the event that ``Last-Event-ID`` names if it can be followed
+    again."""
+    await caller.thread(thread_id, "read")
+    standing = await _standing(caller, thread_id, run_id)
+    is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
+    after = streams.cursor_of(request) if is_kept else None
+    if after is None:
+        after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)
+    # The client sends an empty value where it was given none.
+    modes = [mode for mode in _listed(stream_mode or []) if mode] or None
+    if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
+        raise Refusal(422, f"there is no stream mode {unknown[0]!r}; there are {', '.join(RUN_MODES)}")
+    return streams.respond(
+        caller,
+        thread_id,
+        run_id,
+        modes=modes,
+        after=after,
+        has_ids=is_kept,
+        cancels=cancel_on_disconnect,
+        headers=_addresses(Accepted(thread_id, run_id, None, False), "stream"),
+    )
+
+
+@router.post("/threads/{thread_id}/runs/{run_id}/cancel")
+async def cancel(
+    caller: CallerNow, thread_id: ThreadId, run_id: str, wait: bool = False, action: Action = "interrupt"
+) -> Response:
+    """End a run, keeping what it stored or taking it back."""
+    await caller.thread(thread_id, "update", run_id=run_id, action=action)
+    await _standing(caller, thread_id, run_id)
+    if not await _cancelled(caller, thread_id, run_id, action):
+        raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
+    if not wait:
+        return Response(status_code=202)
+    headers = _addresses(Accepted(thread_id, run_id, None, False), "join")
+    return _late(
+        caller, thread_id, run_id, _outcome(caller, thread_id, run_id), cancels=False, headers=headers
+    )
+
+
+@router.post("/runs/cancel", status_code=204)
+async def cancel_many(caller: CallerNow, asked: _CancelMany, action: Action = "interrupt") -> Response:
+    """End several runs: those of a thread by their ids, or all that wait or go on."""
+    if (asked.status is None) == (asked.thread_id is None):
+        raise Refusal(422, "name a thread_id and its run_ids, or a status")
+    if asked.thread_id is not None:
+        await caller.thread(asked.thread_id, "update", action=action)
+        for run_id in asked.run_ids:
+            await _cancelled(caller, asked.thread_id, run_id, action)
+        return Response(status_code=204)
+    conditions = await caller.may("threads", "update", {"action": action})
+    async for row in caller.host.catalogue.search(caller.user.tenant, status="busy"):
+        if not caller.sees(conditions, row.metadata):
+            continue
+        for standing in await caller.host.database.arun(inbox.latest(caller.partition(row.thread_id), _PAGE)):
+            status = shapes.run_status(standing)
+            if status in (("pending", "running") if asked.status == "all" else (asked.status,)):
+                run_id = standing.message.id if standing.run is None else standing.run.id
+                await _cancelled(caller, row.thread_id, run_id, action)
+    return Response(status_code=204)
+
+
+@router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
+async def delete(
+    caller: CallerNow, thread_id: ThreadId, run_id: str, checkpoints: Literal["keep", "delete"] = "keep"
+) -> Response:
+    """Forget a run. Its checkpoints stay unless they are asked to go."""
+    await caller.thread(thread_id, "delete", run_id=run_id)
+    standing = await _standing(caller, thread_id, run_id)
+    if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
+        raise Busy(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
+    partition = caller.partition(thread_id)
+    if checkpoints == "delete":
+        await caller.host.database.take_back(partition, run_id)
+    await caller.host.database.arun(inbox.remove(partition, standing.run))
+    return Response(status_code=204)
+
+
+async def _cancelled(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
+    return await caller.host.runtime.cancel(
+        thread_id, run_id, rollback=action == "rollback", tenant=caller.user.tenant
+    )
+
+
+async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
+    standing = await caller.host.runtime.find(thread_id, run_id, tenant=caller.user.tenant)
+    if standing is None or not shapes.run_status(standing):
+        raise NotFound(f"Run {run_id!r} not found.")
+    return standing
+
+
+async def _ended(caller: Caller, thread_id: str, run_id: str) -> Standing:
+    """Where a run stands when it has ended, whatever it tells on the way."""
+    async for item in streams.followed(caller, thread_id, run_id, LAST):
+        if isinstance(item, Standing):
+            return item
+    raise Unavailable("the server stops")
+
+
+async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
+    """What a run came to, as the JSON that is answered for it."""
+    standing = await _ended(caller, thread_id, run_id)
+    said: Any
+    if standing.run is not None and standing.run.state == FAILED:
+        said = {"__error__": shapes.run_error(standing.run)}
+    else:
+        said = await _values(caller, thread_id, run_id)
+    if removes and standing.message.channel:
+        caller.host.apart(_removed(caller, standing, thread_id))
+    elif removes:
+        await _removed(caller, standing, thread_id)
+    return encoded(said).encode()
+
+
+async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
+    """The values that a run left: those of the thread, unless another run has gone on since."""
+    row = await caller.host.catalogue.get(caller.partition(thread_id))
+    state = await snapshot(caller, row)
+    if row.run is not None and row.run.id != run_id and row.graph_id is not None:
+        past = caller.graph(row.graph_id).aget_state_history(
+            config_of(thread_id), filter={"run_id": run_id}, limit=1
+        )
+        async for its_last in past:
+            state = its_last
+    if state.created_at is None:
+        return {}
+    return shapes.outcome(state)
+
+
+async def _removed_after(caller: Caller, accepted: Accepted, *, linger: bool = False) -> None:
+    """Remove the thread of a run that has nobody's once it has ended."""
+    standing = await _ended(caller, accepted.thread_id, accepted.run_id)
+    if linger:
+        # Whoever follows it is told the rest of it first.
+        await asyncio.sleep(2 * HEARTBEAT_S)
+    await _removed(caller, standing, accepted.thread_id)
+
+
+async def _removed(caller: Caller, standing: Standing, thread_id: str) -> None:
+    """Remove the thread of a run that has ended, once nothing of it is to be sent any more."""
+    partition = caller.partition(thread_id)
+    run_id = standing.message.id if standing.run is None else standing.run.id
+    if not standing.message.channel or await delivered(caller.host, partition, run_id):
+        await caller.host.catalogue.remove(partition)
+
+
+class _Late(StreamingResponse):
+    """A body that breaks off when the server stops: its client sees that, and asks another server."""
+
+    async def stream_response(self, send: Send) -> None:
+        with suppress(Unavailable):
+            await super().stream_response(send)
+
+
+def _late(
+    caller: Caller, thread_id: str, run_id: str, work: Any, *, cancels: bool, headers: dict[str, str]
+) -> Response:
+    task = asyncio.ensure_future(work)
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            async for part in streams.while_waiting(task):
+                yield part
+        finally:
+            if not task.done():
+                task.cancel()
+                if cancels and not caller.host.closing.is_set():
+                    caller.host.apart(
+                        caller.host.runtime.cancel(thread_id, run_id, tenant=caller.user.tenant)
+                    )
+
+    return _Late(body(), media_type="application/json", headers=headers)
+
+
+def _addresses(accepted: Accepted, then: Literal["stream", "join"] | None) -> dict[str, str]:
+    """Where a run is, and where a client that lost its connection goes on."""
+    path = path_of(accepted.thread_id, accepted.run_id)
+    return (
+        {"Content-Location": path}
+        if then is None
+        else {"Content-Location": path, "Location": f"{path}/{then}"}
+    )
+
+
+def _listed(said: list[str]) -> list[str]:
+    """A list that was sent as several values, or as the JSON text of one."""
+    listed: list[str] = []
+    for text in said:
+        if text.startswith("["):
+            try:
+                listed += map(str, json.loads(text))
+                continue
+            except ValueError:
+                raise Refusal(422, "a list in the query is several values, or JSON") from None
+        listed.append(text)
+    return listed

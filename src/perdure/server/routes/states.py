@@ -1,0 +1,160 @@
+"""Routes of a thread's state: as it is, as it was, and edited."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Query
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import InvalidUpdateError
+from langgraph.types import StateSnapshot
+
+from perdure.errors import Busy, NotFound
+from perdure.server import bodies, shapes
+from perdure.server.auth.identity import Refusal
+from perdure.server.catalogue import Row
+from perdure.server.host import Caller, CallerNow, ThreadId
+from perdure.server.shapes import Json
+
+router = APIRouter(tags=["threads"])
+
+Select = Annotated[list[str] | None, Query()]
+
+
+def config_of(
+    thread_id: str, ref: bodies.Ref | None = None, checkpoint_id: str | None = None
+) -> RunnableConfig:
+    """LangGraph's config for a thread, at one of its checkpoints if one is named."""
+    configurable: dict[str, Any] = {"thread_id": thread_id}
+    if ref is not None and ref.checkpoint_ns:
+        configurable["checkpoint_ns"] = ref.checkpoint_ns
+    if chosen := (ref.checkpoint_id if ref is not None else None) or checkpoint_id:
+        configurable["checkpoint_id"] = chosen
+    return {"configurable": configurable}
+
+
+def graph_id_of(caller: Caller, row: Row) -> str | None:
+    """The graph of a thread: the one that spoke on it, or the only one that is served."""
+    graphs = caller.host.runtime.graphs
+    if row.graph_id is not None:
+        return row.graph_id if row.graph_id in graphs else None
+    if row.run is not None and row.run.graph in graphs:
+        return row.run.graph
+    return next(iter(graphs)) if len(graphs) == 1 else None
+
+
+async def snapshot(
+    caller: Caller, row: Row, config: RunnableConfig | None = None, *, subgraphs: bool = False
+) -> StateSnapshot:
+    """A thread's state. One without a graph that is served has none that could be read."""
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None:
+        return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
+    graph = caller.graph(graph_id)
+    try:
+        return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
+    except ValueError as error:
+        # LangGraph names a subgraph that is not there in this way.
+        raise NotFound(str(error)) from error
+
+
+async def _shown(
+    caller: CallerNow, row: Row, config: RunnableConfig, subgraphs: bool, select: list[str] | None
+) -> Json:
+    found = await snapshot(caller, row, config, subgraphs=subgraphs)
+    asked = config.get("configurable", {}).get("checkpoint_id")
+    if found.created_at is None and asked is not None:
+        raise NotFound(f"Thread {row.thread_id!r} has no checkpoint {asked!r}.")
+    return Json(shapes.state(found, select))
+
+
+@router.get("/threads/{thread_id}/state")
+async def get(caller: CallerNow, thread_id: ThreadId, subgraphs: bool = False, select: Select = None) -> Json:
+    """A thread's state now."""
+    row = await caller.thread(thread_id, "read")
+    return await _shown(caller, row, config_of(thread_id), subgraphs, select)
+
+
+@router.get("/threads/{thread_id}/state/{checkpoint_id}")
+async def get_at(
+    caller: CallerNow,
+    thread_id: ThreadId,
+    checkpoint_id: str,
+    subgraphs: bool = False,
+    select: Select = None,
+) -> Json:
+    """A thread's state at a checkpoint."""
+    row = await caller.thread(thread_id, "read")
+    return await _shown(caller, row, config_of(thread_id, None, checkpoint_id), subgraphs, select)
+
+
+@router.post("/threads/{thread_id}/state/checkpoint")
+async def get_checkpoint(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateAt) -> Json:
+    """As before, for a checkpoint of a subgraph too."""
+    row = await caller.thread(thread_id, "read")
+    return await _shown(caller, row, config_of(thread_id, asked.checkpoint), asked.subgraphs, asked.select)
+
+
+@router.post("/threads/{thread_id}/state")
+async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpdate) -> Json:
+    """Give a state new values, as if a node had returned them; at a checkpoint of the past that is a fork."""
+    conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
+    row = await caller.visible(thread_id, conditions)
+    if row.status == "busy":
+        raise Busy(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None:
+        raise Refusal(
+            400, f"Thread {thread_id!r} has no graph; set metadata.graph_id, or run one on it first."
+        )
+    config = config_of(thread_id, asked.checkpoint, asked.checkpoint_id)
+    graph = caller.graph(graph_id)
+    if asked.as_node is not None and asked.as_node not in (*graph.nodes, "__input__", "__copy__", "__end__"):
+        raise Refusal(400, f"Node {asked.as_node} does not exist")
+    try:
+        after = await graph.aupdate_state(config, asked.values, as_node=asked.as_node)
+    except (InvalidUpdateError, ValueError, TypeError) as error:
+        raise Refusal(400, str(error)) from error
+    now = await graph.aget_state(config_of(thread_id))
+    run_id = None if row.run is None else row.run.id
+    await caller.host.catalogue.edited(caller.partition(thread_id), run_id, goes_on=bool(now.next))
+    return Json(shapes.checkpoint(after))
+
+
+@router.get("/threads/{thread_id}/history")
+async def history_of(
+    caller: CallerNow, thread_id: ThreadId, limit: bodies.Page = 10, before: str | None = None
+) -> Json:
+    """As below, for a link."""
+    return await history(caller, thread_id, bodies.History(limit=limit, before=before))
+
+
+@router.post("/threads/{thread_id}/history")
+async def history(caller: CallerNow, thread_id: ThreadId, asked: bodies.History) -> Json:
+    """A thread's states of all branches, newest first."""
+    row = await caller.thread(thread_id, "read")
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None or not row.has_state:
+        return Json([])
+    found = caller.graph(graph_id).aget_state_history(
+        config_of(thread_id, asked.checkpoint),
+        filter=asked.metadata or None,
+        before=_before(thread_id, asked.before),
+        limit=asked.limit,
+    )
+    return Json([shapes.state(state, asked.select) async for state in found])
+
+
+def _before(thread_id: str, said: str | dict[str, Any] | None) -> RunnableConfig | None:
+    if said is None:
+        return None
+    if isinstance(said, str):
+        return config_of(thread_id, None, said)
+    ref = said.get("configurable", said)
+    if not isinstance(ref, dict) or not isinstance(ref.get("checkpoint_id"), str):
+        raise Refusal(422, "before names no checkpoint: give its id, a reference to it, or a config of it")
+    try:
+        bodies.check_text(ref)
+    except ValueError as error:
+        raise Refusal(422, f"before: {error}") from None
+    return cast(RunnableConfig, {"configurable": {**ref, "thread_id": thread_id}})

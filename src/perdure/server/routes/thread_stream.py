@@ -1,0 +1,129 @@
+"""All that is told on a thread, by whichever run, to those who may see the thread: as server-sent events for
+as long as a client listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from sse_starlette import ServerSentEvent
+
+from perdure.engine import inbox
+from perdure.engine.events import END
+from perdure.engine.inbox import Standing
+from perdure.errors import TooSlow, Unavailable
+from perdure.model.messages import FAILED
+from perdure.runtime import Event
+from perdure.runtime.encoding import encoded
+from perdure.runtime.protocol import OWN
+from perdure.server import shapes, streams
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Refusal
+from perdure.server.host import Caller, CallerNow, ThreadId
+
+router = APIRouter(tags=["threads"])
+
+_AWAY_S = 30.0
+_AGAIN_S = 0.5
+_MODES = ("run_modes", "lifecycle", "state_update")
+_STATE = ("values", "updates")
+
+
+async def told(
+    caller: Caller, thread_id: str, conditions: Filter | None, after: int
+) -> AsyncIterator[Event | TooSlow]:
+    """What the runs of a thread tell after a number, as long as this server goes on. Nothing is told of a
+    thread while the user may not see it, as if it were not there. A database that is away for a moment is
+    waited for."""
+    host = caller.host
+    visible: dict[str, bool] = {}
+    away = 0.0
+    while not host.closing.is_set():
+        items = host.runtime.follow_thread(thread_id, after=after, tenant=caller.user.tenant)
+        try:
+            async for event in streams.until(host.closing, items):
+                if conditions is not None and event.run_id not in visible:
+                    row = await host.catalogue.look(caller.partition(thread_id))
+                    visible = {event.run_id: row is not None and caller.sees(conditions, row.metadata)}
+                if conditions is None or visible[event.run_id]:
+                    yield event
+                after, away = event.seq, 0.0
+        except TooSlow as error:
+            yield error
+            return
+        except Unavailable:
+            away += _AGAIN_S
+            if away > _AWAY_S:
+                raise
+            await asyncio.sleep(_AGAIN_S)
+
+
+@router.get("/threads/{thread_id}/stream")
+async def join(
+    caller: CallerNow,
+    request: Request,
+    thread_id: ThreadId,
+    stream_mode: Annotated[list[str] | None, Query()] = None,
+    stream_modes: Annotated[list[str] | None, Query()] = None,
+) -> Response:
+    """What all runs of a thread tell from now on, or after the event that ``Last-Event-ID`` names; ``-``
+    is before the first that is kept."""
+    modes = _listed([*(stream_mode or ()), *(stream_modes or ())])
+    conditions = await caller.may("threads", "read", {"thread_id": thread_id})
+    await caller.visible(thread_id, conditions)
+    after = streams.cursor_of(request)
+    if after is None:
+        after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)
+    frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
+    return streams.stream(caller.host, frames, {})
+
+
+async def _frames(
+    caller: Caller, thread_id: str, conditions: Filter | None, after: int, modes: frozenset[str]
+) -> AsyncGenerator[ServerSentEvent, None]:
+    async for event in told(caller, thread_id, conditions, after):
+        if isinstance(event, TooSlow):
+            said = {"error": "TooSlow", "message": str(event)}
+            yield ServerSentEvent(encoded(said), event="error")
+        elif event.name == END:
+            if "run_modes" in modes or "lifecycle" in modes:
+                for frame in await _end(caller, thread_id, event):
+                    yield frame
+        elif _is_wanted(event.name, modes):
+            yield ServerSentEvent(event.data, event=event.name, id=str(event.seq))
+
+
+def _is_wanted(name: str, modes: frozenset[str]) -> bool:
+    if name.startswith(OWN):
+        return False
+    return (
+        "run_modes" in modes
+        or ("lifecycle" in modes and name == "metadata")
+        or ("state_update" in modes and name in _STATE)
+    )
+
+
+async def _end(caller: Caller, thread_id: str, event: Event) -> list[ServerSentEvent]:
+    """A run's end, as a stream of the run alone tells it."""
+    said: dict[str, Any] = json.loads(event.data)
+    program = inbox.find(caller.partition(thread_id), event.run_id)
+    standing: Standing | None = await caller.host.database.arun(program)
+    frames: list[ServerSentEvent] = []
+    if standing is not None and standing.run is not None and said.get("state") == FAILED:
+        error = encoded(shapes.run_error(standing.run))
+        frames.append(ServerSentEvent(error, event="error"))
+    status = "interrupted" if standing is None else shapes.run_status(standing) or "interrupted"
+    over = encoded({"run_id": event.run_id, "status": status})
+    return [*frames, ServerSentEvent(over, event="end", id=str(event.seq))]
+
+
+def _listed(said: list[str]) -> list[str]:
+    listed = [mode for text in said for mode in text.split(",")]
+    if unknown := [mode for mode in listed if mode not in _MODES]:
+        raise Refusal(
+            422, f"there is no stream mode {unknown[0]!r} of a thread; there are {', '.join(_MODES)}"
+        )
+    return listed

@@ -1,0 +1,239 @@
+"""Routes of threads: make, find, change, copy, prune and remove them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Header, Response
+from langgraph.types import Command, StateSnapshot, StateUpdate
+
+from perdure.errors import Conflict
+from perdure.model.records import Partition
+from perdure.runtime.encoding import plain
+from perdure.server import bodies, shapes
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Refusal, require_stamp
+from perdure.server.bodies import Body
+from perdure.server.catalogue import Row, contains
+from perdure.server.host import Caller, CallerNow, ThreadId, thread_id_of
+from perdure.server.routes.states import snapshot
+from perdure.server.shapes import Json
+
+router = APIRouter(tags=["threads"])
+
+_AT_ONCE = 8
+
+
+class _Prune(Body):
+    thread_ids: list[str]
+    strategy: str | None = None
+
+
+@router.post("/threads")
+async def create(caller: CallerNow, new: bodies.NewThread) -> Json:
+    """Make a thread."""
+    thread_id = thread_id_of(new.thread_id) if new.thread_id else str(uuid.uuid4())
+    ttl = None if new.ttl is None else new.ttl.model_dump()
+    value: dict[str, Any] = {
+        "thread_id": thread_id,
+        "metadata": new.metadata,
+        "if_exists": new.if_exists or "raise",
+        "ttl": ttl,
+    }
+    conditions = await caller.may("threads", "create", value)
+    metadata = value["metadata"] or {}
+    require_stamp(conditions, metadata)
+    graph_id = metadata.get("graph_id")
+    if new.supersteps and graph_id is None:
+        raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
+    partition = caller.partition(thread_id)
+    row = await caller.host.catalogue.create(partition, metadata, ttl)
+    if row is None:
+        await caller.visible(thread_id, conditions)
+        # It is answered with what is there: that is for those who may read it.
+        found = await caller.thread(thread_id, "read")
+        if new.if_exists != "do_nothing":
+            raise Conflict(f"Thread {thread_id!r} already exists.")
+        await caller.host.catalogue.adopt(partition, found)
+        return Json(await _shown(caller, found))
+    if new.supersteps:
+        graph = caller.graph(str(graph_id))
+        steps = [[_update(update) for update in step.get("updates", [])] for step in new.supersteps]
+        await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
+        row = await caller.host.catalogue.get(partition)
+    return Json(await _shown(caller, row))
+
+
+def _update(said: dict[str, Any]) -> StateUpdate:
+    command = said.get("command")
+    values = Command(**command) if command else said.get("values")
+    return StateUpdate(values=values, as_node=said.get("as_node"))  # type: ignore[arg-type]
+
+
+@router.post("/threads/search")
+async def search(caller: CallerNow, asked: bodies.ThreadSearch) -> Json:
+    """Find threads, those that were spoken to last first."""
+    rows, has_more = await _found(caller, asked)
+    needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
+    shown: list[dict[str, Any]] = []
+    for at in range(0, len(rows), _AT_ONCE):
+        batch = rows[at : at + _AT_ONCE]
+        shown += await asyncio.gather(
+            *(_shown(caller, row, with_state=bool(needs_state) or bool(asked.extract)) for row in batch)
+        )
+    if asked.extract:
+        for one in shown:
+            one["extracted"] = {name: _extracted(one, path) for name, path in asked.extract.items()}
+    if asked.select is not None:
+        keep = [*asked.select, *(["extracted"] if asked.extract else [])]
+        shown = [shapes.selected(one, keep) for one in shown]
+    headers = {"X-Pagination-Total": str(asked.offset + len(rows) + has_more)}
+    if has_more:
+        headers["X-Pagination-Next"] = str(asked.offset + len(rows))
+    return Json(shown, headers=headers)
+
+
+@router.post("/threads/count")
+async def count(caller: CallerNow, asked: bodies.ThreadSearch) -> Json:
+    """How many threads there are."""
+    number = 0
+    async for _ in _matching(caller, asked, await _conditions(caller, asked)):
+        number += 1
+    return Json(number)
+
+
+@router.post("/threads/prune")
+async def prune(caller: CallerNow, asked: _Prune) -> Json:
+    """Remove threads, or all of them but their latest state."""
+    strategy = asked.strategy or "delete"
+    if strategy not in ("delete", "keep_latest"):
+        raise Refusal(422, f"strategy is 'delete' or 'keep_latest', not {strategy!r}")
+    pruned = 0
+    for thread_id in dict.fromkeys(asked.thread_ids):
+        conditions = await caller.may("threads", "delete", {"thread_id": thread_id})
+        row = await caller.host.catalogue.look(caller.partition(thread_id))
+        if row is None or not caller.sees(conditions, row.metadata):
+            continue
+        if strategy == "delete":
+            await caller.host.catalogue.remove(caller.partition(thread_id))
+        else:
+            saver = caller.host.database.checkpointer(tenant=caller.user.tenant)
+            await saver.aprune([thread_id], strategy="keep_latest")
+        pruned += 1
+    return Json({"pruned_count": pruned})
+
+
+@router.get("/threads/{thread_id}")
+async def get(caller: CallerNow, thread_id: ThreadId, include: str | None = None) -> Json:
+    """A thread as it stands."""
+    row = await caller.thread(thread_id, "read")
+    shown = await _shown(caller, row)
+    if include and "ttl" in include.split(","):
+        shown["ttl"] = shapes.ttl(row)
+    return Json(shown)
+
+
+@router.patch("/threads/{thread_id}")
+async def patch(
+    caller: CallerNow, thread_id: ThreadId, asked: bodies.ThreadPatch, prefer: str | None = Header(None)
+) -> Response:
+    """Merge into a thread's metadata."""
+    value: dict[str, Any] = {"thread_id": thread_id, "metadata": asked.metadata}
+    conditions = await caller.may("threads", "update", value)
+    row = await caller.visible(thread_id, conditions)
+    metadata = value["metadata"] or {}
+    require_stamp(conditions, {**row.metadata, **metadata})
+    ttl = None if asked.ttl is None else asked.ttl.model_dump()
+    row = await caller.host.catalogue.change(caller.partition(thread_id), metadata, ttl)
+    if prefer == "return=minimal":
+        return Response(status_code=204)
+    return Json(await _shown(caller, row))
+
+
+@router.delete("/threads/{thread_id}", status_code=204)
+async def delete(caller: CallerNow, thread_id: ThreadId) -> Response:
+    """Remove a thread with everything in it."""
+    await caller.thread(thread_id, "delete")
+    await caller.host.catalogue.remove(caller.partition(thread_id))
+    return Response(status_code=204)
+
+
+@router.post("/threads/{thread_id}/copy")
+async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
+    """Copy a thread, its whole past with it, to a new one."""
+    row = await caller.thread(thread_id, "read")
+    value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": dict(row.metadata)}
+    conditions = await caller.may("threads", "create", value)
+    require_stamp(conditions, value["metadata"])
+    target = Partition(caller.user.tenant, value["thread_id"])
+    if await caller.host.catalogue.create(target, value["metadata"]) is None:
+        raise Conflict(f"Thread {target.thread!r} already exists.")
+    saver = caller.host.database.checkpointer(tenant=caller.user.tenant)
+    await saver.acopy_thread(thread_id, target.thread)
+    return Json(await _shown(caller, await caller.host.catalogue.get(target)))
+
+
+async def _conditions(caller: Caller, asked: bodies.ThreadSearch) -> Filter | None:
+    value: dict[str, Any] = {
+        "metadata": asked.metadata,
+        "values": asked.values,
+        "status": asked.status,
+        "limit": asked.limit,
+        "offset": asked.offset,
+    }
+    conditions = await caller.may("threads", "search", value)
+    asked.metadata = value["metadata"] or {}
+    return conditions
+
+
+async def _found(caller: Caller, asked: bodies.ThreadSearch) -> tuple[Sequence[Row], bool]:
+    matching = _matching(caller, asked, await _conditions(caller, asked))
+    is_newest_first = asked.sort_by in (None, "updated_at", "state_updated_at") and asked.sort_order != "asc"
+    end = asked.offset + asked.limit
+    rows: list[Row] = []
+    async for row in matching:
+        rows.append(row)
+        if is_newest_first and len(rows) > end:
+            break
+    if not is_newest_first:
+        name = (asked.sort_by or "updated_at").removeprefix("state_")
+        rows.sort(key=lambda row: getattr(row, name), reverse=asked.sort_order != "asc")
+    return rows[asked.offset : end], len(rows) > end
+
+
+async def _matching(
+    caller: Caller, asked: bodies.ThreadSearch, conditions: Filter | None
+) -> AsyncIterator[Row]:
+    search = caller.host.catalogue.search(
+        caller.user.tenant, metadata=asked.metadata, ids=asked.ids, status=asked.status
+    )
+    async for row in search:
+        if not caller.sees(conditions, row.metadata):
+            continue
+        if asked.values:
+            state = await _state(caller, row)
+            if state is None or not contains(plain(state.values), asked.values):
+                continue
+        yield row
+
+
+async def _shown(caller: Caller, row: Row, *, with_state: bool = True) -> dict[str, Any]:
+    return shapes.thread(row, await _state(caller, row) if with_state else None)
+
+
+async def _state(caller: Caller, row: Row) -> StateSnapshot | None:
+    return await snapshot(caller, row) if row.has_state else None
+
+
+def _extracted(shown: dict[str, Any], path: str) -> Any:
+    """What stands at a path such as ``values.messages[-1].content``, or nothing."""
+    value: Any = plain(shown)
+    for part in path.replace("[", ".[").split("."):
+        try:
+            value = value[int(part.strip("[]"))] if part.startswith("[") else value[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return value

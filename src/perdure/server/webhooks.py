@@ -1,0 +1,205 @@
+"""Telling a run's end to the URL that it was given: what is told, how it is sent, and when it is sent again.
+
+A notice is a reply like any other, stored with the run's end in one commit and delivered by the outbox: at
+least once, each time under the same ``Idempotency-Key``. What the run came to is read when it is sent. The
+URL may hold a secret: it is in no log and in no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+
+from perdure.engine import outbox, runs
+from perdure.model.messages import FAILED, READY, SENDING, Reply, Run
+from perdure.model.records import Partition
+from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
+from perdure.runtime.encoding import encoded
+from perdure.runtime.options import WEBHOOK
+from perdure.server import shapes
+from perdure.server.addresses import Reach, Unreachable
+from perdure.server.config.load import Http
+from perdure.server.config.settings import SETTINGS
+from perdure.server.config.sources import of_environment, value_of
+from perdure.server.host import Host
+from perdure.server.routes.states import config_of
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+
+_ATTEMPTS = 40
+"""With the runtime's usual pauses, for half an hour."""
+_TIMEOUT_S = 15.0
+_CONNECT_S = 5.0
+_AGAIN = (408, 429)
+_PAUSE_S = (0.1, 5.0)
+_EARLIER = 20
+"""How many runs before one that stored nothing are looked at for what it found."""
+
+
+class Webhooks:
+    """Sends the notices of one runtime's database, each to where ``reach`` lets it go. The runtime is made
+    with its ``channels`` and then given to ``serve``."""
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach = reach
+        self._runtime: Runtime | None = None
+
+    def channels(self, settings: Settings) -> dict[str, Channel]:
+        """The channel of notices, for a runtime with these settings."""
+        timeout = min(_TIMEOUT_S, settings.lease / 2)
+        return {WEBHOOK: Channel(send_in=self._send, attempts=_ATTEMPTS, timeout=timeout)}
+
+    def serve(self, runtime: Runtime) -> None:
+        """Tell of what this runtime can read."""
+        self._runtime = runtime
+
+    async def _send(self, partition: Partition, reply: Reply) -> None:
+        try:
+            url = self.reach.url(reply.payload["url"])
+            addresses = await self.reach.addresses(url)
+        except Unreachable as error:
+            raise Undeliverable(f"the webhook's URL may not be called: {error}") from error
+        except OSError as error:
+            raise NotSent(f"the webhook's host is not known ({type(error).__name__})") from error
+        body = encoded(await self._told(partition, reply)).encode()
+        status = await self._post(url, addresses, body, reply.id)
+        if 200 <= status < 300:
+            return
+        if 400 <= status < 500 and status not in _AGAIN:
+            raise Undeliverable(f"the webhook answered {status}")
+        raise NotSent(f"the webhook answered {status}")
+
+    async def _told(self, partition: Partition, reply: Reply) -> dict[str, Any]:
+        """The run as its client knows it, with its values."""
+        runtime = self._runtime
+        if runtime is None:
+            raise NotSent("this process has only begun")
+        thread_id, tenant = partition.thread, partition.tenant
+        standing = await runtime.find(thread_id, reply.payload["run_id"], tenant=tenant)
+        if standing is None or standing.run is None:
+            raise Undeliverable("its run was deleted before it was sent")
+        run = replace(standing.run, state=reply.payload["state"])
+        if run.graph not in runtime.graphs:
+            raise NotSent(f"this process does not serve the graph {run.graph!r}, another one may")
+        said = shapes.run(standing._replace(run=run), thread_id)
+        said["status"] = said["status"] or "rollback"
+        said["run_started_at"] = shapes.when(run.started_at)
+        said["run_ended_at"] = shapes.when(run.updated_at)
+        if run.state == FAILED:
+            said["error"] = shapes.run_error(run)["message"]
+        said["values"] = await values_of(runtime, partition, run)
+        said["webhook_sent_at"] = shapes.when(await runtime.now())
+        return said
+
+    async def _post(self, url: httpx.URL, addresses: list[str], body: bytes, key: str) -> int:
+        """The status that is answered. Nothing else of the answer is read, no redirect is followed, and no
+        proxy is asked: it would look the name up again."""
+        refused: Exception | None = None
+        for address in addresses:
+            try:
+                return await self._post_to(address, url, body, key)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                refused = error
+            except httpx.HTTPError as error:
+                raise NotSent(f"the webhook did not answer ({type(error).__name__})") from error
+        raise NotSent("no connection to the webhook's host") from refused
+
+    async def _post_to(self, address: str, url: httpx.URL, body: bytes, key: str) -> int:
+        request = httpx.Request(
+            "POST",
+            url.copy_with(host=address),
+            headers={
+                "Host": url.netloc.decode("ascii"),
+                "User-Agent": f"perdure/{version('perdure')}",
+                "Content-Type": "application/json",
+                "Accept": "*/*",
+                IDEMPOTENCY_KEY: key,
+            },
+            content=body,
+            extensions={
+                "timeout": httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_S).as_dict(),
+                "sni_hostname": url.raw_host.decode("ascii").removesuffix("."),
+            },
+        )
+        # A connection of its own: a kept one would be of whoever was at this address before. And no client:
+        # that logs URLs.
+        async with httpx.AsyncHTTPTransport(verify=self._trust, trust_env=False) as transport:
+            answer = await transport.handle_async_request(request)
+            await answer.aclose()
+            return answer.status_code
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        return httpx.create_ssl_context()
+
+
+async def values_of(runtime: Runtime, partition: Partition, run: Run) -> Any:
+    """The values that a run left, whatever went on since: those of its last checkpoint. One that stored
+    nothing, or was taken back, left what it found."""
+    graph = runtime.graph(run.graph, tenant=partition.tenant)
+    here = await graph.aget_state(config_of(partition.thread))
+    if (here.metadata or {}).get("run_id") == run.id:
+        return shapes.outcome(here)
+    if (its_last := await _last_of(graph, partition.thread, run)) is not None:
+        return shapes.outcome(its_last)
+    # Looked for after the state: what is the latest run now has not been followed by that state.
+    (latest,) = await runtime.runs(partition.thread, limit=1, tenant=partition.tenant)
+    if latest.id == run.id:
+        return shapes.outcome(here) if here.created_at is not None else {}
+    for earlier in await runtime.database.arun(runs.latest(partition, _EARLIER, run.first)):
+        if (before := await _last_of(graph, partition.thread, earlier)) is not None:
+            return shapes.outcome(before)
+    return {}
+
+
+async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
+    """The state of a run's last checkpoint."""
+    async for state in graph.aget_state_history(config_of(thread_id), filter={"run_id": run.id}, limit=1):
+        return state
+    return None
+
+
+async def delivered(host: Host, partition: Partition, run_id: str) -> bool:
+    """Wait until a run's notice was sent, or given up; ``False`` when the server stops before."""
+    pause, longest = _PAUSE_S
+    while not host.closing.is_set():
+        replies = await host.database.arun(outbox.replies(partition, 100))
+        notices = [reply for reply in replies if reply.run_id == run_id]
+        # One that was taken back before it began ends without a notice, and gets it when its turn comes.
+        is_coming = notices or await host.runtime.find(partition.thread, run_id, tenant=partition.tenant)
+        if not is_coming or (notices and all(notice.state not in (READY, SENDING) for notice in notices)):
+            return True
+        try:
+            async with asyncio.timeout(pause):
+                await host.closing.wait()
+        except TimeoutError:
+            pause = min(longest, pause * 1.5)
+    return False
+
+
+def webhooks(http: Http, *, development: bool) -> Webhooks | None:
+    """As it is configured; ``None`` where webhooks are disabled."""
+    if http.disable_webhooks:
+        return None
+    return Webhooks(Reach.of(http.webhook_hosts, loopback=development))
+
+
+def of_variables(environ: Mapping[str, str]) -> Webhooks | None:
+    """As ``webhooks``, for a process that reads no configuration but variables; ``BadSetting`` when one of
+    them cannot be used."""
+    said = of_environment(environ, {}, Path()).said
+    keys = ("http.webhook_hosts", "http.disable_webhooks", "development")
+    allowed, is_disabled, is_development = (
+        value_of(SETTINGS[key], said[key]) if key in said else SETTINGS[key].default for key in keys
+    )
+    return webhooks(Http(webhook_hosts=allowed, disable_webhooks=is_disabled), development=is_development)

@@ -1,0 +1,143 @@
+"""Applications with Perdure in them, where they keep their threads, and what a process holds of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from examples.fastapi_app import builder as chat
+from perdure.runtime import Settings
+from perdure.server import Opened, checkpoint_lifespan
+from perdure.storage.url import backend_of
+from tests.backends import EMPTY
+from tests.servers import postgres
+
+VARIABLES = ("PERDURE_URL", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEY_FILE")
+QUICK = Settings(poll=0.2, drain=5)
+
+
+class Place(NamedTuple):
+    """An empty database that nobody else uses, and how many connections it has."""
+
+    url: str
+    connections: Callable[[], int]
+
+    def migrated(self) -> Place:
+        backend_of(self.url).migrate(self.url)
+        return self
+
+
+@contextmanager
+def sqlite() -> Iterator[Place]:
+    with EMPTY["sqlite"]() as url:
+        yield Place(url, lambda: 0)
+
+
+@contextmanager
+def postgresql() -> Iterator[Place]:
+    import psycopg
+
+    server = postgres.shared()
+    name = f"lifespan_{uuid.uuid4().hex[:12]}"
+
+    def asked(query: str) -> Any:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            cursor = connection.execute(query.encode())
+            return cursor.fetchone() if cursor.description else None
+
+    asked(f"CREATE DATABASE {name}")
+    count = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'"
+    yield Place(server.url(name, pool=4), lambda: asked(count)[0])
+    asked(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+PLACES: dict[str, Callable[[], AbstractContextManager[Place]]] = {
+    "sqlite": sqlite,
+    "postgresql": postgresql,
+}
+
+
+class Held(NamedTuple):
+    """What a process holds. Threads of an event loop's executor live as long as the loop: not counted."""
+
+    connections: int
+    threads: list[str]
+    files: list[str]
+    tasks: int
+
+
+def held(place: Place) -> Held:
+    gc.collect()
+    threads = sorted(t.name for t in threading.enumerate() if not t.name.startswith("asyncio_"))
+    files: list[str] = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            files.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    tasks = len(asyncio.all_tasks())
+    # A socket is called by a number that is new each time.
+    return Held(place.connections(), threads, sorted(f.partition(":[")[0] for f in files), tasks)
+
+
+async def settled(place: Place, expected: Held) -> Held:
+    """What is held, once the server has noticed who left."""
+    for _ in range(20):
+        if (now := held(place)) == expected:
+            break
+        await asyncio.sleep(0.1)
+    return now
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(work)
+
+
+def app_with(url: str | None, **how: Any) -> FastAPI:
+    """An application with nothing of its own but a lifespan."""
+    return FastAPI(lifespan=checkpoint_lifespan(url, **{"graphs": {"chat": chat}, **how}))
+
+
+def started(app: FastAPI) -> Any:
+    return app.router.lifespan_context(app)
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+async def turn(opened: Opened, thread_id: str, text: str) -> str:
+    config: Any = {"configurable": {"thread_id": thread_id}}
+    state = await opened.graph.ainvoke({"messages": [("user", text)]}, config)
+    return str(state["messages"][-1].text)
+
+
+@asynccontextmanager
+async def listening(app: FastAPI) -> AsyncIterator[str]:
+    """The application behind a real server, started and stopped as one."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not serving.done(), "the server did not start"
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def answers(app: FastAPI, expected: str) -> None:
+    async with started(app):
+        assert await turn(app.state.perdure, "t", "hi") == expected

@@ -1,0 +1,288 @@
+"""Everything that somebody may try with another's threads, runs, assistants and items: a way for every route.
+
+``attempts`` is given names, Alice's or such as nothing has: what is answered is to be the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+from tests.server.tenants import Names, said
+
+Kind = Literal["missing", "empty", "refused command", "listens", "claims", "own"]
+"""What is to come of it: there is no such thing; an answer as if there were nothing; as the first of a
+command; a stream on which nothing is told; the same but where names are common to all, as one that would be
+made is taken; or something of one's own."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A request. ``route`` is the path as the server declares it, ``ids`` what is put into it."""
+
+    method: str
+    route: str
+    ids: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    kind: Kind = "missing"
+
+    @property
+    def url(self) -> str:
+        path = self.route
+        for name, value in self.ids.items():
+            path = path.replace(f"{{{name}}}", value)
+        return f"{path}?{urlencode(self.query)}" if self.query else path
+
+    @property
+    def sent(self) -> str:
+        return f"{self.url} {json.dumps(self.body)} {dict(self.headers)}"
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.url} {json.dumps(self.body)} {dict(self.headers)}"
+
+
+OWN = "own-thread"
+"""The thread of whoever tries."""
+
+MINE = said("this is mine")
+_FAKE = {"owner": "alice"}
+
+
+def attempts(names: Names) -> Iterator[Attempt]:
+    """All of them, the claims last."""
+    yield from _assistants(names)
+    yield from _threads(names)
+    yield from _states(names)
+    yield from _runs(names)
+    yield from _new_runs(names)
+    yield from _commands(names)
+    yield from _store(names)
+    yield from _claims(names)
+
+
+def _assistants(names: Names) -> Iterator[Attempt]:
+    ids = {"assistant_id": names.assistant}
+    at = "/assistants/{assistant_id}"
+    yield Attempt("GET", at, ids)
+    yield Attempt("PATCH", at, ids, {"name": "taken", "metadata": {"owner": "bob"}})
+    yield Attempt("DELETE", at, ids)
+    yield Attempt("DELETE", at, ids, query={"delete_threads": "true"})
+    yield Attempt("POST", f"{at}/versions", ids, {})
+    yield Attempt("POST", f"{at}/latest", ids, {"version": 1})
+    yield Attempt("GET", f"{at}/graph", ids)
+    yield Attempt("GET", f"{at}/graph", ids, query={"xray": "true"})
+    yield Attempt("GET", f"{at}/schemas", ids)
+    yield Attempt("GET", f"{at}/subgraphs", ids)
+    yield Attempt("GET", f"{at}/subgraphs/{{namespace}}", {**ids, "namespace": "turn"})
+    for asked in ({}, {"metadata": _FAKE}, {"graph_id": "chat"}, {"name": "canary"}, {"limit": 1000}):
+        yield Attempt("POST", "/assistants/search", body=asked, kind="empty")
+    for asked in ({}, {"metadata": _FAKE}, {"name": "canary"}):
+        yield Attempt("POST", "/assistants/count", body=asked, kind="empty")
+
+
+def _threads(names: Names) -> Iterator[Attempt]:
+    at = "/threads/{thread_id}"
+    for thread_id in (names.idle, names.asks, names.failed, names.busy, names.live):
+        yield Attempt("GET", at, {"thread_id": thread_id})
+        yield Attempt("DELETE", at, {"thread_id": thread_id})
+        yield Attempt("POST", f"{at}/copy", {"thread_id": thread_id})
+        yield Attempt("GET", f"{at}/storage", {"thread_id": thread_id})
+        yield Attempt("GET", f"{at}/stream", {"thread_id": thread_id}, headers={"Last-Event-ID": "-"})
+    ids = {"thread_id": names.idle}
+    yield Attempt("GET", at, ids, query={"include": "ttl"})
+    yield Attempt("GET", f"{at}/stream", ids, query={"stream_mode": "lifecycle"})
+    yield Attempt("PATCH", at, ids, {"metadata": {"owner": "bob"}})
+    yield Attempt("PATCH", at, ids, {"metadata": _FAKE, "ttl": {"ttl": 0.001}})
+    yield Attempt("PATCH", at, ids, {"metadata": {}}, headers={"Prefer": "return=minimal"})
+    searches: list[dict[str, Any]] = [
+        {},
+        {"ids": [names.idle, names.asks, names.failed, names.busy, names.live]},
+        {"metadata": _FAKE},
+        {"metadata": {"title": "canary"}, "ids": [names.idle]},
+        {"values": {"messages": []}},
+        *({"status": status} for status in ("idle", "busy", "interrupted", "error")),
+    ]
+    for asked in searches:
+        yield Attempt("POST", "/threads/search", body={**asked, "limit": 1000}, kind="empty")
+        yield Attempt("POST", "/threads/count", body=asked, kind="empty")
+    extract = {"extract": {"said": "values.messages[0].content"}, "ids": [names.idle], "select": ["values"]}
+    yield Attempt("POST", "/threads/search", body=extract, kind="empty")
+    for strategy in ("delete", "keep_latest"):
+        pruned = {"thread_ids": [names.idle, names.busy, names.asks], "strategy": strategy}
+        yield Attempt("POST", "/threads/prune", body=pruned, kind="empty")
+
+
+def _states(names: Names) -> Iterator[Attempt]:
+    at, ids = "/threads/{thread_id}", {"thread_id": names.idle}
+    past = {"thread_id": names.idle, "checkpoint_ns": "", "checkpoint_id": names.checkpoint}
+    for thread_id in (names.idle, names.asks, names.failed, names.busy, names.live):
+        yield Attempt("GET", f"{at}/state", {"thread_id": thread_id}, query={"subgraphs": "true"})
+        yield Attempt("POST", f"{at}/state", {"thread_id": thread_id}, {"values": MINE, "as_node": "turn"})
+        yield Attempt("POST", f"{at}/history", {"thread_id": thread_id}, {"limit": 100})
+        yield Attempt("GET", f"{at}/history", {"thread_id": thread_id})
+    yield Attempt("GET", f"{at}/state", ids, query={"select": "values.messages"})
+    yield Attempt("GET", f"{at}/state/{{checkpoint_id}}", {**ids, "checkpoint_id": names.checkpoint})
+    yield Attempt("POST", f"{at}/state/checkpoint", ids, {"checkpoint": past})
+    yield Attempt("POST", f"{at}/state", ids, {"values": MINE, "checkpoint": past})
+    yield Attempt("GET", f"{at}/history", ids, query={"before": names.checkpoint})
+    befores: tuple[Any, ...] = (names.checkpoint, past, {"configurable": past})
+    for before in befores:
+        yield Attempt("POST", f"{at}/history", ids, {"before": before})
+    # From a thread of one's own to what is Alice's.
+    own = {"thread_id": OWN}
+    yield Attempt("GET", f"{at}/state/{{checkpoint_id}}", {**own, "checkpoint_id": names.checkpoint})
+    yield Attempt("POST", f"{at}/state/checkpoint", own, {"checkpoint": past})
+    for before in befores:
+        yield Attempt("POST", f"{at}/history", own, {"before": before}, kind="own")
+    yield Attempt("POST", f"{at}/history", own, {"checkpoint": past}, kind="own")
+
+
+def _runs(names: Names) -> Iterator[Attempt]:
+    each = "/threads/{thread_id}/runs/{run_id}"
+    for thread_id, run_id in (
+        (names.idle, names.idle_run),
+        (names.asks, names.asks_run),
+        (names.failed, names.failed_run),
+        (names.busy, names.running),
+        (names.busy, names.pending),
+        (names.live, names.live_run),
+        # A run's id on a thread of one's own.
+        (OWN, names.idle_run),
+        (OWN, names.running),
+    ):
+        ids = {"thread_id": thread_id, "run_id": run_id}
+        yield Attempt("GET", each, ids)
+        yield Attempt("GET", f"{each}/join", ids)
+        yield Attempt("GET", f"{each}/stream", ids, headers={"Last-Event-ID": "-1"})
+        yield Attempt("POST", f"{each}/cancel", ids, query={"action": "rollback"})
+        yield Attempt("DELETE", each, ids, query={"checkpoints": "delete"})
+    ids = {"thread_id": names.busy, "run_id": names.running}
+    yield Attempt("GET", f"{each}/stream", ids, query={"cancel_on_disconnect": "1", "stream_mode": "values"})
+    yield Attempt("GET", f"{each}/join", ids, query={"cancel_on_disconnect": "1"})
+    yield Attempt("POST", f"{each}/cancel", ids, query={"wait": "1"})
+    for thread_id in (names.idle, names.busy):
+        yield Attempt("GET", "/threads/{thread_id}/runs", {"thread_id": thread_id})
+    yield Attempt("GET", "/threads/{thread_id}/runs", ids, query={"status": "pending"})
+    chosen = {"thread_id": names.busy, "run_ids": [names.running, names.pending]}
+    yield Attempt("POST", "/runs/cancel", body=chosen)
+    yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN}, kind="empty")
+    for status in ("all", "running", "pending"):
+        yield Attempt("POST", "/runs/cancel", body={"status": status}, kind="empty")
+
+
+def _new_runs(names: Names) -> Iterator[Attempt]:
+    on = "/threads/{thread_id}/runs"
+    new = {"assistant_id": "chat", "input": MINE}
+    ways: list[tuple[str, dict[str, Any]]] = [
+        (names.idle, new),
+        (names.idle, {**new, "checkpoint_id": names.checkpoint}),
+        (names.idle, {**new, "checkpoint": {"checkpoint_id": names.checkpoint}}),
+        (names.asks, {"assistant_id": "ask", "command": {"resume": "yes"}}),
+        (names.asks, {"assistant_id": "ask", "command": {"resume": {names.question: "yes"}}}),
+        (names.live, {"assistant_id": "ask", "command": {"goto": "turn", "update": MINE}}),
+        (names.busy, {**new, "multitask_strategy": "interrupt"}),
+        (names.busy, {**new, "multitask_strategy": "rollback"}),
+        (names.busy, {**new, "multitask_strategy": "coalesce"}),
+        (names.idle, {**new, "metadata": _FAKE, "config": {"metadata": _FAKE}}),
+    ]
+    for how in ("", "/stream", "/wait"):
+        for thread_id, body in ways:
+            yield Attempt("POST", f"{on}{how}", {"thread_id": thread_id}, body)
+        # With what is Alice's, on no thread or on one's own.
+        theirs = {**new, "assistant_id": names.assistant}
+        yield Attempt("POST", f"/runs{how}", body=theirs)
+        yield Attempt("POST", f"{on}{how}", {"thread_id": OWN}, theirs)
+    yield Attempt("POST", "/runs/batch", body=[theirs])
+    own = {"thread_id": OWN}
+    elsewhere = {"configurable": {"thread_id": names.idle, "checkpoint_id": names.checkpoint}}
+    yield Attempt("POST", f"{on}/wait", own, {**new, "config": elsewhere}, kind="own")
+    yield Attempt("POST", f"{on}/wait", own, {**new, "checkpoint_id": names.checkpoint}, kind="own")
+    past = {"thread_id": names.idle, "checkpoint_id": names.checkpoint}
+    yield Attempt("POST", f"{on}/stream", own, {**new, "checkpoint": past}, kind="own")
+
+
+def _commands(names: Names) -> Iterator[Attempt]:
+    on = "/threads/{thread_id}/commands"
+    ids = {"thread_id": names.asks}
+    answer = {"interrupt_id": names.question, "namespace": [], "response": "yes"}
+    said_of: list[tuple[str, dict[str, Any]]] = [
+        ("input.respond", answer),
+        ("input.respond", {"responses": [answer]}),
+        ("agent.getTree", {}),
+        ("agent.getTree", {"run_id": names.asks_run}),
+        ("state.get", {}),
+        ("state.get", {"namespace": ["turn"], "keys": ["messages"]}),
+        ("state.listCheckpoints", {}),
+        ("state.listCheckpoints", {"before": names.checkpoint}),
+        ("state.fork", {"checkpoint_id": names.checkpoint, "input": MINE}),
+        ("unheard.of", {}),
+    ]
+    for method, params in said_of:
+        body = {"id": 1, "method": method, "params": params}
+        yield Attempt("POST", on, ids, body, kind="refused command")
+    own = {"thread_id": OWN}
+    for method, params in (
+        ("input.respond", answer),
+        ("state.fork", {"checkpoint_id": names.checkpoint}),
+        ("agent.getTree", {"run_id": names.asks_run}),
+        ("run.start", {"assistant_id": names.assistant, "input": MINE}),
+    ):
+        body = {"id": 1, "method": method, "params": params}
+        yield Attempt("POST", on, own, body, kind="refused command")
+    channels = [
+        "values",
+        "updates",
+        "messages",
+        "lifecycle",
+        "input",
+        "tools",
+        "tasks",
+        "checkpoints",
+        "custom",
+    ]
+    for thread_id in (names.idle, names.asks, names.busy, names.live):
+        for since in ({}, {"since": 0}):
+            yield Attempt(
+                "POST",
+                "/threads/{thread_id}/stream/events",
+                {"thread_id": thread_id},
+                {"channels": channels, **since},
+                kind="listens",
+            )
+
+
+def _store(names: Names) -> Iterator[Attempt]:
+    for labels in ([names.label], ["alice", names.label], ["acme", names.label]):
+        item = {"namespace": labels, "key": names.key}
+        dotted = {"namespace": ".".join(labels), "key": names.key}
+        yield Attempt("GET", "/store/items", query=dotted, kind="empty")
+        yield Attempt("DELETE", "/store/items", body=item, kind="empty")
+        yield Attempt("PUT", "/store/items", body={**item, "value": {"mine": 1}}, kind="empty")
+        yield Attempt("DELETE", "/store/items", body=item, kind="empty")
+        yield Attempt("POST", "/store/items/search", body={"namespace_prefix": labels}, kind="empty")
+        yield Attempt("POST", "/store/namespaces", body={"prefix": labels}, kind="empty")
+        yield Attempt("POST", "/store/namespaces", body={"suffix": labels}, kind="empty")
+    for body in ({}, {"namespace_prefix": ["alice"]}, {"query": "secret"}, {"filter": {"said": "x"}}):
+        yield Attempt("POST", "/store/items/search", body=body, kind="empty")
+    for body in ({}, {"max_depth": 1}):
+        yield Attempt("POST", "/store/namespaces", body=body, kind="empty")
+
+
+def _claims(names: Names) -> Iterator[Attempt]:
+    """To make what has the name of what is Alice's."""
+    for if_exists in ("raise", "do_nothing"):
+        body = {"graph_id": "chat", "assistant_id": names.assistant, "if_exists": if_exists}
+        yield Attempt("POST", "/assistants", body=body, kind="claims")
+        body = {"thread_id": names.idle, "if_exists": if_exists, "metadata": _FAKE}
+        yield Attempt("POST", "/threads", body=body, kind="claims")
+    new = {"assistant_id": "chat", "input": MINE, "if_not_exists": "create"}
+    for how, thread_id in (("", names.idle), ("/stream", names.failed), ("/wait", names.busy)):
+        route = f"/threads/{{thread_id}}/runs{how}"
+        yield Attempt("POST", route, {"thread_id": thread_id}, new, kind="claims")
+    start = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": MINE}}
+    yield Attempt("POST", "/threads/{thread_id}/commands", {"thread_id": names.live}, start, kind="claims")

@@ -1,0 +1,196 @@
+"""The graphs of the server's acceptance tests: small ones, each of which does one thing that clients see."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from typing import Annotated, Any
+
+from langchain_core.language_models.fake_chat_models import FakeListChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_stream_writer
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.pregel import Pregel
+from langgraph.runtime import Runtime
+from langgraph.types import interrupt
+from typing_extensions import TypedDict
+
+AnyGraph = Pregel[Any, Any, Any, Any]
+
+
+def _only(name: str, node: Any) -> AnyGraph:
+    builder = StateGraph(MessagesState)
+    builder.add_node(name, node)
+    builder.add_edge(START, name)
+    builder.add_edge(name, END)
+    return builder.compile()
+
+
+async def _talk(state: MessagesState) -> dict[str, Any]:
+    """Answers to what was said since it spoke last, token by token."""
+    heard: list[str] = []
+    for message in state["messages"]:
+        heard = [] if message.type == "ai" else [*heard, message.text]
+    model = GenericFakeChatModel(messages=iter([AIMessage(f"echo {' + '.join(heard)}")]))
+    return {"messages": [await model.ainvoke(state["messages"])]}
+
+
+DRIPPED = "This answer comes letter by letter, and takes its time."
+
+
+async def _drip(state: MessagesState) -> dict[str, Any]:
+    """Answers letter by letter, over some two seconds."""
+    model = FakeListChatModel(responses=[DRIPPED], sleep=0.04)
+    return {"messages": [await model.ainvoke(state["messages"])]}
+
+
+async def _boom(state: MessagesState) -> dict[str, Any]:
+    raise ValueError("it broke")
+
+
+def _ask(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(f"you said {interrupt({'question': 'really?'})}")]}
+
+
+class Walked(TypedDict, total=False):
+    """A way of ``steps``, ``pause`` seconds each; ``trail`` is where it has been."""
+
+    steps: int
+    pause: float
+    trail: Annotated[list[int], operator.add]
+
+
+def walk() -> AnyGraph:
+    """A node that goes step by step; it writes each step to those who follow."""
+
+    async def step(state: Walked) -> dict[str, Any]:
+        number = len(state.get("trail", []))
+        await asyncio.sleep(state.get("pause", 0.0))
+        get_stream_writer()({"step": number})
+        return {"trail": [number]}
+
+    def onward(state: Walked) -> str:
+        return "step" if len(state["trail"]) < state["steps"] else END
+
+    builder = StateGraph(Walked)
+    builder.add_node("step", step)
+    builder.add_edge(START, "step")
+    builder.add_conditional_edges("step", onward, ["step", END])
+    return builder.compile()
+
+
+def slow() -> AnyGraph:
+    """Two nodes; the second takes as many seconds as what was said last says."""
+
+    def note(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("noted")]}
+
+    async def rest(state: MessagesState) -> dict[str, Any]:
+        await asyncio.sleep(float(state["messages"][-2].text))
+        return {"messages": [AIMessage("rested")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([("note", note), ("rest", rest)])
+    builder.add_edge(START, "note")
+    return builder.compile()
+
+
+def both() -> AnyGraph:
+    """Two nodes side by side, each of which asks."""
+
+    class Asked(TypedDict, total=False):
+        answers: Annotated[list[str], operator.add]
+
+    def left(state: Asked) -> dict[str, Any]:
+        return {"answers": [f"left {interrupt('left?')}"]}
+
+    def right(state: Asked) -> dict[str, Any]:
+        return {"answers": [f"right {interrupt('right?')}"]}
+
+    builder = StateGraph(Asked)
+    for node in (left, right):
+        builder.add_node(node.__name__, node)
+        builder.add_edge(START, node.__name__)
+    return builder.compile()
+
+
+def nested() -> AnyGraph:
+    """A subgraph that speaks and then asks, within a graph that says what came of it."""
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"within: {interrupt('deep?')}")]}
+
+    inner = StateGraph(MessagesState)
+    inner.add_sequence([("talk", _talk), ("ask", ask)])
+    inner.add_edge(START, "talk")
+
+    def outside(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("outside")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("inner", inner.compile())
+    builder.add_node("outside", outside)
+    builder.add_edge(START, "inner")
+    builder.add_edge("inner", "outside")
+    return builder.compile()
+
+
+def deep() -> AnyGraph:
+    """A subgraph that answers, without a question."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("inner", _only("talk", _talk))
+    builder.add_edge(START, "inner")
+    return builder.compile()
+
+
+def stopped() -> AnyGraph:
+    """Two nodes with a static breakpoint between them."""
+
+    def first(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("first")]}
+
+    def second(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("second")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([("first", first), ("second", second)])
+    builder.add_edge(START, "first")
+    return builder.compile(interrupt_before=["second"])
+
+
+def aware() -> AnyGraph:
+    """Says what it was given beside its input: its context, and what can be configured."""
+
+    class Given(TypedDict, total=False):
+        heard: list[str]
+
+    class Context(TypedDict, total=False):
+        mood: str
+
+    def tell(state: Given, runtime: Runtime[Context], config: RunnableConfig) -> dict[str, Any]:
+        context: Any = runtime.context or {}
+        heard = [f"mood={context.get('mood')}", f"tone={config['configurable'].get('tone')}"]
+        return {"heard": heard}
+
+    builder = StateGraph(Given, context_schema=Context)
+    builder.add_node("tell", tell)
+    builder.add_edge(START, "tell")
+    return builder.compile()
+
+
+def graphs() -> dict[str, AnyGraph]:
+    """All of them, by the names under which they are served."""
+    return {
+        "chat": _only("talk", _talk),
+        "drip": _only("drip", _drip),
+        "boom": _only("boom", _boom),
+        "ask": _only("ask", _ask),
+        "walk": walk(),
+        "slow": slow(),
+        "both": both(),
+        "nested": nested(),
+        "deep": deep(),
+        "stopped": stopped(),
+        "aware": aware(),
+    }

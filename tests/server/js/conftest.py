@@ -1,0 +1,57 @@
+"""What the tests of the JavaScript clients share: a server on each of two backends, and Node.js."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.backends import EMPTY
+from tests.server.acceptance.serving import Server
+from tests.server.js.browsing import bundled, launched
+from tests.server.js.node import Client, Node
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server over a database that other servers may share."""
+    with EMPTY[request.param]() as url:
+        served = Server(url)
+        try:
+            yield served
+        finally:
+            served.stop()
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Node]:
+    """Node.js with LangGraph's clients."""
+    started = Node()
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def js(node: Node, server: Server) -> Client:
+    """LangGraph's client in JavaScript, as it is, of a server."""
+    return Client(node, server.url)
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the pages, which is not the server's."""
+    with bundled(tmp_path_factory.mktemp("pages")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    """A browser, for one module only: see ``launched``."""
+    with launched(chromium) as opened:
+        yield opened

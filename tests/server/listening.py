@@ -1,0 +1,106 @@
+"""Servers for those who listen to threads, in the test's own loop, and an ear for what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+
+import perdure
+from perdure.runtime import Runtime, Settings
+from perdure.server.app import create_app
+from perdure.server.auth.identity import Gate, Open
+from perdure.server.host import Host
+from tests.server.graphs import graphs
+
+Told = dict[str, Any]
+
+_TIMEOUT = httpx.Timeout(60, connect=10)
+
+
+class Place:
+    """A server that listens, and how to get there. A user's token is the user's name."""
+
+    def __init__(self, url: str, host: Host) -> None:
+        self.url, self.host = url, host
+
+    def client(self, user: str = "") -> LangGraphClient:
+        return get_client(url=self.url, api_key=None, headers=_as(user), timeout=_TIMEOUT)
+
+    def http(self, user: str = "") -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers=_as(user), timeout=_TIMEOUT, trust_env=False)
+
+
+def _as(user: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {user}"} if user else {}
+
+
+@asynccontextmanager
+async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> AsyncIterator[Place]:
+    """A server over a database, for as long as the block lasts; another may be over the same."""
+    async with (
+        perdure.connect(url, migrate=True) as db,
+        Runtime(db, graphs(), settings=Settings(poll=0.1), works=works, all_tenants=True) as runtime,
+    ):
+        app = create_app(None)
+        app.state.perdure = host = Host.over(runtime, gate or Open())
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+            served = asyncio.create_task(server.serve([listener]))
+            try:
+                yield Place(f"http://127.0.0.1:{listener.getsockname()[1]}", host)
+            finally:
+                await host.close()
+                server.should_exit = True
+                await served
+
+
+async def heard(http: httpx.AsyncClient, thread_id: str, **asked: Any) -> AsyncIterator[Told]:
+    """What is told on a thread, frame by frame, until the server ends the stream."""
+    body = {"channels": ["lifecycle"], **asked}
+    async with http.stream("POST", f"/threads/{thread_id}/stream/events", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line.startswith("data:"):
+                yield json.loads(line.removeprefix("data:"))
+
+
+async def until_ended(events: AsyncIterator[Told], ends: int = 1) -> list[Told]:
+    """What is told until so many runs have ended, or wait."""
+    told: list[Told] = []
+    async for event in events:
+        told.append(event)
+        if phase(event) in ("completed", "failed", "interrupted") and not event["params"]["namespace"]:
+            ends -= 1
+            if not ends:
+                return told
+    raise AssertionError("the stream ended before the run")
+
+
+def phase(event: Told) -> str | None:
+    """What a lifecycle event says."""
+    return event["params"]["data"]["event"] if event.get("method") == "lifecycle" else None
+
+
+async def command(http: httpx.AsyncClient, thread_id: str, method: str, **params: Any) -> Told:
+    said = {"id": 7, "method": method, "params": params}
+    answer = await http.post(f"/threads/{thread_id}/commands", json=said)
+    assert answer.status_code == 200, answer.text
+    told: Told = answer.json()
+    assert told["id"] == 7
+    return told
+
+
+async def start(http: httpx.AsyncClient, thread_id: str, graph: str, given: Any, **more: Any) -> Told:
+    told = await command(http, thread_id, "run.start", assistant_id=graph, input=given, **more)
+    assert told["type"] == "success", told
+    return told

@@ -1,0 +1,363 @@
+"""The chat page in a real browser, over graphs that do as they are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
+from tests.server.hosting import owners
+from tests.server.typists import graphs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.timeout(240)
+COUNTED = "1 2 3 4 5"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    served = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs())
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def page(chromium: str, site: Site) -> Iterator[Page]:
+    with browsing(chromium, viewport={"width": 1280, "height": 800}) as opened:
+        opened.goto(site.page)
+        opened.locator("#graph option").first.wait_for(state="attached")
+        opened.select_option("#graph", "chat")
+        yield opened
+
+
+def shown(page: Page, text: str) -> None:
+    """Wait until something stands on the page."""
+    page.locator("main").get_by_text(text).wait_for()
+
+
+def test_an_answer_is_streamed_and_stays(page: Page, site: Site) -> None:
+    ask(page, "count 40")
+    assert written(page, 5).startswith(COUNTED[:5])
+    assert page.locator(".message.user .state").inner_text() in ("Stored", "")
+    answered(page, 1)
+    assert bodies(page) == ["count 40", " ".join(map(str, range(1, 41)))]
+    thread = site.ask("POST", "/threads/search", json={})[0]["thread_id"]
+    assert page.url == f"{site.page}#{thread}"
+    page.reload()
+    answered(page, 1)
+    assert bodies(page) == ["count 40", " ".join(map(str, range(1, 41)))]
+    assert page.locator(".thread[aria-current]").inner_text().startswith("count 40")
+
+
+def test_what_a_model_writes_is_text_and_never_markup(page: Page) -> None:
+    ask(page, "markdown")
+    answered(page, 1)
+    body = page.locator(".message.assistant .body")
+    assert body.locator("strong").inner_text() == "two"
+    assert body.locator("td").all_inner_texts() == ["threads", "12", "runs", "345"]
+    assert body.locator("a").evaluate_all("found => found.map(one => one.href)") == [
+        "https://example.com/manual"
+    ]
+    assert body.locator("li b").count() == 0
+    assert "<b>no markup</b>" in body.inner_text()
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    body.get_by_role("button", name="Copy").click()
+    body.get_by_text("Copied").wait_for()
+    assert page.evaluate("window.copied").startswith("def greet(name: str)")
+
+
+def test_stop_ends_the_answer_and_it_can_go_on(page: Page, site: Site) -> None:
+    ask(page, "count 400")
+    written(page, 20)
+    page.keyboard.press("Escape")
+    answered(page, 1)
+    shown(page, "This answer was stopped before its end.")
+    assert page.locator(".message.cut").count() == 1
+    assert site.said() == [["count 400"]]
+    page.reload()
+    page.get_by_role("button", name="Go on").click()
+    written(page, 20)
+    page.get_by_role("button", name="Stop the answer").click()
+    page.get_by_role("button", name="Go on").wait_for()
+    ask(page, "enough")
+    shown(page, "You said: enough")
+    assert site.said() == [["count 400", "enough", "You said: enough"]]
+
+
+def test_a_reload_and_a_second_tab_follow_the_answer_that_is_written(page: Page) -> None:
+    ask(page, "count 150")
+    written(page, 20)
+    page.reload()
+    assert written(page, 20).startswith(COUNTED)
+    second = page.context.new_page()
+    second.goto(page.url)
+    assert written(second, 20).startswith(COUNTED)
+    whole = ["count 150", " ".join(map(str, range(1, 151)))]
+    for tab in (second, page):
+        answered(tab, 1)
+        assert bodies(tab) == whole
+
+
+def test_messages_wait_their_turn_and_can_be_taken_back(page: Page, site: Site) -> None:
+    ask(page, "count 60")
+    written(page, 3)
+    for text in ("one", "two", "three"):
+        ask(page, text)
+        page.locator(".message.queued", has_text=text).wait_for()
+    assert page.locator(".message.queued .state").all_inner_texts() == [
+        "Queued: next",
+        "Queued, number 2",
+        "Queued, number 3",
+    ]
+    page.locator(".message.queued", has_text="two").get_by_role("button", name="Take back").click()
+    page.reload()
+    page.locator(".message.queued", has_text="three").wait_for()
+    assert page.locator(".message.queued .body").all_inner_texts() == ["one", "three"]
+    shown(page, "You said: three")
+    answered(page, 3)
+    assert bodies(page)[2:] == ["one", "You said: one", "three", "You said: three"]
+    assert site.said()[0] == bodies(page)
+
+
+def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
+    ask(page, "first")
+    answered(page, 1)
+    ask(page, "second")
+    answered(page, 2)
+    for text in ("2nd", "zweitens"):
+        act(page.locator(".message.user").nth(1), "edit")
+        page.get_by_label("Your message, edited").fill(text)
+        page.keyboard.press("Enter")
+        shown(page, f"You said: {text}")
+        answered(page, 2)
+    branch = page.locator(".message.user").nth(1).locator(".branch")
+    branch.wait_for()
+    assert branch.inner_text() == "3/3"
+    act(page.locator(".message.user").nth(1), "before")
+    shown(page, "You said: 2nd")
+    assert (branch.inner_text(), bodies(page)[2:]) == ("2/3", ["2nd", "You said: 2nd"])
+    ask(page, "and on from there")
+    shown(page, "You said: and on from there")
+    answered(page, 3)
+    page.reload()
+    branch.wait_for()
+    assert (branch.inner_text(), len(bodies(page))) == ("2/3", 6)
+    act(page.locator(".message.user").nth(1), "before")
+    shown(page, "You said: second")
+    assert bodies(page) == ["first", "You said: first", "second", "You said: second"]
+    act(page.locator(".message.assistant").nth(1), "again")
+    answer = page.locator(".message.assistant").nth(1).locator(".branch")
+    answer.wait_for()
+    assert (answer.inner_text(), branch.inner_text()) == ("2/2", "1/3")
+
+
+def test_the_first_message_can_be_edited_too(page: Page) -> None:
+    ask(page, "before")
+    answered(page, 1)
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("after")
+    page.keyboard.press("Enter")
+    shown(page, "You said: after")
+    page.locator(".branch").wait_for()
+    assert page.locator(".branch").all_inner_texts() == ["2/2"]
+    assert bodies(page) == ["after", "You said: after"]
+
+
+@pytest.mark.parametrize(
+    ("form", "presses", "told"),
+    [
+        ("text", [], "'Vienna'"),
+        ("action", ["Approve"], "{'type': 'accept', 'args': None}"),
+        ("review", ["Approve"], "{'decisions': [{'type': 'approve'}]}"),
+        ("review", ["Reject", "Reject"], "{'decisions': [{'type': 'reject'}]}"),
+        ("json", [], "[1, 2]"),
+    ],
+)
+def test_a_question_is_shown_and_answered(page: Page, form: str, presses: list[str], told: str) -> None:
+    page.select_option("#graph", "asking")
+    ask(page, form)
+    page.locator(".question").wait_for()
+    assert page.locator("#text").is_disabled()
+    assert page.locator(".thread-when").first.inner_text() == "Waits for you"
+    page.reload()
+    question = page.locator(".question")
+    question.wait_for()
+    if form == "json":
+        assert '"most": 3' in question.inner_text()
+        question.get_by_label("What the answer is").select_option("json")
+        question.get_by_label("Your answer").fill("[1, ")
+        question.get_by_role("button", name="Answer").click()
+        question.get_by_text("This is not JSON").wait_for()
+        question.get_by_label("Your answer").fill("[1, 2]")
+        question.get_by_role("button", name="Answer").click()
+    elif form == "text":
+        question.get_by_label("Your answer").fill("Vienna")
+        page.keyboard.press("Enter")
+    for name in presses:
+        question.get_by_role("button", name=name).click()
+    answered(page, 1)
+    assert page.locator(".message.assistant code").inner_text() == told
+    assert page.locator(".question").count() == 0
+    assert page.locator("#text").is_enabled()
+    page.keyboard.press("Control+k")
+    page.select_option("#graph", "chat")
+    ask(page, "another graph")
+    shown(page, "You said: another graph")
+
+
+def test_a_failure_is_said_and_tried_again(page: Page, site: Site) -> None:
+    ask(page, "break")
+    shown(page, "The answer failed with ConnectionError: no line.")
+    page.get_by_role("button", name="Try again").click()
+    shown(page, "The answer failed with ConnectionError: no line.")
+    ask(page, "better")
+    shown(page, "You said: better")
+    assert page.locator("#notice").is_hidden()
+    assert site.said() == [["break", "better", "You said: better"]]
+
+
+def test_the_page_outlives_the_server_and_goes_on_when_it_is_back(page: Page, site: Site) -> None:
+    ask(page, "count 100")
+    written(page, 20)
+    site.stop()
+    shown(page, "The server does not answer.")
+    ask(page, "are you there?")
+    shown(page, "Waits for the server")
+    site.start()
+    shown(page, "You said: are you there?")
+    answered(page, 2)
+    assert page.locator("#notice").is_hidden()
+    assert bodies(page)[0::2] == ["count 100", "are you there?"]
+    assert site.said() == [bodies(page)]
+
+
+def test_conversations_are_renamed_deleted_and_brought_back(page: Page, site: Site) -> None:
+    for text in ("apples", "pears"):
+        page.keyboard.press("Control+k")
+        ask(page, text)
+        answered(page, 1)
+    titles = page.locator(".thread-title")
+    wait_for("two conversations", lambda: titles.all_inner_texts() == ["pears", "apples"])
+    page.locator(".thread", has_text="apples").focus()
+    page.keyboard.press("F2")
+    page.keyboard.type("Fruit of the garden")
+    page.keyboard.press("Enter")
+    wait_for("the new name", lambda: "Fruit of the garden" in titles.all_inner_texts())
+    page.reload()
+    wait_for("the stored name", lambda: "Fruit of the garden" in titles.all_inner_texts())
+    page.locator(".thread", has_text="pears").focus()
+    page.keyboard.press("Delete")
+    page.get_by_role("button", name="Undo").press("Enter")
+    page.locator(".thread", has_text="pears").wait_for()
+    page.locator("li", has_text="pears").hover()
+    page.get_by_role("button", name="Delete pears").click()
+    page.locator(".deleted").wait_for()
+    assert len(site.said()) == 2
+    page.locator(".deleted").wait_for(state="detached")
+    assert site.said() == [["apples", "You said: apples"]]
+
+
+def test_a_phone_a_drawer_and_no_way_aside(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    ask(page, "markdown")
+    answered(page, 1)
+    ask(page, "https://example.com/" + "long" * 60)
+    answered(page, 2)
+    for width in (390, 320):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.querySelector('#scroller').scrollWidth") <= width
+    page.get_by_role("button", name="Conversations").click()
+    page.get_by_role("button", name="New conversation").click()
+    page.locator(".welcome").wait_for()
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("main button, main select")]
+            .filter((one) => one.offsetParent && Math.min(one.offsetWidth, one.offsetHeight) < 32)
+            .map((one) => one.outerHTML)"""
+    )
+    assert small == []
+
+
+def test_colours_follow_the_system_until_they_are_chosen(page: Page) -> None:
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    seen = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        seen[scheme] = ground()
+    assert seen["light"] != seen["dark"]
+    page.get_by_role("button", name="Colours: as the system").click()
+    assert ground() == seen["light"]
+    page.get_by_role("button", name="Colours: light").click()
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    assert ground() == seen["dark"]
+
+
+def test_the_reader_who_scrolls_up_is_left_alone(page: Page) -> None:
+    page.set_viewport_size({"width": 700, "height": 420})
+    ask(page, "markdown")
+    answered(page, 1)
+    ask(page, "count 250")
+    written(page, 30)
+    page.mouse.move(350, 200)
+    page.mouse.wheel(0, -400)
+    page.get_by_role("button", name="Latest").wait_for()
+    top = page.evaluate("document.querySelector('#scroller').scrollTop")
+    length = len(written(page, 60))
+    written(page, length + 60)
+    assert page.evaluate("document.querySelector('#scroller').scrollTop") == top
+    page.get_by_role("button", name="Latest").click()
+    assert page.evaluate("document.querySelector('#scroller').scrollTop") > top
+
+
+def test_everything_by_keys_alone(page: Page) -> None:
+    page.keyboard.press("Control+k")
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    page.keyboard.press("Enter")
+    answered(page, 1)
+    assert bodies(page)[0] == "one\ntwo"
+    page.keyboard.press("Shift+Tab")
+    seen = []
+    for _ in range(12):
+        seen.append(
+            page.evaluate(
+                """() => {
+                    const at = document.activeElement;
+                    return [at.getAttribute("aria-label") || at.innerText, getComputedStyle(at).outlineStyle];
+                }"""
+            )
+        )
+        page.keyboard.press("Shift+Tab")
+    names = [name for name, _ in seen]
+    for wanted in ("Answer again", "Copy", "Edit this message"):
+        assert wanted in names, names
+    assert any(re.match("Rename one two", name or "") for name in names), names
+    assert {outline for name, outline in seen if name in ("Answer again", "Copy")} != {"none"}
+
+
+def test_who_is_asked_for_gives_a_token(chromium: str, tmp_path: Path) -> None:
+    site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), owners())
+    try:
+        with browsing(chromium) as page:
+            page.goto(site.page)
+            page.get_by_role("button", name="Give a token").click()
+            page.get_by_label("Token").fill("ada")
+            page.keyboard.press("Enter")
+            page.locator("#graph option").first.wait_for(state="attached")
+            page.select_option("#graph", "chat")
+            ask(page, "hello")
+            answered(page, 1)
+            assert bodies(page) == ["hello", "You said: hello"]
+    finally:
+        site.stop()

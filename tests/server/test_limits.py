@@ -1,0 +1,181 @@
+"""What one user, and one request, may ask of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.server.auth.identity import Refusal, User
+from perdure.server.config.load import Cors, Http, Limits
+from perdure.server.limits import USERS_MOST, Throttle
+from tests.backends import EMPTY
+from tests.server.hosting import run, serving, tenants
+
+ADA, BOB = User("ada", ""), User("bob", "")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with EMPTY["sqlite"]() as url:
+        yield url
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(throttle: Throttle, user: User = ADA) -> int | None:
+    """After how many seconds a refused request may come again."""
+    try:
+        throttle.request(user)
+    except Refusal as refusal:
+        return int(refusal.headers["Retry-After"]) if refusal.status == 429 else -1
+    return None
+
+
+def test_a_minutes_worth_may_come_at_once_and_grows_back_evenly() -> None:
+    clock = Clock()
+    throttle = Throttle(Limits(requests_per_minute=6), clock)
+    assert [refused(throttle) for _ in range(8)] == [None] * 6 + [10, 10]
+    assert refused(throttle, BOB) is None
+    assert refused(throttle, User("ada", "another tenant")) is None
+    clock.now += 9
+    assert refused(throttle) == 1
+    clock.now += 1
+    assert [refused(throttle), refused(throttle)] == [None, 10]
+    clock.now += 3600
+    assert [refused(throttle) for _ in range(7)] == [None] * 6 + [10]
+
+
+def test_users_are_not_counted_without_end() -> None:
+    throttle = Throttle(Limits(requests_per_minute=1), Clock())
+    for number in range(USERS_MOST + 10):
+        assert refused(throttle, User(str(number), "")) is None
+    assert len(throttle._left) == USERS_MOST
+    assert refused(throttle, User(str(USERS_MOST + 9), "")) == 60
+
+
+def test_a_stream_counts_until_it_is_closed() -> None:
+    throttle = Throttle(Limits(streams=2))
+    closed = [throttle.stream(ADA) for _ in range(2)]
+    with pytest.raises(Refusal):
+        throttle.stream(ADA)
+    throttle.stream(BOB)()
+    closed[0]()
+    closed[0] = throttle.stream(ADA)
+    for close in closed:
+        close()
+    assert throttle._open == {}
+
+
+def test_without_limits_nothing_is_counted() -> None:
+    throttle = Throttle(Limits())
+    for _ in range(3):
+        throttle.request(ADA)
+        throttle.stream(ADA)
+    assert not throttle._left
+    assert not throttle._open
+
+
+@run
+async def test_a_body_that_is_too_large_is_refused_before_it_was_read(url: str) -> None:
+    cors = Http(cors=Cors(allow_origins=("https://a.example",)))
+    async with serving(url, limits=Limits(body_bytes=1000), http=cors) as server:
+        http = await server.http()
+        origin = {"Origin": "https://a.example", "Content-Type": "application/json"}
+        for body in (b" " * 1001, b" " * 20_000_000):
+            answer = await http.post("/threads", content=body, headers=origin)
+            assert answer.status_code == 413
+            assert "1000 bytes" in answer.json()["detail"]
+            assert answer.headers["X-Request-Id"]
+            assert answer.headers["Access-Control-Allow-Origin"] == "https://a.example"
+        fits = b'{"metadata": {}}'
+        assert (
+            await http.post("/threads", content=fits + b" " * (1000 - len(fits)), headers=origin)
+        ).status_code == 200
+        # The rest of what is too large never comes: the answer does not wait for it.
+        begun = b"POST /threads HTTP/1.1\r\nHost: a\r\n"
+        for sent in (
+            b"Content-Length: 99999999\r\n\r\n",
+            b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+            + b"3e8\r\n" + b" " * 1000 + b"\r\n1\r\n \r\n",
+        ):  # fmt: skip
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+            writer.write(begun + sent)
+            assert b" 413 " in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            await writer.wait_closed()
+        assert len(await (await server.client()).threads.search()) == 1
+
+
+@run
+async def test_too_many_requests_of_a_user(url: str) -> None:
+    async with serving(url, limits=Limits(requests_per_minute=3), gate=tenants()) as server:
+        ada, bob, nobody = await server.http("ada"), await server.http("bob"), await server.http()
+        codes = [(await ada.post("/threads/count", json={})).status_code for _ in range(5)]
+        assert codes == [200, 200, 200, 429, 429]
+        answer = await ada.get("/assistants/aware")
+        assert 1 <= int(answer.headers["Retry-After"]) <= 20
+        assert "3 requests" in answer.json()["detail"]
+        assert (await bob.get("/assistants/aware")).status_code == 200
+        assert [(await nobody.get("/assistants/aware")).status_code for _ in range(5)] == [401] * 5
+        assert [(await ada.get(path)).status_code for path in ("/ok", "/live", "/ready", "/info")] == [
+            200
+        ] * 4
+
+
+@run
+async def test_too_many_streams_of_a_user_make_no_run(url: str) -> None:
+    async with serving(url, limits=Limits(streams=1), gate=tenants()) as server:
+        ada, bob = await server.http("ada"), await server.http("bob")
+        client = await server.client("ada")
+        threads = [(await client.threads.create())["thread_id"] for _ in range(2)]
+        said = {"assistant_id": "slow", "input": {"messages": [("user", "30")]}, "on_disconnect": "cancel"}
+        path = [f"/threads/{one}/runs/stream" for one in threads]
+        async with ada.stream("POST", path[0], json=said) as open_one:
+            assert open_one.status_code == 200
+            refused = await ada.post(path[1], json=said)
+            assert refused.status_code == 429
+            assert refused.headers["Retry-After"]
+            assert await client.runs.list(threads[1]) == []
+            # Other requests than streams go on, and so do other users' streams.
+            assert (await ada.post("/threads/count", json={})).json() == 2
+            quick = {"assistant_id": "aware", "input": {"messages": [("user", "hi")]}}
+            assert "event: end" in (await bob.post("/runs/stream", json=quick)).text
+        async with asyncio.timeout(30):
+            while server.host.throttle._open:  # noqa: ASYNC110 - the end of a stream tells nobody
+                await asyncio.sleep(0.05)
+        for _ in range(3):
+            answer = await ada.post(path[1], json=quick)
+            assert answer.status_code == 200
+            assert "event: end" in answer.text
+
+
+@run
+async def test_a_page_is_as_long_as_was_set(url: str) -> None:
+    async with serving(url, limits=Limits(page_max=5)) as server:
+        http = await server.http()
+        thread_id = (await http.post("/threads", json={})).json()["thread_id"]
+        asked = (
+            ("POST", "/threads/search"),
+            ("POST", "/assistants/search"),
+            ("POST", "/assistants/aware/versions"),
+            ("POST", "/store/items/search"),
+            ("POST", "/store/namespaces"),
+            ("POST", f"/threads/{thread_id}/history"),
+            ("GET", f"/threads/{thread_id}/history"),
+            ("GET", f"/threads/{thread_id}/runs"),
+        )
+        for method, path in asked:
+            for limit, status in ((5, 200), (6, 422), (0, 422)):
+                given = {"params": {"limit": limit}} if method == "GET" else {"json": {"limit": limit}}
+                answer = await http.request(method, path, **given)  # type: ignore[arg-type]
+                assert answer.status_code == status, (method, path, limit, answer.text)
+    async with serving(url, limits=Limits(page_max=2000)) as server:
+        http = await server.http()
+        assert (await http.post("/threads/search", json={"limit": 2000})).status_code == 200

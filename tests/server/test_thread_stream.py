@@ -1,0 +1,110 @@
+"""A thread's stream: what all of its runs tell, to one client that stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import NotFoundError
+
+from tests.server.acceptance.saying import said
+from tests.server.acceptance.serving import run
+from tests.server.listening import place
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'threads.db'}"
+
+
+async def until_ends(stream: AsyncIterator[Any], ends: int) -> list[Any]:
+    told: list[Any] = []
+    async for part in stream:
+        told.append(part)
+        ends -= part.event == "end"
+        if not ends:
+            return told
+    raise AssertionError("the stream ended")
+
+
+async def _listening(client: LangGraphClient, thread_id: str, ends: int) -> list[Any]:
+    return await until_ends(await client.threads.join_stream(thread_id), ends)
+
+
+@run
+async def _every_run(url: str) -> None:
+    async with place(url) as here, here.client() as client:
+        thread_id = (await client.threads.create())["thread_id"]
+        live = asyncio.create_task(_listening(client, thread_id, 3))
+        await asyncio.sleep(0.3)
+        for graph, modes in (("chat", ["values", "updates"]), ("boom", ["values"])):
+            created = await client.runs.create(thread_id, graph, input=said("hi"), stream_mode=modes)
+            async for _ in client.runs.join_stream(thread_id, created["run_id"]):
+                pass
+        # What can be followed by those who asked for it alone is told to those who listen here.
+        async for _ in client.runs.stream(thread_id, "chat", input=said("again"), stream_mode="values"):
+            pass
+        told = await live
+        names = [part.event for part in told]
+        assert [name for name in names if name in ("metadata", "error", "end")] == [
+            *("metadata", "end"),
+            *("metadata", "error", "end"),
+            *("metadata", "end"),
+        ]
+        assert [part.data["status"] for part in told if part.event == "end"] == [
+            "success",
+            "error",
+            "success",
+        ]
+        assert "updates" in names[: names.index("end")]
+        kept = await until_ends(await client.threads.join_stream(thread_id, last_event_id="-"), 2)
+        assert kept == told[: len(kept)]
+        seen = kept[3]
+        assert seen.id
+        rest = await until_ends(await client.threads.join_stream(thread_id, last_event_id=seen.id), 2)
+        assert rest == kept[4:]
+
+
+def test_every_run_of_a_thread_is_told(url: str) -> None:
+    _every_run(url)
+
+
+@run
+async def _modes(url: str) -> None:
+    async with place(url) as here, here.client() as client, here.http() as http:
+        thread_id = (await client.threads.create())["thread_id"]
+        await client.runs.wait(thread_id, "chat", input=said("not kept"))
+        created = await client.runs.create(
+            thread_id, "chat", input=said("hi"), stream_mode=["values", "tasks", "custom"]
+        )
+        await client.runs.join(thread_id, created["run_id"])
+
+        async def names(query: str) -> list[str]:
+            found: list[str] = []
+            headers = {"Last-Event-ID": "-"}
+            asked = http.stream("GET", f"/threads/{thread_id}/stream?{query}", headers=headers)
+            async with asked as answer, aclosing(answer.aiter_lines()) as lines:
+                async for line in lines:
+                    if line.startswith("event:"):
+                        found.append(line.removeprefix("event:").strip())
+                        if found[-1] == "end":
+                            return found
+            raise AssertionError("the stream ended")
+
+        assert await names("stream_mode=lifecycle") == ["metadata", "end"]
+        assert await names("stream_modes=lifecycle") == ["metadata", "end"]
+        both = await names("stream_modes=lifecycle&stream_modes=state_update")
+        assert set(both) == {"metadata", "values", "end"}
+        assert set(await names("")) == {"metadata", "values", "tasks", "end"}
+        assert (await http.get(f"/threads/{thread_id}/stream?stream_mode=values")).status_code == 422
+        with pytest.raises(NotFoundError):
+            await anext(await client.threads.join_stream("nowhere"))
+
+
+def test_a_client_says_what_it_wants_under_either_name(url: str) -> None:
+    _modes(url)

@@ -24,7 +24,7 @@ from bench.desk import Desk
 from bench.environment import describe
 from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
-from bench.workloads import growth, network, race, shapes, throughput
+from bench.workloads import growth, network, race, runtime, server, shapes, throughput
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -52,6 +52,8 @@ WORKLOADS: dict[str, Workload] = {
         name: Workload(name, partial(network.units, backend=backend), partial(network.run, backend=backend))
         for name, backend in BACKENDS.items()
     },
+    "runtime": Workload("runtime", runtime.units, runtime.run),
+    "server": Workload("server", server.units, server.run),
 }
 GROUPS = {
     "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],

@@ -26,6 +26,18 @@ class Plan:
     near_repeats: int
     far_repeats: int
     far_turns_a_thread: int
+    runtime_repeats: int
+    lone_messages: int
+    server_repeats: int
+    idle_repeats: int
+    lone_requests: int
+    requests_a_client: int
+    requests_budget_s: float
+    stream_levels: tuple[int, ...]
+    least_streams: int
+    streams_a_client: int
+    idle_streams: int
+    server_patience_s: float
 
     @property
     def window(self) -> int:
@@ -53,6 +65,18 @@ FULL = Plan(
     near_repeats=3,
     far_repeats=2,
     far_turns_a_thread=10,
+    runtime_repeats=5,
+    lone_messages=200,
+    server_repeats=3,
+    idle_repeats=2,
+    lone_requests=60,
+    requests_a_client=20,
+    requests_budget_s=8.0,
+    stream_levels=(1, 2, 4, 8, 16, 32, 64, 128),
+    least_streams=12,
+    streams_a_client=2,
+    idle_streams=200,
+    server_patience_s=60.0,
 )
 
 QUICK = Plan(
@@ -73,4 +97,16 @@ QUICK = Plan(
     near_repeats=1,
     far_repeats=1,
     far_turns_a_thread=2,
+    runtime_repeats=1,
+    lone_messages=20,
+    server_repeats=1,
+    idle_repeats=1,
+    lone_requests=15,
+    requests_a_client=5,
+    requests_budget_s=2.0,
+    stream_levels=(1, 16),
+    least_streams=4,
+    streams_a_client=1,
+    idle_streams=50,
+    server_patience_s=60.0,
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 from bench.figures import median_ratio
 from bench.report_backends import backends
+from bench.report_runtime import runtime
+from bench.report_server import server
 from bench.savers import CANDIDATES, OURS
 from bench.tables import NONE, Row, label, number, table, times
 
@@ -22,6 +24,8 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *_throughput(results, plots, image_folder),
         *_race(results, plots, image_folder),
         *backends(results),
+        *runtime(results),
+        *server(results),
         _method(results),
     ]
     return "\n\n".join(sections) + "\n"

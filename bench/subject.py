@@ -36,14 +36,14 @@ class SubjectFailed(Exception):
 class Subject:
     """Starts the process; its place outlives it, so that a second subject can open the same database."""
 
-    def __init__(self, name: str, scenario: str, place: Place) -> None:
+    def __init__(self, name: str, scenario: str, place: Place, module: str = "bench.worker") -> None:
         self.name = name
         self.scenario = scenario
         self.place = place
         folder = place.folder
         self._complaints = (folder.parent / f"{folder.name}.stderr").open("a+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.worker", name, scenario, str(folder)],
+            [sys.executable, "-m", module, name, scenario, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

@@ -19,7 +19,7 @@ async def serve(name: str, scenario: str, place: Place, answers: int) -> None:
     candidate = CANDIDATES[name]
     async with candidate.open(place) as saver:
         probe = Probe(candidate, SCENARIOS[scenario], saver, place.folder)
-        _send(answers, {"ready": True})
+        send(answers, {"ready": True})
         for line in iter(sys.stdin.readline, ""):
             question = json.loads(line)
             try:
@@ -27,10 +27,10 @@ async def serve(name: str, scenario: str, place: Place, answers: int) -> None:
             except Exception as error:
                 traceback.print_exc()
                 answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-            probe.reported_bytes += _send(answers, answer)
+            probe.reported_bytes += send(answers, answer)
 
 
-def _send(answers: int, answer: dict[str, object]) -> int:
+def send(answers: int, answer: dict[str, object]) -> int:
     return os.write(answers, json.dumps(answer).encode() + b"\n")
 
 

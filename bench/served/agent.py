@@ -1,0 +1,64 @@
+"""The graphs behind every server under load. Each server loads this file by itself: it knows of no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+TOKENS = 16
+PAUSE_S = 0.02
+WORD = "word"
+"""What every token begins with."""
+
+
+class Metronome(BaseChatModel):
+    """The first token comes at once, each of the others after the same pause."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "metronome"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        said = "".join(f"{WORD}{number} " for number in range(TOKENS))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **_: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        for number in range(TOKENS):
+            if number:
+                await asyncio.sleep(PAUSE_S)
+            yield ChatGenerationChunk(message=AIMessageChunk(content=f"{WORD}{number} "))
+
+
+_model = Metronome()
+
+
+async def answer(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(f"You said: {state['messages'][-1].content}")]}
+
+
+async def speak(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [await _model.ainvoke(state["messages"])]}
+
+
+def _of_one(node: Callable[[MessagesState], Awaitable[dict[str, Any]]]) -> Any:
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    builder.add_edge("node", END)
+    return builder.compile()
+
+
+chat = _of_one(answer)
+tokens = _of_one(speak)

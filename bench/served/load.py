@@ -1,0 +1,147 @@
+"""What a server is asked under load: answers to wait for, tokens to follow, streams that nothing happens on.
+
+Every answer is looked at: one that lacks something is a failure, never a figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from bench.served.agent import PAUSE_S, TOKENS
+from bench.served.wire import Connection, Refused
+
+T = TypeVar("T")
+
+_TOKEN = b"event: messages"
+_FAILURE = b"event: error"
+_OPENING = 20
+"""Requests at once where the time that they take is nobody's figure."""
+STREAM_S = TOKENS * PAUSE_S
+
+
+@dataclass
+class Seen:
+    """Milliseconds of every request; `share` is how much of one processor the client had."""
+
+    ms: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    share: float = 0.0
+
+
+def within(patience_s: float, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The result; ``Refused`` when it takes longer."""
+
+    async def bounded() -> T:
+        try:
+            async with asyncio.timeout(patience_s):
+                return await work()
+        except TimeoutError:
+            raise Refused(f"not done after {patience_s:.0f} s") from None
+
+    return asyncio.run(bounded())
+
+
+async def threads(port: int, count: int) -> list[str]:
+    """New threads on which nothing ran yet."""
+    made: list[str] = []
+
+    async def make(number: int) -> None:
+        async with Connection(port) as connection:
+            for _ in range(number, count, _OPENING):
+                thread = await connection.ask("/threads", {})
+                made.append(thread["thread_id"])
+
+    await asyncio.gather(*map(make, range(min(count, _OPENING))))
+    return made
+
+
+async def waits(port: int, there: list[str], each: int, budget_s: float) -> Seen:
+    """A client a thread, each of which sends a message when the one before it was answered, and none once the
+    budget is spent. Before the clock starts every thread has had one."""
+    seen = Seen()
+
+    async def converse(thread: str, connection: Connection, numbers: range) -> None:
+        begun = time.perf_counter()
+        for number in numbers:
+            start = time.perf_counter()
+            if start - begun > budget_s:
+                return
+            state = await connection.ask(f"/threads/{thread}/runs/wait", _body("chat", number))
+            seen.ms.append((time.perf_counter() - start) * 1000)
+            if len(state.get("messages", ())) != 2 * (number + 1):
+                raise Refused(f"message {number + 1} of a thread was answered with {str(state)[:200]}")
+
+    async with AsyncExitStack() as stack:
+        clients = [(thread, await stack.enter_async_context(Connection(port))) for thread in there]
+        await asyncio.gather(*(converse(*client, range(1)) for client in clients))
+        seen.ms.clear()
+        await _timed(seen, [converse(*client, range(1, each + 1)) for client in clients])
+    return seen
+
+
+async def streams(port: int, there: list[str], each: int) -> Seen:
+    """A client a thread, each with one stream after the other, to its end. They do not begin together: as
+    many are at any point of their stream. The times are those of the first token."""
+    seen = Seen()
+
+    async def listen(thread: str, connection: Connection, delay: float) -> None:
+        await asyncio.sleep(delay)
+        for number in range(each):
+            seen.ms.append(await _first_token(connection, thread, number))
+
+    async with AsyncExitStack() as stack:
+        clients = [(thread, await stack.enter_async_context(Connection(port))) for thread in there]
+        apart = STREAM_S / len(clients)
+        await _timed(seen, [listen(*client, apart * number) for number, client in enumerate(clients)])
+    return seen
+
+
+async def idle(port: int, there: list[str], weigh: Callable[[], int], settle_s: float) -> tuple[int, int]:
+    """What the server weighs before a stream of events is opened on every thread, and while all are open."""
+    await asyncio.sleep(settle_s)
+    before = weigh()
+    gate = asyncio.Semaphore(_OPENING)
+
+    async def hold(connection: Connection, thread: str) -> None:
+        async with gate:
+            await connection.begin(f"/threads/{thread}/stream/events", {"channels": ["values"]})
+
+    async with AsyncExitStack() as stack:
+        held = [(await stack.enter_async_context(Connection(port)), thread) for thread in there]
+        await asyncio.gather(*(hold(*each) for each in held))
+        await asyncio.sleep(settle_s)
+        return before, weigh()
+
+
+async def _first_token(connection: Connection, thread: str, number: int) -> float:
+    """Milliseconds; the stream is followed to its end, which has to have all of its tokens."""
+    start = time.perf_counter()
+    first: float | None = None
+    told = b""
+    body = {**_body("tokens", number), "stream_mode": ["messages-tuple"]}
+    async for piece in connection.follow(f"/threads/{thread}/runs/stream", body):
+        told += piece
+        if first is None and _TOKEN in told:
+            first = (time.perf_counter() - start) * 1000
+    if first is None or told.count(_TOKEN) < TOKENS or _FAILURE in told:
+        raise Refused(
+            f"a stream told {told.count(_TOKEN)} of {TOKENS} tokens, and at its end {told[-200:]!r}"
+        )
+    return first
+
+
+async def _timed(seen: Seen, work: list[Coroutine[Any, Any, None]]) -> None:
+    start, spent = time.perf_counter(), time.process_time()
+    await asyncio.gather(*work)
+    seen.seconds = time.perf_counter() - start
+    seen.share = (time.process_time() - spent) / seen.seconds
+
+
+def _body(graph: str, number: int) -> dict[str, Any]:
+    said = {"role": "user", "content": f"message {number}"}
+    return {"assistant_id": graph, "input": {"messages": [said]}}

@@ -93,6 +93,15 @@ LINES: list[Line] = [
     {"what": "points", "backend": "sqlite", "scenario": "plain", "points": 105, "killed": 104},
     {"what": "points", "backend": "sqlite", "scenario": "interrupt", "points": 105, "killed": 105},
     {**BATTERY, "what": "no fence", "stale": 1, "wrong": 2},
+    {
+        "what": "models",
+        "threads": 200,
+        "thinks": 10.0,
+        "one": 10.1,
+        "many": 10.8,
+        "connections": 6,
+        "idling": 0,
+    },
     *SERVER,
 ]
 
@@ -145,6 +154,11 @@ def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
             "a process killed before or after a storage effect, sqlite",
             "209 kills in 2 scenarios",
             "0 violations",
+        ],
+        [
+            "a model that thinks for 10 s, on 200 threads at once, PostgreSQL with a pool of 5",
+            "10.8 s in all, one thread alone 10.1 s",
+            "at most 6 connections, 0 idle transactions seen",
         ],
         [
             "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",

@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "guarantees.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
 SERVER = ("server killed", "server without database", "server restarted")
-NEEDED = ("simulation", "kill points", "break", "battery", "points", *SERVER)
+NEEDED = ("simulation", "kill points", "break", "battery", "points", "models", *SERVER)
 """The kinds of line without which the figures would tell of a part of the tests."""
 
 BROKEN = ("violations", "lost", "forks", "twice", "stuck", "stale")
@@ -95,6 +95,15 @@ def _rows(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
             f"{_n(_sum(own)['killed'], 'kill')} in {_n(len({line['scenario'] for line in own}), 'scenario')}",
             _n(_sum(own)["violations"], "violation"),
         )
+    for line in lines:
+        if line["what"] == "models":
+            yield (
+                f"a model that thinks for {line['thinks']:g} s, on {_n(line['threads'], 'thread')} at once, "
+                "PostgreSQL with a pool of 5",
+                f"{line['many']:g} s in all, one thread alone {line['one']:g} s",
+                f"at most {_n(line['connections'], 'connection')}, "
+                f"{_n(line['idling'], 'idle transaction')} seen",
+            )
     yield from _server_rows(lines)
     breaks = {line["name"]: line["seed"] for line in lines if line["what"] == "break"}
     yield (

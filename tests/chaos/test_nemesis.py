@@ -37,6 +37,7 @@ from perdure.testing.hirelings import SCENARIOS, Job, Journal, said_in
 from perdure.testing.history import Expected, audit
 from perdure.testing.nemesis import Agency, Battery, forks, repetitions
 from tests.backends import BACKENDS, EMPTY
+from tests.chaos.figures import publish
 from tests.chaos.zygote import ROOT
 from tests.mutants.runtime import BREAKS
 from tests.servers import dynamodb
@@ -75,15 +76,6 @@ def agencies() -> Iterator[list[Agency]]:
         # Set once for both threads of a visit: the first to leave would take them from the other.
         stack.enter_context(dynamodb.credentials())
         yield [stack.enter_context(Agency(ROOT)) for _ in range(AGENCIES)]
-
-
-def publish(what: str, figures: dict[str, Any]) -> None:
-    """A line of what came of it, for whoever asked."""
-    line = json.dumps({"what": what, **figures})
-    print(line)
-    if path := os.environ.get("PERDURE_FIGURES"):
-        with Path(path).open("a") as file:
-            file.write(line + "\n")
 
 
 # At random moments

@@ -27,9 +27,9 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.sse import SSEDecoder
 
+from tests.chaos.figures import publish
 from tests.chaos.fleet import GRAPH, WITHIN_S, Fleet, Member, Server, fleet
 from tests.chaos.talker import BRIEF, reply_to
-from tests.chaos.test_nemesis import publish
 from tests.chaos.turns import ALL, Place, Turn, faults, heard, replay, said, steadily, take
 from tests.servers import postgres
 

@@ -10,7 +10,7 @@ import pytest
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.deployments import Outcome, simulate
 from perdure.testing.simulation import Faults
-from tests.chaos.test_nemesis import publish
+from tests.chaos.figures import publish
 from tests.mutants.runtime import BREAKS, Break
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"

@@ -16,14 +16,12 @@ from tests.runtime.graphs import (
     Talk,
     deafen,
     eventually,
-    eventually_stored,
     go,
     settings,
     spoken,
     vanish,
     working,
 )
-from tests.servers import postgres
 
 
 def test_one_run_a_thread_and_many_threads_at_once(storage: Storage, talk: Talk) -> None:
@@ -290,36 +288,3 @@ def test_a_thread_with_much_to_say_leaves_rows_for_each_message(near: Storage, t
         assert len(near.rows("ada", RUN)) == len(spans) == len(talk.calls)
 
     go(main())
-
-
-def test_no_connection_is_held_while_a_model_thinks(talk: Talk) -> None:
-    psycopg = pytest.importorskip("psycopg")
-    threads = 100
-    with postgres.empty(pool=5) as url:
-        storage = Storage("postgresql", url)
-
-        async def main() -> None:
-            wide = settings(concurrency=threads)
-            async with working(storage.database(), talk.graph, settings=wide) as runtime:
-                tickets = await asyncio.gather(*(runtime.accept(f"t{n}", "hold") for n in range(threads)))
-                await eventually(lambda: talk.under_way == threads)
-                with psycopg.connect(postgres.shared().url(), autocommit=True) as watching:
-
-                    async def is_idle() -> bool:
-                        cursor = watching.execute(
-                            "SELECT state, count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                            " AND pid <> pg_backend_pid() AND state IS NOT NULL GROUP BY 1"
-                        )
-                        states = dict(cursor.fetchall())
-                        assert sum(states.values()) < threads / 2
-                        return set(states) <= {"idle"}
-
-                    await eventually_stored(is_idle)
-                talk.gate.set()
-                for ticket in tickets:
-                    assert (await runtime.wait(ticket, 60)).state == "done"
-
-        try:
-            go(main())
-        finally:
-            storage.close()

@@ -20,7 +20,8 @@ NODES = ("hear", "talk", "close")
 TOKENS = 20
 PAUSE_S = 0.03
 BRIEF = "brief "
-"""How what is to be answered at once begins."""
+LENGTHY = "lengthy "
+"""How what is to be answered at once begins, and what is to be answered at leisure."""
 
 
 def reply_to(text: str) -> str:
@@ -47,10 +48,11 @@ class Slow(BaseChatModel):
         **given: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         text = messages[-1].text
+        pause = 0.0 if text.startswith(BRIEF) else 3 * PAUSE_S if text.startswith(LENGTHY) else PAUSE_S
         head, *words = reply_to(text).rsplit(" ", TOKENS - 1)
         for token in (head, *(f" {word}" for word in words)):
             yield ChatGenerationChunk(message=AIMessageChunk(content=token))
-            await asyncio.sleep(0 if text.startswith(BRIEF) else PAUSE_S)
+            await asyncio.sleep(pause)
 
 
 def _note(node: str, config: RunnableConfig) -> None:

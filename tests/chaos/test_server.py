@@ -29,7 +29,7 @@ from langgraph_sdk.sse import SSEDecoder
 
 from tests.chaos.figures import publish
 from tests.chaos.fleet import GRAPH, WITHIN_S, Fleet, Member, Server, fleet
-from tests.chaos.talker import BRIEF, reply_to
+from tests.chaos.talker import BRIEF, LENGTHY, reply_to
 from tests.chaos.turns import ALL, Place, Turn, faults, heard, replay, said, steadily, take
 from tests.servers import postgres
 
@@ -362,11 +362,11 @@ async def test_while_the_database_is_away_nothing_false_is_said_and_afterwards_a
 
 
 async def follow_raw(
-    servers: list[Server], thread_id: str, run_id: str, streaming: Counter[str]
+    servers: list[Server], thread_id: str, run_id: str, begun: Counter[str]
 ) -> tuple[list[int], int]:
     """Follow a run from server to server without LangGraph's client; the ids that were told, and how many
-    streams were ended by a server before the run was over. While a server tells something, that is in
-    ``streaming``."""
+    streams were ended by a server before the run was over. ``begun`` counts by server the streams that have
+    told something."""
     ids: list[int] = []
     closed = at = 0
     while True:
@@ -386,7 +386,7 @@ async def follow_raw(
                         return ids, closed
                     if part is not None and part.event:
                         ids.append(int(part.id or 0))
-                        streaming[server.name] += not is_telling
+                        begun[server.name] += not is_telling
                         is_telling = True
             closed += 1
         except httpx.ConnectError:
@@ -395,13 +395,11 @@ async def follow_raw(
             # Broken off between two events: clients in JavaScript come back to nothing else.
             assert is_telling, f"{server.name} took a request and answered nothing"
             closed += 1
-        finally:
-            streaming[server.name] -= is_telling
         at += 1
 
 
 async def follow_many(
-    places: list[Place], stop: asyncio.Event, streaming: Counter[str]
+    places: list[Place], stop: asyncio.Event, begun: Counter[str]
 ) -> tuple[int, int, list[str]]:
     """Begin runs and follow them; how many, how many streams servers ended, and what was wrong."""
     servers = [server for server, _ in places]
@@ -412,7 +410,7 @@ async def follow_many(
     while not stop.is_set():
         count += 1
         at = count % 2
-        text = f"followed {uuid.uuid4()}"
+        text = f"{LENGTHY}{uuid.uuid4()}"
 
         async def make(at: int = at, text: str = text) -> str:
             made = await places[at][1].runs.create(
@@ -426,7 +424,7 @@ async def follow_many(
             return made["run_id"]
 
         run_id = await steadily(make)
-        ids, ended = await follow_raw(servers[at:] + servers[:at], thread_id, run_id, streaming)
+        ids, ended = await follow_raw(servers[at:] + servers[:at], thread_id, run_id, begun)
         closed += ended
         told = await replay(places[1 - at][1], thread_id, run_id)
         stored = [int(part.id or 0) for part in told if part.event != "end"]
@@ -435,9 +433,10 @@ async def follow_many(
     return count, closed, wrong
 
 
-async def streamed(member: Member, streaming: Counter[str]) -> None:
-    """Return when a server tells something to somebody."""
-    while isinstance(member, Server) and not streaming[member.name]:  # noqa: ASYNC110 - nobody is told
+async def streamed(member: Member, begun: Counter[str]) -> None:
+    """Return when a server has just begun to tell something to somebody."""
+    before = begun[member.name]
+    while isinstance(member, Server) and begun[member.name] == before:  # noqa: ASYNC110 - nobody is told
         await asyncio.sleep(0.01)
 
 
@@ -445,7 +444,7 @@ async def streamed(member: Member, streaming: Counter[str]) -> None:
 async def test_everything_is_restarted_in_order_and_nobody_notices(sailing: Fleet) -> None:
     stop = asyncio.Event()
     codes: list[int | None] = []
-    streaming: Counter[str] = Counter()
+    begun: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
         await sailing.ready()
         places = await places_of(sailing, stack)
@@ -453,12 +452,10 @@ async def test_everything_is_restarted_in_order_and_nobody_notices(sailing: Flee
         async with asyncio.TaskGroup() as group:
             for user in users:
                 group.create_task(user.live(stop))
-            follows = [
-                group.create_task(follow_many(order, stop, streaming)) for order in (places, places[::-1])
-            ]
+            follows = [group.create_task(follow_many(order, stop, begun)) for order in (places, places[::-1])]
             for member in [*sailing.servers, *sailing.workers]:
                 await asyncio.sleep(0.5)
-                await streamed(member, streaming)
+                await streamed(member, begun)
                 codes.append(await member.stop())
                 member.start()
                 await member.ready()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
+from perdure.runtime.chance import spread
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.deployments import Outcome, simulate
 from perdure.testing.simulation import Faults
@@ -64,10 +68,24 @@ def test_a_kill_at_any_moment_breaks_no_promise(seed: int, when: str) -> None:
 
 
 def test_a_seed_makes_the_same_history_again() -> None:
-    for seed in range(5):
-        once, again = simulate(seed), simulate(seed)
-        assert once.trace
-        assert once == again
+    """Whatever other threads of the process do meanwhile, as servers of other tests do."""
+    over = Event()
+
+    def meddle() -> None:
+        while not over.wait(0.001):
+            spread()
+            random.random()
+
+    with ThreadPoolExecutor(1) as beside:
+        meddling = beside.submit(meddle)
+        try:
+            for seed in range(5):
+                once, again = simulate(seed), simulate(seed)
+                assert once.trace
+                assert once == again
+        finally:
+            over.set()
+        meddling.result()
 
 
 @pytest.mark.timeout(3000)

@@ -17,7 +17,6 @@ from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime import runtime as runtimes
 from perdure.runtime import signals as tuning
-from perdure.runtime.chance import spread
 from perdure.runtime.signals import ENDED, STORED, Signals, Summons
 from perdure.storage.memory import MemoryDriver
 from tests.runtime.graphs import Post, Talk, eventually, go, settings, working
@@ -332,7 +331,7 @@ def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain
         spans.append(1.0)
         return 1.0
 
-    monkeypatch.setattr(spread, "random", random)
+    monkeypatch.setattr(tuning, "spread", random)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -115,7 +115,7 @@ class Relay:
         self._tell(sending, settled)
         now = await self._clock.now()
         if settled.state in (READY, SENDING):
-            pause = self._settings.pause_us(reply.attempts, spread.random())
+            pause = self._settings.pause_us(reply.attempts, spread())
             settled = settled._replace(again_at=now + pause)
         return await self._database.arun(
             outbox.settle(sending, settled, tuple(self._channels), now, self._settings.lease_us)

@@ -173,7 +173,7 @@ class Summons:
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        pause = max(spread.random() * self._spread, self._next_at - loop.time())
+        pause = max(spread() * self._spread, self._next_at - loop.time())
         self._timer = loop.call_later(pause, self._go)
 
     def looked(self, *, in_vain: bool) -> None:

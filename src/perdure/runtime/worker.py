@@ -229,7 +229,7 @@ class Worker:
     async def _dispatch(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            pause = self._settings.poll * (0.75 + 0.5 * spread.random())
+            pause = self._settings.poll * (0.75 + 0.5 * spread())
             try:
                 await self._look()
             except Unavailable as error:
@@ -489,7 +489,7 @@ class Worker:
         if held.run.attempts >= most or isinstance(error, _HOPELESS):
             return await self._given_up(held, said, type(error).__name__)
         now = await self._clock.now()
-        until = now + self._settings.pause_us(held.run.attempts, spread.random())
+        until = now + self._settings.pause_us(held.run.attempts, spread())
         after = await self._database.arun(runs.put_off(held, until, {"error": said}, now))
         self.told(held.partition, after.lane, now)
         return False

@@ -16,7 +16,7 @@ from perdure.model.messages import Reply
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.records import LANE, Partition
-from perdure.runtime.chance import spread
+from perdure.runtime.chance import seeded
 from perdure.runtime.relay import Channel
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
@@ -57,7 +57,6 @@ def simulate(
     acknowledged; ``workers`` processes work on them. With ``kill_at`` the process whose request has that
     number is killed ``"before"`` or ``"after"`` it happens."""
     random.seed(seed)
-    spread.seed(seed)
     simulation = Simulation(seed, faults, driver=driver)
     simulation.kill_at = kill_at
     expected = Expected({f"thread {n}": [] for n in range(threads)})
@@ -119,11 +118,12 @@ def simulate(
         return all(_rests(database, Partition("", thread)) for thread in expected.acknowledged)
 
     database = Database(SealedDriver(simulation.driver, None), tenant="", digest=Digester())
-    for n in range(workers):
-        simulation.spawn(f"worker {n}", worker, skew_s=simulation.random.choice((-3600.0, 0.0, 3600.0)))
-    for thread in expected.acknowledged:
-        simulation.spawn(f"sender of {thread}", sender(thread))
-    with simulation:
+    with seeded(seed), simulation:
+        for n in range(workers):
+            skew_s = simulation.random.choice((-3600.0, 0.0, 3600.0))
+            simulation.spawn(f"worker {n}", worker, skew_s=skew_s)
+        for thread in expected.acknowledged:
+            simulation.spawn(f"sender of {thread}", sender(thread))
         simulation.run(is_done, limit=BUSY_S)
         simulation.calm()
         simulation.run(is_done, limit=REST_S)

@@ -2,218 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from langgraph.graph import START, MessagesState, StateGraph
 
-import perdure
-from perdure.cli import main
 from perdure.cli.worker import worker
-from perdure.model.lane import IN
-from perdure.model.messages import DONE, OPEN, Run
-from perdure.model.ops import Fetch, Get
-from perdure.model.program import ask
-from perdure.model.records import LANE, Partition
-from perdure.runtime import Runtime, Settings, Ticket
+from perdure.model.messages import DONE, OPEN
+from perdure.runtime import Settings
+from tests.cli.processes import LEASE, WITHIN, Workers
 
-PROGRAM = Path(sys.executable).with_name("perdure")
-WITHIN = 60.0
-"""How long anything may take before the test has failed, in seconds."""
-LEASE = 300.0
-"""Longer than a test: whoever works on a run before that was handed it."""
-
-APP = """
-import asyncio
-import time
-from pathlib import Path
-
-from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
-
-from perdure.runtime import Agent, Channel
-
-HERE = Path(__file__).parent
-
-
-def note(line):
-    with (HERE / "notes").open("a") as file:
-        file.write(line + "\\n")
-
-
-def is_free():
-    return (HERE / "free").exists()
-
-
-async def first(state):
-    note("first " + state["messages"][-1].content)
-
-
-async def answer(state):
-    said = state["messages"][-1].content
-    note("answer " + said)
-    while said.startswith("slow") and not is_free():
-        await asyncio.sleep(0.01)
-    return {"messages": [AIMessage("echo " + said)]}
-
-
-def stubborn_answer(state):
-    note("stubborn " + state["messages"][-1].content)
-    while not is_free():
-        time.sleep(0.01)
-    return {"messages": [AIMessage("echo at last")]}
-
-
-def built(answer):
-    graph = StateGraph(MessagesState).add_node("first", first).add_node("answer", answer)
-    return graph.add_edge(START, "first").add_edge("first", "answer")
-
-
-uncompiled = built(answer)
-graph = uncompiled.compile()
-agent = Agent(graph)
-stubborn = built(stubborn_answer).compile()
-
-
-async def make():
-    return graph
-
-
-async def send(thread, reply):
-    note("sent " + reply.payload["content"])
-    return "provider-1"
-
-
-channels = {"pigeon": Channel(send)}
-
-
-class Folder:
-    inner = graph
-"""
-
-
-class Workers:
-    """Worker processes over one database and folder; those still running at the end are killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"sqlite:///{folder / 'threads.db'}"
-        self._started: list[subprocess.Popen[bytes]] = []
-        (folder / "app.py").write_text(APP)
-        with perdure.connect_sync(self.url, migrate=True):
-            """Only its schema is wanted."""
-
-    def start(self, *words: str, lease: float = LEASE) -> subprocess.Popen[bytes]:
-        """A worker that is ready, with its log in a file of its own."""
-        log = self._log(len(self._started))
-        command = [PROGRAM, "worker", *words, "--db", self.url, "--lease", str(lease), "--poll", "0.1"]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
-        self._started.append(process)
-        self.until(lambda: " runs " in log.read_text() or process.poll() is not None)
-        assert process.poll() is None, log.read_text()
-        return process
-
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        return self._log(self._started.index(process)).read_text()
-
-    def _log(self, number: int) -> Path:
-        return self.folder / f"worker-{number}.log"
-
-    def ask_to_stop(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
-        """The first signal; it has been taken note of when this returns."""
-        process.send_signal(number)
-        self.until(lambda: "claims nothing more" in self.log(process))
-
-    def ended(self, process: subprocess.Popen[bytes]) -> int:
-        return process.wait(WITHIN)
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        limit = time.monotonic() + WITHIN
-        while not holds():
-            assert time.monotonic() < limit, "it did not come to that in time"
-            time.sleep(0.02)
-
-    def notes(self) -> list[str]:
-        path = self.folder / "notes"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def free(self) -> None:
-        (self.folder / "free").touch()
-
-    def close(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.wait(WITHIN)
-
-    # The other process, which accepts: this one
-
-    def accept(
-        self, *said: tuple[str, str], graph: str = "agent", channel: str = "", tenant: str = ""
-    ) -> list[Ticket]:
-        async def go(runtime: Runtime) -> list[Ticket]:
-            return [
-                await runtime.accept(thread, text, channel=channel, tenant=tenant) for thread, text in said
-            ]
-
-        return self._with_runtime(go, graph)
-
-    def wait(self, tickets: list[Ticket], graph: str = "agent") -> list[Run]:
-        async def go(runtime: Runtime) -> list[Run]:
-            return [await runtime.wait(ticket, WITHIN) for ticket in tickets]
-
-        return self._with_runtime(go, graph)
-
-    def runs(self, thread: str) -> list[Run]:
-        async def go(runtime: Runtime) -> list[Run]:
-            return list(await runtime.runs(thread))
-
-        return self._with_runtime(go, "agent")
-
-    def _with_runtime(self, go: Callable[[Runtime], Any], graph: str) -> Any:
-        compiled = StateGraph(MessagesState).add_node("n", lambda _: None).add_edge(START, "n").compile()
-
-        async def run() -> Any:
-            async with (
-                perdure.connect(self.url) as db,
-                Runtime(db, {graph: compiled}, works=False, settings=Settings(lease=LEASE)) as runtime,
-            ):
-                return await go(runtime)
-
-        return asyncio.run(run())
-
-    def said(self, thread: str) -> list[str]:
-        """The messages of a thread's latest state."""
-        with perdure.connect_sync(self.url) as db:
-            channels = {channel.name: channel.value for channel in db.show(thread).channels}
-            assert db.fsck(thread) == []
-        return [message["value"]["content"] for message in channels["messages"]]
-
-    def holder(self, thread: str) -> str | None:
-        with perdure.connect_sync(self.url) as db:
-            ((lane,),) = db.run(ask(Fetch(Partition("", thread), (Get(LANE, (IN,)),))))
-        owner: str | None = lane.fields["owner"]
-        return owner
-
-
-@pytest.fixture
-def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
-    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    made = Workers(tmp_path)
-    yield made
-    made.close()
+Run_ = Callable[..., tuple[int, str, str]]
 
 
 def test_a_worker_answers_what_another_process_accepted(workers: Workers) -> None:
@@ -331,75 +131,6 @@ def test_idle_it_stops_at_once(workers: Workers) -> None:
     assert "it had no runs" in workers.log(process)
 
 
-BROKEN = """
-from langgraph.graph import MessagesState, StateGraph
-
-from perdure.runtime import Channel
-
-graph = StateGraph(MessagesState).add_node("n", lambda state: None).set_entry_point("n").compile()
-pathless = StateGraph(MessagesState)
-number = 7
-
-
-def with_arguments(config):
-    return graph
-
-
-def failing():
-    raise LookupError("the key\\nis missing")
-
-
-async def wrong():
-    return number
-
-
-async def send(thread, reply):
-    return None
-
-
-patient = {"pigeon": Channel(send, timeout=100.0)}
-unnamed = {"": Channel(send)}
-mixed = {"pigeon": send}
-"""
-
-Run_ = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def perdure_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Run_]:
-    """Run ``perdure worker`` in a folder with broken things: its exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "broken_app.py").write_text(BROKEN)
-    (tmp_path / "needy_app.py").write_text("import no_such_library_at_all\n")
-    (tmp_path / "raising_app.py").write_text("import json\n\njson.loads('{')\n")
-    (tmp_path / "leaving_app.py").write_text("raise SystemExit(3)\n")
-    (tmp_path / "garbled_app.py").write_text("def\n")
-    with perdure.connect_sync("sqlite:///ready.db", migrate=True):
-        """Only its schema is wanted."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    level = logging.getLogger("perdure").level
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["perdure", "worker", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return (code, *capfd.readouterr())
-
-    yield call
-    logging.getLogger("perdure").setLevel(level)
-    for name in [name for name in sys.modules if name.endswith("_app")]:
-        del sys.modules[name]
-
-
 READY = ("--db", "sqlite:///ready.db")
 
 
@@ -414,7 +145,7 @@ READY = ("--db", "sqlite:///ready.db")
         (("broken_app:with_arguments", *READY), "needs arguments"),
         (("broken_app:failing", *READY), "broken_app.py, line 16: LookupError: the key is missing"),
         (("broken_app:pathless", *READY), "cannot be loaded: ValueError: Graph must have an entrypoint"),
-        (("broken_app", *READY), "write module:attribute, e.g. app:graph"),
+        (("broken_app", *READY), "the command line: agent has to be a place, e.g. './agent.py:graph'"),
         (("./nowhere.py:graph", *READY), "nowhere.py; check the path, which starts at "),
         (("=broken_app:graph", *READY), "write name=module:graph"),
         (("broken_app:graph", "broken_app:pathless", *READY), "name each, e.g. support=broken_app:pathless"),

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from perdure.config.settings import SETTINGS
 from perdure.runtime import Settings
 from perdure.server.app import routers
-from perdure.server.config.settings import SETTINGS
 from tests.deploy.commands import ROOT, in_document, in_shell, parsed
 
 DEPLOY = ROOT / "deploy"
@@ -152,11 +152,12 @@ def test_two_servers_accept_and_two_workers_run() -> None:
 
 def test_workers_have_the_graphs_of_the_servers() -> None:
     said = tomllib.loads((DEPLOY / "agent" / "perdure.toml").read_text(encoding="utf-8"))
-    named = [f"{name}={place}" for name, place in said["graphs"].items()]
     commands = [service["command"] for service in SERVICES.values() if "command" in service]
     commands += [container["args"] for _, container in (param.values for param in CONTAINERS)]
-    workers = [parsed(words)["graphs"] for words in commands if words[0] == "worker"]
-    assert workers == [named, named]
+    workers = [parsed(words) for words in commands if words[0] == "worker"]
+    # They name none and no file: both read the one that the image has.
+    assert [(list(each["graphs"] or ()), each["config"]) for each in workers] == [([], None)] * 2
+    assert list(said["graphs"]) == ["agent"]
     assert said["http"]["host"] == "0.0.0.0"  # noqa: S104 - a container has a network of its own
     assert said["http"]["port"] == int(final()["EXPOSE"])
 
@@ -210,6 +211,13 @@ def test_the_server_is_asked_at_routes_that_there_are() -> None:
     assert {probe["port"] for probe in probes.values()} <= set(ports)
     assert ports["http"] == int(final()["EXPOSE"])
     assert parsed(server["args"])["works"] is False
+
+
+def test_the_worker_is_scraped_at_a_port_that_it_has() -> None:
+    (worker,) = PODS["perdure-worker"]["spec"]["containers"]
+    told = parsed(worker["args"])
+    assert worker["ports"] == [{"name": "metrics", "containerPort": told["metrics_port"]}]
+    assert told["metrics_host"] == "0.0.0.0"  # noqa: S104 - a pod has a network of its own
 
 
 def test_what_is_selected_is_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ from tests.langgraph.graphs import Plain
 from tests.langgraph.session import config
 
 
-def work(url: str, seconds: int, turns: Connection) -> None:
-    """Answer turn numbers from the connection until there is none; checkpoint ids are ``seconds`` off."""
+def work(url: str, seconds: int, turns: Connection, environ: dict[str, str]) -> None:
+    """Answer turn numbers from the connection until there is none; checkpoint ids are ``seconds`` off.
+    ``environ`` has the database's keys: a fork server knows the environment of its own start only."""
+    os.environ.update(environ)
     ids.time = SimpleNamespace(time_ns=lambda: time.time_ns() + seconds * 10**9)  # type: ignore[assignment]
 
     def answer(state: Any) -> Any:

@@ -87,7 +87,7 @@ def combinations() -> list[tuple[str, str, str, str, str]]:
         there = list(itertools.product((f"two on {backend}", f"one on {backend}"), ("async", "threads")))
         both = [c[:3] for c in out[: len(out) // 2]]
         # All of them in the long run; where each matters most otherwise.
-        some = both if FULL else [c for n, c in enumerate(both) if n % 3 == ELSEWHERE.index(backend) % 3]
+        some = both if FULL else [c for n, c in enumerate(both) if n % 6 == ELSEWHERE.index(backend)]
         out += [(*combination, *there[n % 4]) for n, combination in enumerate(some)]
     return out
 

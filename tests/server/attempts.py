@@ -170,6 +170,7 @@ def _runs(names: Names) -> Iterator[Attempt]:
     yield Attempt("GET", "/threads/{thread_id}/runs", ids, query={"status": "pending"})
     chosen = {"thread_id": names.busy, "run_ids": [names.running, names.pending]}
     yield Attempt("POST", "/runs/cancel", body=chosen)
+    yield Attempt("POST", "/runs/cancel", body={"context_id": names.busy, "run_ids": [names.running]})
     yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN}, kind="empty")
     for status in ("all", "running", "pending"):
         yield Attempt("POST", "/runs/cancel", body={"status": status}, kind="empty")
@@ -197,6 +198,9 @@ def _new_runs(names: Names) -> Iterator[Attempt]:
         theirs = {**new, "assistant_id": names.assistant}
         yield Attempt("POST", f"/runs{how}", body=theirs)
         yield Attempt("POST", f"{on}{how}", {"thread_id": OWN}, theirs)
+        # On Alice's thread, which the body names.
+        for name in ("thread_id", "context_id"):
+            yield Attempt("POST", f"/runs{how}", body={**new, name: names.idle})
     yield Attempt("POST", "/runs/batch", body=[theirs])
     own = {"thread_id": OWN}
     elsewhere = {"configurable": {"thread_id": names.idle, "checkpoint_id": names.checkpoint}}

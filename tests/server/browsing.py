@@ -18,7 +18,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.config.load import Http
+from perdure.server.config.load import Http, Limits
 from perdure.server.host import Host
 from tests.conftest import missing
 
@@ -40,8 +40,14 @@ PATIENCE_S = 60.0
 class Site:
     """A server with the page, on a port that stays its own while it is away."""
 
-    def __init__(self, database: str, graphs: Mapping[str, Any], gate: Gate | None = None) -> None:
-        self._database, self._graphs, self._gate = database, graphs, gate
+    def __init__(
+        self,
+        database: str,
+        graphs: Mapping[str, Any],
+        gate: Gate | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._database, self._graphs, self._gate, self._limits = database, graphs, gate, limits
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.start()
@@ -88,7 +94,7 @@ class Site:
                 perdure.connect(self._database, migrate=True) as database,
                 Runtime(database, self._graphs, settings=settings, all_tenants=True) as runtime,
             ):
-                app.state.perdure = self.host = Host.over(runtime, self._gate or Open())
+                app.state.perdure = self.host = Host.over(runtime, self._gate or Open(), self._limits)
                 yield
                 await self.host.close()
 

@@ -9,7 +9,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from perdure.server.addresses import Reach, Unreachable, hosts, resolved
+from perdure.config.hosts import hosts
+from perdure.server.addresses import Reach, Unreachable, resolved
 
 PUBLIC = ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 NOT_PUBLIC = [

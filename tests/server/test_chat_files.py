@@ -31,7 +31,7 @@ async def test_the_page_may_load_nothing_that_is_not_its_own() -> None:
         policy = page.headers["content-security-policy"].split("; ")
         assert "default-src 'none'" in policy
         assert not any("unsafe" in part or "*" in part for part in policy)
-        assert (await client.get("/chat/about.json")).json() == {}
+        assert (await client.get("/chat/about.json")).json() == {"page_max": 1000}
         again = await client.get("/chat/page.js", headers={"if-none-match": "x"})
         assert again.status_code == 200
         same = await client.get("/chat/page.js", headers={"if-none-match": again.headers["etag"]})

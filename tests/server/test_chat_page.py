@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perdure.server.config.load import Limits
+from tests.server.acceptance.saying import said
 from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
 from tests.server.hosting import owners
 from tests.server.typists import graphs
@@ -359,5 +361,33 @@ def test_who_is_asked_for_gives_a_token(chromium: str, tmp_path: Path) -> None:
             ask(page, "hello")
             answered(page, 1)
             assert bodies(page) == ["hello", "You said: hello"]
+    finally:
+        site.stop()
+
+
+def test_the_page_asks_for_no_more_at_once_than_the_server_gives(chromium: str, tmp_path: Path) -> None:
+    site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), limits=Limits(page_max=2))
+    try:
+        turns = [(f"before-{number}", f"hello {number}") for number in range(5)]
+        for thread, text in (*turns, ("before-0", "once more"), ("before-0", "and again")):
+            new = {"assistant_id": "chat", "input": said(text), "stream_mode": "messages-tuple"}
+            new["if_not_exists"] = "create"
+            made = site.ask("POST", f"/threads/{thread}/runs", json=new)
+            site.ask("GET", f"/threads/{thread}/runs/{made['run_id']}/join")
+        with browsing(chromium, viewport={"width": 1280, "height": 800}) as page:
+            refused: list[str] = []
+            page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
+            page.goto(f"{site.page}#before-0")
+            answered(page, 3)
+            # All graphs, all conversations with their titles, and all of the tree that a fork is made in.
+            assert page.locator("#graph option").count() == len(graphs())
+            titles = page.locator(".thread .thread-title")
+            every = [f"hello {number}" for number in range(5)]
+            wait_for("every title", lambda: sorted(titles.all_inner_texts()) == every)
+            act(page.locator(".message.user").first, "edit")
+            page.get_by_label("Your message, edited").fill("another beginning")
+            page.keyboard.press("Enter")
+            shown(page, "You said: another beginning")
+            assert refused == []
     finally:
         site.stop()

@@ -10,21 +10,20 @@ from typing import Any
 
 import pytest
 
+from perdure.config.settings import EXPOSED, SETTINGS, Setting
+from perdure.config.settled import DEVELOPMENT_URL, GraphPlace
 from perdure.errors import BadSetting, NotLoaded, PerdureError
 from perdure.runtime.settings import Settings
 from perdure.server.auth.jwt import JwtSettings
 from perdure.server.config.load import (
-    DEVELOPMENT_URL,
     Config,
     Cors,
-    GraphPlace,
     Http,
     Limits,
     ThreadTtl,
     load,
     make_development_folder,
 )
-from perdure.server.config.settings import EXPOSED, SETTINGS, Setting
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 URL = "postgresql://ada:s3cret@host/threads"
@@ -355,7 +354,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("graphs = {}\n", "graphs in perdure.toml is an empty table; it has to be a table of names"),
         (
             "[graphs]\na = 'agent'\n",
-            "graphs in perdure.toml is a table; a has to be a place, e.g. './agent.py",
+            "graphs in perdure.toml: a has to be a place, e.g. './agent.py:graph'",
         ),
         ("[graphs]\na = { path = 'a:b', about = 'x' }\n", "a has 'about'; a graph has path and description"),
         ("[graphs]\na = { path = 'a:b', description = 1 }\n", "the description of a has to be text"),

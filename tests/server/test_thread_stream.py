@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
-from tests.server.acceptance.saying import said
+from perdure.model.records import Partition
+from perdure.runtime import telling
+from tests.server.acceptance.saying import parts, said
 from tests.server.acceptance.serving import run
+from tests.server.hosting import owners
 from tests.server.listening import place
+
+ALL = ["values", "updates", "tasks", "custom", "debug"]
 
 
 @pytest.fixture
@@ -108,3 +114,61 @@ async def _modes(url: str) -> None:
 
 def test_a_client_says_what_it_wants_under_either_name(url: str) -> None:
     _modes(url)
+
+
+@run
+async def _too_much(url: str) -> None:
+    async with (
+        place(url, gate=owners()) as here,
+        here.client("alice") as alice,
+        here.http("alice") as owner,
+        here.http("bob") as stranger,
+    ):
+        thread_id = (await alice.threads.create())["thread_id"]
+        told: dict[str, list[str]] = {"alice": [], "bob": []}
+
+        async def listen(http: httpx.AsyncClient, to: list[str]) -> None:
+            body = {"channels": ["values", "lifecycle"], "since": 0}
+            path = f"/threads/{thread_id}/stream/events"
+            # A stream that fails is broken off, so that clients come back.
+            with suppress(httpx.TransportError):
+                async with (
+                    http.stream("POST", path, json=body) as answer,
+                    aclosing(answer.aiter_lines()) as lines,
+                ):
+                    await taken(lines, to)
+
+        async def taken(lines: AsyncIterator[str], to: list[str]) -> None:
+            async for line in lines:
+                is_data = bool(line) and not line.startswith(":")
+                to += [line] if is_data else []
+
+        listening = [
+            asyncio.create_task(listen(owner, told["alice"])),
+            asyncio.create_task(listen(stranger, told["bob"])),
+        ]
+        await asyncio.sleep(0.5)
+        # Nobody keeps what it tells, and it tells more than is held.
+        await parts(alice.runs.stream(thread_id, "walk", input={"steps": 30}, stream_mode=ALL))
+        await asyncio.wait_for(listening[0], 20)
+        assert any("faster than it is followed" in line for line in told["alice"])
+        # Whoever may not see the thread listens on, as on one that there is not.
+        await asyncio.sleep(0.5)
+        assert not listening[1].done()
+        assert told["bob"] == []
+        # Once it is seen, what comes then is told.
+        await here.host.catalogue.change(Partition("", thread_id), {"owner": "bob"})
+        async with here.client("bob") as bob:
+            await bob.runs.create(thread_id, "walk", input={"steps": 40}, stream_resumable=True)
+            async with asyncio.timeout(20):
+                while not any('"event":"completed"' in line for line in told["bob"]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        assert sum('"event":"running"' in line for line in told["bob"]) == 1
+        listening[1].cancel()
+
+
+def test_a_stranger_does_not_learn_that_a_thread_tells_too_much(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "_HELD_BYTES", 300)
+    _too_much(url)

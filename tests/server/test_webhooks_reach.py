@@ -262,3 +262,15 @@ def test_variables_say_who_may_be_called() -> None:
     near.reach.url("http://localhost:3000/")
     with pytest.raises(BadSetting, match="PERDURE_HTTP_WEBHOOK_HOSTS"):
         of_variables({"PERDURE_HTTP_WEBHOOK_HOSTS": "http://hooks.internal"})
+
+
+@pytest.mark.parametrize("path", ["/own/route", "/", "//hooks.example/x"])
+def test_a_path_of_one_s_own_application_is_refused_in_words_that_say_so(memory: Storage, path: str) -> None:
+    async def main() -> None:
+        async with made(memory) as runtime, api(runtime, NEAR) as client:
+            answer = await client.post("/runs/wait", json=body(path))
+            assert answer.status_code == 422
+            assert "it is a path" in answer.json()["detail"]
+            assert "http.webhook_hosts" in answer.json()["detail"]
+
+    go(main())

@@ -90,8 +90,15 @@ LINES: list[Line] = [
     {"what": "break", "name": "no dedupe", "seed": 0},
     {**BATTERY, "backend": "redis", "messages": 300},
     BATTERY,
-    {"what": "points", "backend": "sqlite", "scenario": "plain", "points": 105, "killed": 104},
-    {"what": "points", "backend": "sqlite", "scenario": "interrupt", "points": 105, "killed": 105},
+    {"what": "points", "backend": "sqlite", "scenario": "plain", "killed": 104, "parts": 1, "violations": 0},
+    {
+        "what": "points",
+        "backend": "sqlite",
+        "scenario": "interrupt",
+        "killed": 105,
+        "parts": 1,
+        "violations": 0,
+    },
     {**BATTERY, "what": "no fence", "stale": 1, "wrong": 2},
     {
         "what": "models",
@@ -105,32 +112,38 @@ LINES: list[Line] = [
     *SERVER,
 ]
 
-Written = Callable[[list[Line]], tuple[int, str]]
+Written = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """What the tool makes of lines: its exit code, and the page."""
+    """What the tool makes of lines, and of those that it kept: its exit code, and the page."""
     monkeypatch.setenv("PERDURE_CHAOS", "full")
+    figures, page, kept = tmp_path / "figures", tmp_path / "page.md", tmp_path / "figures.jsonl"
+    page.write_text(PAGE)
 
-    def write(lines: list[Line]) -> tuple[int, str]:
-        figures, page = tmp_path / "figures", tmp_path / "page.md"
+    def write(lines: list[Line], today: date = TODAY) -> tuple[int, str]:
         figures.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        page.write_text(PAGE)
-        return tool.main(figures, page, TODAY), page.read_text()
+        return tool.main(figures, page, kept, today), page.read_text()
 
     return write
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of the page's table, below its head."""
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row[:1] == "|"][
+        2:
+    ]
 
 
 def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
     code, page = written(LINES)
     assert code == 0
-    assert page.startswith(f"above\n\n{tool.BEGIN}\nWritten on 2026-03-01 by a run of full size.\n\n| what")
+    assert page.startswith(f"above\n\n{tool.BEGIN}\n| what was done |")
     assert page.endswith(f" |\n{tool.END}\n\nbelow\n")
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row[:1] == "|"][
-        2:
-    ]
-    assert rows == [
+    table = rows(page)
+    assert {row.pop() for row in table} == {"2026-03-01"}
+    assert table == [
         [
             "whole deployments, simulated from seeds",
             "1,000 histories, 140,000 requests: 600 kills, 800 pauses, 400 lost answers",
@@ -167,12 +180,13 @@ def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
             "0 lost, 0 twice",
         ],
         [
-            "the same while their PostgreSQL is stopped hard, 10 s and many times for a moment",
+            "two servers and two workers while their PostgreSQL is stopped hard, 10 s and many times for a "
+            "moment",
             "1,200 requests, 300 answered with 503, 400 runs acknowledged",
             "0 lost, 0 twice",
         ],
         [
-            "the same while each process is restarted in order",
+            "two servers and two workers while each process is restarted in order",
             "4 restarts: 200 requests, 30 streams, 3 of them resumed",
             "0 lost, 0 twice",
         ],
@@ -191,12 +205,35 @@ def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
 
 def test_writing_again_changes_the_figures_alone(written: Written) -> None:
     _, page = written(LINES)
+    assert written(LINES) == (0, page)
     assert tool.replaced(page, "new\n") == PAGE.replace("old figures", "new")
+
+
+def test_a_run_of_some_batteries_changes_their_rows_alone(written: Written) -> None:
+    before = rows(written(LINES)[1])
+    later = date(2026, 4, 2)
+    after = rows(written([{**BATTERY, "messages": 3002}], later)[1])
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert [(old[-1], new[-1]) for old, new in changed] == [("2026-03-01", "2026-04-02")]
+    assert changed[0][1][1] == before[before.index(changed[0][0])][1].replace("3,001", "3,002")
+
+
+@pytest.mark.parametrize(
+    ("size", "lines"),
+    [("short", [SIMULATION, SIMULATION, SIMULATION]), ("full", [SIMULATION])],
+    ids=["of short size", "of fewer parts"],
+)
+def test_a_smaller_run_takes_the_place_of_none(
+    size: str, lines: list[Line], written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = written(LINES)
+    monkeypatch.setenv("PERDURE_CHAOS", size)
+    assert written([{**line, "seeds": 1} for line in lines], date(2026, 4, 2)) == before
 
 
 def test_a_short_run_says_so(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PERDURE_CHAOS")
-    assert "by a run of short size." in written(LINES)[1]
+    assert {row[-1] for row in rows(written(LINES)[1])} == {"2026-03-01, short"}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +241,8 @@ def test_a_short_run_says_so(written: Written, monkeypatch: pytest.MonkeyPatch) 
     [
         {**SIMULATION, "violations": 1},
         {"what": "kill points", "points": 90, "violations": 2},
+        {"what": "points", "backend": "sqlite", "killed": 3, "parts": 1, "violations": 1},
+        {"what": "models", "idling": 1},
         *({**line, what: 1} for line in SERVER for what in ("lost", "twice")),
         *({**BATTERY, what: 1} for what in ("lost", "forks", "twice", "stuck", "stale")),
     ],
@@ -215,16 +254,9 @@ def test_a_broken_promise_is_no_figure(
     assert json.dumps(line) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", tool.NEEDED)
-def test_a_part_of_the_tests_makes_no_figures(
-    what: str, written: Written, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert written([line for line in LINES if line["what"] != what]) == (0, PAGE)
-    assert capsys.readouterr().out.endswith(f"no line of: {what}\n")
-
-
-def test_a_run_without_lines_makes_no_figures(written: Written) -> None:
-    assert written([]) == (0, PAGE)
+def test_a_run_without_lines_changes_nothing(written: Written) -> None:
+    _, page = written(LINES)
+    assert written([]) == (0, page)
 
 
 @pytest.mark.parametrize("page", ["", tool.BEGIN, f"{tool.END} {tool.BEGIN}", PAGE + PAGE])
@@ -233,8 +265,9 @@ def test_a_page_without_its_place_is_refused(page: str) -> None:
         tool.replaced(page, "new\n")
 
 
-def test_the_page_has_its_place() -> None:
-    assert "new figures" in tool.replaced(tool.PAGE.read_text(encoding="utf-8"), "new figures\n")
+def test_the_page_shows_what_is_kept() -> None:
+    page = tool.PAGE.read_text(encoding="utf-8")
+    assert tool.replaced(page, tool.section(tool.read(tool.KEPT.read_text(encoding="utf-8")))) == page
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

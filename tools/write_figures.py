@@ -1,30 +1,31 @@
-"""The section "Figures" of docs/guarantees.md, from what the batteries of a run have come to.
+"""The section "Figures" of docs/guarantees.md, from what the batteries have come to.
 
-Reads the lines of JSON that the tests append to the file which PERDURE_FIGURES names, and rewrites what
-stands between the page's markers. Nothing is written, and the exit code is 1, when a line tells of a broken
-promise. Where a kind of battery is missing, as only some of the tests were run, the page stays as it is.
+Reads the lines of JSON that the tests of a run append to the file which PERDURE_FIGURES names, keeps them in
+docs/figures.jsonl with their day and size, and rewrites what stands between the page's markers. A battery's
+lines take the place of those of its last run, unless that one was larger; so a run of some batteries changes
+their rows alone. Nothing is written, and the exit code is 1, when a line tells of a broken promise.
 """
 
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "guarantees.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, KEPT = DOCS / "guarantees.md", DOCS / "figures.jsonl"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
-SERVER = ("server killed", "server without database", "server restarted")
-NEEDED = ("simulation", "kill points", "break", "battery", "points", "models", *SERVER)
-"""The kinds of line without which the figures would tell of a part of the tests."""
-
-BROKEN = ("violations", "lost", "forks", "twice", "stuck", "stale")
+BROKEN = ("violations", "lost", "forks", "twice", "stuck", "stale", "idling")
 """What has to be 0 in every line that has it."""
 
 Line = Mapping[str, Any]
+Lines = Sequence[Line]
+Battery = tuple[str, str]
+"""What was done, and on which backend where that is said."""
 
 
 class BrokenPromise(Exception):
@@ -41,19 +42,33 @@ def read(text: str) -> list[Line]:
     return lines
 
 
-def missing(lines: Sequence[Line]) -> list[str]:
-    """The kinds of line that are not there."""
-    there = {line["what"] for line in lines}
-    return [what for what in NEEDED if what not in there]
+def batteries(lines: Lines) -> dict[Battery, list[Line]]:
+    """Lines by the battery that they are of."""
+    found: dict[Battery, list[Line]] = {}
+    for line in lines:
+        found.setdefault((line["what"], line.get("backend", "")), []).append(line)
+    return found
 
 
-def section(lines: Sequence[Line], today: date, size: str) -> str:
-    """The section, from the lines of a run."""
-    rows = "\n".join(f"| {what} | {much} | {came} |" for what, much, came in _rows(lines))
-    return (
-        f"Written on {today.isoformat()} by a run of {size} size.\n\n"
-        f"| what was done | how much | what came of it |\n|---|---|---|\n{rows}\n"
-    )
+def merged(kept: Lines, new: Lines) -> list[Line]:
+    """What is to be kept, now that there are new lines."""
+    found = batteries(kept)
+    for battery, lines in batteries(new).items():
+        before = found.get(battery, [])
+        if _extent(lines) >= _extent(before):
+            found[battery] = lines
+    return [line for battery in sorted(found) for line in found[battery]]
+
+
+def _extent(lines: Lines) -> tuple[bool, int]:
+    """How much a battery's run tried: at full size more than at any other, then by its parts."""
+    return any(line["size"] == "full" for line in lines), _sum(lines)["parts"] or len(lines)
+
+
+def section(lines: Lines) -> str:
+    """The section, from the lines that are kept."""
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in _rows(batteries(lines)))
+    return f"| what was done | how much | what came of it | when |\n|---|---|---|---|\n{rows}\n"
 
 
 def replaced(page: str, figures: str) -> str:
@@ -64,95 +79,135 @@ def replaced(page: str, figures: str) -> str:
     return f"{before}{BEGIN}\n{figures}{END}{rest.split(END)[1]}"
 
 
-def _rows(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
-    total = _sum(line for line in lines if line["what"] == "simulation")
-    yield (
+Row = tuple[str, str, str]
+
+
+def _rows(found: Mapping[Battery, Lines]) -> Iterator[tuple[str, str, str, str]]:
+    for (what, backend), lines in sorted(
+        found.items(), key=lambda one: (list(_ROW).index(one[0][0]), one[0])
+    ):
+        days = sorted({line["day"] for line in lines})
+        short = "" if all(line["size"] == "full" for line in lines) else ", short"
+        yield *_ROW[what](lines, backend), f"{days[-1]}{short}"
+
+
+def _simulation(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
         "whole deployments, simulated from seeds",
         f"{_n(total['seeds'], 'history', 'histories')}, {total['requests']:,} requests: "
         f"{total['kills']:,} kills, {total['pauses']:,} pauses, {total['lost answers']:,} lost answers",
         f"{_n(total['violations'], 'violation')}, {total['stale writes refused']:,} stale writes refused",
     )
-    total = _sum(line for line in lines if line["what"] == "kill points")
-    yield (
+
+
+def _kill_points(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
         "a kill at every request of a simulated history, before it and after it",
         _n(total["points"], "point"),
         _n(total["violations"], "violation"),
     )
-    for backend in _backends(lines, "battery"):
-        total = _sum(_of(lines, "battery", backend))
-        yield (
-            f"processes killed and paused at random moments, {backend}",
-            f"{total['messages']:,} messages on {total['threads']:,} threads in {total['runs']:,} runs: "
-            f"{total['kills']:,} kills, {total['pauses']:,} pauses, {total['losses']:,} leases lost, "
-            f"{total['redeliveries']:,} messages accepted before, {total['resent']:,} replies sent again",
-            f"{total['lost']:,} lost, {total['forks']:,} forks, {total['twice']:,} twice, "
-            f"{total['stuck']:,} stuck; {total['refused']:,} stale writes refused, {total['stale']:,} not",
-        )
-    for backend in _backends(lines, "points"):
-        own = list(_of(lines, "points", backend))
-        yield (
-            f"a process killed before or after a storage effect, {backend}",
-            f"{_n(_sum(own)['killed'], 'kill')} in {_n(len({line['scenario'] for line in own}), 'scenario')}",
-            _n(_sum(own)["violations"], "violation"),
-        )
-    for line in lines:
-        if line["what"] == "models":
-            yield (
-                f"a model that thinks for {line['thinks']:g} s, on {_n(line['threads'], 'thread')} at once, "
-                "PostgreSQL with a pool of 5",
-                f"{line['many']:g} s in all, one thread alone {line['one']:g} s",
-                f"at most {_n(line['connections'], 'connection')}, "
-                f"{_n(line['idling'], 'idle transaction')} seen",
-            )
-    yield from _server_rows(lines)
-    breaks = {line["name"]: line["seed"] for line in lines if line["what"] == "break"}
-    yield (
-        "guards taken away, one at a time, in simulated deployments",
-        ", ".join(sorted(breaks)),
-        f"all {len(breaks)} noticed, the latest by seed {max(breaks.values())}",
+
+
+def _battery(lines: Lines, backend: str) -> Row:
+    total = _sum(lines)
+    return (
+        f"processes killed and paused at random moments, {backend}",
+        f"{total['messages']:,} messages on {total['threads']:,} threads in {total['runs']:,} runs: "
+        f"{total['kills']:,} kills, {total['pauses']:,} pauses, {total['losses']:,} leases lost, "
+        f"{total['redeliveries']:,} messages accepted before, "
+        f"{_n(total['resent'], 'reply', 'replies')} sent again",
+        f"{total['lost']:,} lost, {total['forks']:,} forks, {total['twice']:,} twice, "
+        f"{total['stuck']:,} stuck; {total['refused']:,} stale writes refused, {total['stale']:,} not",
     )
-    if found := [line for line in lines if line["what"] == "no fence"]:
-        total = _sum(found)
-        yield (
-            "the fence taken away from real processes",
-            f"{total['kills']:,} kills, {total['pauses']:,} pauses",
-            f"noticed: {_n(total['stale'], 'stale write')} stored, {_n(total['wrong'], 'violation')} found",
-        )
 
 
-def _server_rows(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
-    killed, away, restarted = (_sum(line for line in lines if line["what"] == what) for what in SERVER)
-    gap = max(line["seconds"] for line in lines if line["what"] == "server without database")
-    yield (
+def _points(lines: Lines, backend: str) -> Row:
+    total = _sum(lines)
+    return (
+        f"a process killed before or after a storage effect, {backend}",
+        f"{_n(total['killed'], 'kill')} in {_n(total['parts'], 'scenario')}",
+        _n(total["violations"], "violation"),
+    )
+
+
+def _models(lines: Lines, _: str) -> Row:
+    (line,) = lines
+    return (
+        f"a model that thinks for {line['thinks']:g} s, on {_n(line['threads'], 'thread')} at once, "
+        "PostgreSQL with a pool of 5",
+        f"{line['many']:g} s in all, one thread alone {line['one']:g} s",
+        f"at most {_n(line['connections'], 'connection')}, {_n(line['idling'], 'idle transaction')} seen",
+    )
+
+
+def _killed(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
         "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",
-        f"{_n(killed['turns'], 'turn')}: {_n(killed['kills'], 'kill')}, "
-        f"{_n(killed['attempts'], 'attempt')} at runs, {_n(killed['resumed'], 'stream')} resumed, "
-        f"{_n(killed['repeats'], 'message')} said again under the same key",
-        f"{killed['lost']:,} lost, {killed['twice']:,} twice",
-    )
-    yield (
-        f"the same while their PostgreSQL is stopped hard, {gap:g} s and many times for a moment",
-        f"{_n(away['requests'], 'request')}, {away['unavailable']:,} answered with 503, "
-        f"{_n(away['runs'], 'run')} acknowledged",
-        f"{away['lost']:,} lost, {away['twice']:,} twice",
-    )
-    yield (
-        "the same while each process is restarted in order",
-        f"{_n(restarted['restarts'], 'restart')}: {_n(restarted['requests'], 'request')}, "
-        f"{_n(restarted['streams'], 'stream')}, {restarted['resumed']:,} of them resumed",
-        f"{restarted['lost']:,} lost, {restarted['twice']:,} twice",
+        f"{_n(total['turns'], 'turn')}: {_n(total['kills'], 'kill')}, "
+        f"{_n(total['attempts'], 'attempt')} at runs, {_n(total['resumed'], 'stream')} resumed, "
+        f"{_n(total['repeats'], 'message')} said again under the same key",
+        f"{total['lost']:,} lost, {total['twice']:,} twice",
     )
 
 
-def _backends(lines: Sequence[Line], what: str) -> list[str]:
-    return list(dict.fromkeys(sorted(line["backend"] for line in lines if line["what"] == what)))
+def _away(lines: Lines, _: str) -> Row:
+    total, gap = _sum(lines), max(line["seconds"] for line in lines)
+    return (
+        f"two servers and two workers while their PostgreSQL is stopped hard, {gap:g} s and many times for a "
+        "moment",
+        f"{_n(total['requests'], 'request')}, {total['unavailable']:,} answered with 503, "
+        f"{_n(total['runs'], 'run')} acknowledged",
+        f"{total['lost']:,} lost, {total['twice']:,} twice",
+    )
 
 
-def _of(lines: Sequence[Line], what: str, backend: str) -> Iterator[Line]:
-    return (line for line in lines if line["what"] == what and line["backend"] == backend)
+def _restarted(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
+        "two servers and two workers while each process is restarted in order",
+        f"{_n(total['restarts'], 'restart')}: {_n(total['requests'], 'request')}, "
+        f"{_n(total['streams'], 'stream')}, {total['resumed']:,} of them resumed",
+        f"{total['lost']:,} lost, {total['twice']:,} twice",
+    )
 
 
-def _sum(lines: Iterator[Line] | Sequence[Line]) -> Counter[str]:
+def _breaks(lines: Lines, _: str) -> Row:
+    seeds = {line["name"]: line["seed"] for line in lines}
+    return (
+        "guards taken away, one at a time, in simulated deployments",
+        ", ".join(sorted(seeds)),
+        f"all {len(seeds)} noticed, the latest by seed {max(seeds.values())}",
+    )
+
+
+def _no_fence(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
+        "the fence taken away from real processes",
+        f"{total['kills']:,} kills, {total['pauses']:,} pauses",
+        f"noticed: {_n(total['stale'], 'stale write')} stored, {_n(total['wrong'], 'violation')} found",
+    )
+
+
+_ROW: dict[str, Callable[[Lines, str], Row]] = {
+    "simulation": _simulation,
+    "kill points": _kill_points,
+    "battery": _battery,
+    "points": _points,
+    "models": _models,
+    "server killed": _killed,
+    "server without database": _away,
+    "server restarted": _restarted,
+    "break": _breaks,
+    "no fence": _no_fence,
+}
+"""The batteries, in the page's order, and what is said of each."""
+
+
+def _sum(lines: Lines) -> Counter[str]:
     total: Counter[str] = Counter()
     for line in lines:
         total.update({name: value for name, value in line.items() if isinstance(value, int)})
@@ -163,19 +218,20 @@ def _n(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def main(figures: Path, page: Path = PAGE, today: date | None = None) -> int:
+def main(figures: Path, page: Path = PAGE, kept: Path = KEPT, today: date | None = None) -> int:
     try:
         lines = read(figures.read_text(encoding="utf-8"))
     except BrokenPromise as broken:
         print(f"{page.name} stays as it is, a promise was broken: {broken}")
         return 1
-    if left := missing(lines):
-        print(f"{page.name} stays as it is, as there is no line of: {', '.join(left)}")
-        return 0
+    day = (today or datetime.now(UTC).date()).isoformat()
     size = "full" if os.environ.get("PERDURE_CHAOS") == "full" else "short"
-    written = section(lines, today or datetime.now(UTC).date(), size)
-    page.write_text(replaced(page.read_text(encoding="utf-8"), written), encoding="utf-8")
-    print(f"{page.name} has the figures of {len(lines)} lines")
+    before = read(kept.read_text(encoding="utf-8")) if kept.exists() else []
+    after = merged(before, [{**line, "day": day, "size": size} for line in lines])
+    written = replaced(page.read_text(encoding="utf-8"), section(after))
+    kept.write_text("".join(json.dumps(line) + "\n" for line in after), encoding="utf-8")
+    page.write_text(written, encoding="utf-8")
+    print(f"{page.name} has the figures of {len(after)} lines; {len(lines)} are new")
     return 0
 
 

@@ -269,7 +269,8 @@ def test_a_kill_at_any_storage_effect_breaks_no_promise(
     assert quiet.effects > 20
     points = visited(backend, scenario, quiet.effects)
     killed, wrong = visit(agencies, backend, points, quiet.stored)
-    publish("points", {"backend": backend, "scenario": scenario, "points": len(points), "killed": killed})
+    figures = {"backend": backend, "scenario": scenario, "points": len(points), "killed": killed}
+    publish("points", {**figures, "violations": len(wrong), "parts": 1})
     assert not wrong, f"{len(wrong)} promises broken: {wrong[:5]}"
     # How many effects there are depends on time; a few of the last points may not be reached.
     assert killed >= len(points) * 0.8 - 1

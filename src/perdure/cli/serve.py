@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import KeyFile, err, key_of
-from perdure.cli.worker import LogLevel
+from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redacted
 
@@ -77,8 +76,7 @@ def serve(
             f"perdure serve needs {error.name}, which is not installed; pip install 'perdure[server]'"
         ) from error
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("perdure").setLevel(log_level.upper())
+    write_log(log_level)
     asked = load(
         file=config,
         graphs=graphs or (),

@@ -6,6 +6,7 @@ bounded by the program, not by its users.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -13,11 +14,18 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from perdure.errors import MissingExtra
+from perdure.errors import BadSetting, MissingExtra
 from perdure.model.messages import DEAD, FAILED, UNKNOWN
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import (
+        REGISTRY,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        start_http_server,
+    )
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.multiprocess import MultiProcessCollector
 except ImportError as error:
@@ -189,12 +197,39 @@ def of_process() -> Metrics:
 def exposition(accept: str = "", registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
     """What a registry holds, the process's own if none is given, as text for who accepts that, and the text's
     media type. Where ``PROMETHEUS_MULTIPROC_DIR`` is set it is what all processes there have counted."""
-    source = REGISTRY if registry is None else registry
-    if registry is None and "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        source = CollectorRegistry()
-        MultiProcessCollector(source)  # type: ignore[no-untyped-call]
     encoder, media_type = choose_encoder(accept)
-    return encoder(source), media_type
+    return encoder(_own() if registry is None else registry), media_type
+
+
+@contextmanager
+def served(host: str, port: int) -> Iterator[str]:
+    """Serve what ``exposition`` tells of this process at an address of its own, from a thread: for a process
+    without routes. Port 0 takes a free one. The URL is handed over; ``BadSetting`` when the address cannot be
+    had. At the end it no longer listens."""
+    try:
+        server, thread = start_http_server(port, addr=host, registry=_own())
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BadSetting(
+                f"port {port} of {host} is taken, metrics cannot be served there; stop what listens there, "
+                "or choose another metrics port"
+            ) from None
+        raise BadSetting(f"metrics cannot be served at {host}, port {port}: {error.strerror}") from error
+    try:
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _own() -> CollectorRegistry:
+    """What this process counts, or all processes together where they share a folder for it."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return REGISTRY
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return registry
 
 
 def _seconds(microseconds: int) -> float:

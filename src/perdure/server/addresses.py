@@ -9,21 +9,20 @@ that nobody thought of is refused.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
 
+from perdure.config.hosts import HOST, Network, hosts, network
+
 Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host's name, in the order in which to try them; ``OSError`` when it has none."""
 
 _URL_MAX = 2048
-_HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 _PUBLIC_6 = ip_network("2000::/3")
 _NOT_PUBLIC = tuple(
@@ -48,11 +47,6 @@ class Unreachable(Exception):
     the URL, which may hold a secret."""
 
 
-def hosts(words: Iterable[str]) -> tuple[str, ...]:
-    """Names of hosts, addresses and networks, checked; ``ValueError`` for anything else."""
-    return tuple(word if _network(word) else _name(word) for word in words)
-
-
 async def resolved(host: str, port: int) -> list[str]:
     """What the system's resolver says, asked off the event loop."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -72,8 +66,8 @@ class Reach:
     def of(cls, allowed: Iterable[str], *, loopback: bool = False) -> Reach:
         """With what ``hosts`` takes, and this machine itself if it is wanted."""
         checked = hosts(allowed)
-        networks = tuple(network for word in checked if (network := _network(word)))
-        names = frozenset(word for word in checked if not _network(word))
+        networks = tuple(found for word in checked if (found := network(word)))
+        names = frozenset(word for word in checked if not network(word))
         return cls(names, (*networks, *_LOOPBACK) if loopback else networks)
 
     def url(self, text: str) -> httpx.URL:
@@ -93,7 +87,7 @@ class Reach:
             raise Unreachable("its port is none; ports are from 1 to 65535")
         host = _host(url)
         literal = _literal(host)
-        if literal is None and not _HOST.fullmatch(host):
+        if literal is None and not HOST.fullmatch(host):
             raise Unreachable("its host is neither a name nor an address")
         if literal is None and (host == "localhost" or host.endswith(".localhost")):
             literal = IPv4Address("127.0.0.1")
@@ -115,7 +109,7 @@ class Reach:
 
     def _allows(self, host: str, address: Address) -> bool:
         plain = _plain(address)
-        return host in self.names or any(plain in network for network in self.networks) or _is_public(plain)
+        return host in self.names or any(plain in each for each in self.networks) or _is_public(plain)
 
 
 def _port(url: httpx.URL) -> int:
@@ -149,22 +143,8 @@ def _plain(address: Address) -> Address:
 
 
 def _is_public(address: Address) -> bool:
-    if any(address in network for network in _NOT_PUBLIC):
+    if any(address in each for each in _NOT_PUBLIC):
         return False
     if isinstance(address, IPv6Address):
         return address in _PUBLIC_6
     return address.is_global and not address.is_multicast and not address.is_reserved
-
-
-def _network(word: str) -> Network | None:
-    try:
-        return ip_network(word)
-    except ValueError:
-        return None
-
-
-def _name(word: str) -> str:
-    name = word.lower().removesuffix(".")
-    if not _HOST.fullmatch(name) or name.rpartition(".")[2].isdigit():
-        raise ValueError("it has to be a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'")
-    return name

@@ -20,6 +20,8 @@ import httpx
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
+from perdure.config.settings import SETTINGS
+from perdure.config.sources import of_environment, value_of
 from perdure.engine import outbox, runs
 from perdure.model.messages import FAILED, READY, SENDING, Reply, Run
 from perdure.model.records import Partition
@@ -29,8 +31,6 @@ from perdure.runtime.options import WEBHOOK
 from perdure.server import shapes
 from perdure.server.addresses import Reach, Unreachable
 from perdure.server.config.load import Http
-from perdure.server.config.settings import SETTINGS
-from perdure.server.config.sources import of_environment, value_of
 from perdure.server.host import Host
 from perdure.server.routes.states import config_of
 

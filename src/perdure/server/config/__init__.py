@@ -1,1 +1,1 @@
-"""What a server is told: files, environment and flags, read and checked before anything is opened."""
+"""What a server makes of the settings."""

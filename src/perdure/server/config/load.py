@@ -1,8 +1,8 @@
 """What a server is told: which graphs, on which database, for whom, within which limits.
 
-``load`` reads all of it once, before anything is imported or opened. Flags come before the environment,
-that before ``perdure.toml``, that before ``langgraph.json``, setting by setting. What cannot work raises
-``BadSetting``; nothing is guessed, and no secret is shown. The graphs themselves are not looked at here.
+``load`` reads all of it once, before anything is imported or opened. Which source wins is decided in
+``perdure.config``. What cannot work raises ``BadSetting``; nothing is guessed, and no secret is shown. The
+graphs themselves are not looked at here.
 """
 
 from __future__ import annotations
@@ -14,26 +14,10 @@ from typing import Any, Literal
 
 from langgraph.store.base import TTLConfig
 
+from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
+from perdure.config.settled import GraphPlace, Settled, make_folder_of, settle
+from perdure.config.sources import Said
 from perdure.errors import BadSetting
-from perdure.runtime.files import names_file
-from perdure.runtime.loading import named
-from perdure.runtime.settings import Settings
-from perdure.server.config import sources
-from perdure.server.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
-from perdure.server.config.sources import LANGGRAPH, OWN, Layer, Said
-
-DEVELOPMENT_FOLDER = ".perdure"
-DEVELOPMENT_URL = f"sqlite:///{DEVELOPMENT_FOLDER}/dev.db"
-"""Where threads are in development when nobody said so: kept, so that a restart loses nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPlace:
-    """Where a graph is, ``package.module:graph`` or ``./folder/file.py:graph``; a file's path starts at
-    ``Config.root``, unless it is absolute."""
-
-    place: str
-    description: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,43 +130,36 @@ def load(
     ``langgraph.json`` are read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE``
     and replace those of files; the other arguments are flags, ``None`` where one was not given.
     """
-    here = Path.cwd()
-    paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()] if file is None else [file]
-    files = [sources.of_file(path) for path in paths]
-    root = paths[-1].absolute().parent if paths else here
-    said = _merged(files)
-    env, env_file = sources.of_env_file(said["env"], environ) if "env" in said else ({}, Layer({}))
-    environment = sources.of_environment(environ, env, here)
-    flags = {
-        "graphs": (named(graphs) or None, "the command line"),
-        "database_url": (db, "--db"),
-        "http.host": (host, "--host"),
-        "http.port": (port, "--port"),
-        "development": (development, "--dev"),
-        "http.page": (page, "--page"),
-    }
-    given = {key: Said(value, name, "", here) for key, (value, name) in flags.items() if value is not None}
-    settled = _Settled(_merged([*files, environment, Layer(given)]), root)
-    ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
-    _refuse_unsealed(ignored, environ)
+    settled = settle(
+        file=file,
+        graphs=graphs,
+        flags={
+            "database_url": (db, "--db"),
+            "http.host": (host, "--host"),
+            "http.port": (port, "--port"),
+            "development": (development, "--dev"),
+            "http.page": (page, "--page"),
+        },
+        environ=environ,
+    )
     is_development = bool(settled["development"])
     claims = settled["auth.tenant_claims"]
     if claims is None:
         claims = ("sub",) if settled.given("auth.jwt.") else ()
     return Config(
-        database_url=_database_url(settled, is_development),
-        graphs=_graphs(settled),
+        database_url=settled.database_url(),
+        graphs=settled.graphs("perdure serve ./agent.py:graph"),
         auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
         http=_http(settled, is_development),
         limits=Limits(**settled.table("limits.")),
-        runtime=_runtime(settled),
+        runtime=settled.runtime(),
         development=is_development,
-        store=_store_ttl(settled),
+        store=settled.store_ttl(),
         checkpointer=_thread_ttl(settled),
-        env=env,
-        root=root,
-        sources=(*map(str, reversed(paths)), *settled.variables()),
-        ignored=tuple(ignored),
+        env=settled.env,
+        root=settled.root,
+        sources=settled.sources,
+        ignored=settled.ignored,
     )
 
 
@@ -191,102 +168,14 @@ def make_development_folder(config: Config) -> None:
     make_folder_of(config.database_url)
 
 
-def make_folder_of(url: str) -> None:
-    """As ``make_development_folder``, if that is what the URL names."""
-    if url == DEVELOPMENT_URL:
-        folder = Path(DEVELOPMENT_FOLDER)
-        folder.mkdir(exist_ok=True)
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-
-
-class _Settled:
-    """What was said, each of it checked before anything is asked for, and the defaults."""
-
-    def __init__(self, said: Mapping[str, Said], root: Path) -> None:
-        self.said = said
-        self._root = root
-        self._values = {key: sources.value_of(SETTINGS[key], each) for key, each in said.items()}
-        for key, each in said.items():
-            if SETTINGS[key].is_place:
-                self._values[key] = self.placed(self._values[key], each)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values.get(key, SETTINGS[key].default)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def name(self, key: str) -> str:
-        """What the author of a setting calls it, and the key where nobody said anything."""
-        return self.said[key].name if key in self.said else key
-
-    def given(self, prefix: str) -> dict[str, Any]:
-        """Of a table, what was said."""
-        return {
-            key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
-        }
-
-    def table(self, prefix: str) -> dict[str, Any]:
-        """Of a table, everything that stands directly in it."""
-        names = [key.removeprefix(prefix) for key in SETTINGS if key.startswith(prefix)]
-        return {name: self[prefix + name] for name in names if "." not in name}
-
-    def placed(self, place: str, said: Said) -> str:
-        """A place that holds from ``root``: a file's path of elsewhere becomes absolute."""
-        if not names_file(place) or said.base == self._root:
-            return place
-        path, _, attribute = place.rpartition(":")
-        return f"{said.base / path}:{attribute}"
-
-    def variables(self) -> list[str]:
-        return list(dict.fromkeys(each.source for each in self.said.values() if each.is_text))
-
-
-def _merged(layers: Sequence[Layer]) -> dict[str, Said]:
-    return {key: said for layer in layers for key, said in layer.said.items()}
-
-
-def _refuse_unsealed(ignored: Sequence[str], environ: Mapping[str, str]) -> None:
-    """``encryption`` of ``langgraph.json`` names code of its own. Passing over it would store in the clear
-    what somebody wanted sealed."""
-    asked = next((each for each in ignored if each.startswith("encryption in ")), None)
-    if asked and not environ.get("PERDURE_KEY_FILE"):
-        raise BadSetting(
-            f"{asked} is not supported, and without it everything would be stored in the clear; set "
-            "PERDURE_KEY_FILE to the file with an encryption key, or take it out"
-        )
-
-
-def _database_url(settled: _Settled, is_development: bool) -> str:
-    url = settled["database_url"]
-    if url is None and not is_development:
-        raise BadSetting(
-            "which database? Pass --db postgresql://user@host/database, set PERDURE_URL or DATABASE_URL, or "
-            f"write database_url in perdure.toml; with --dev it is {DEVELOPMENT_URL}"
-        )
-    return DEVELOPMENT_URL if url is None else str(url)
-
-
-def _graphs(settled: _Settled) -> dict[str, GraphPlace]:
-    if "graphs" not in settled:
-        raise BadSetting(
-            "which graph? Pass a place, e.g. perdure serve ./agent.py:graph, or list graphs in perdure.toml "
-            "or langgraph.json"
-        )
-    return {
-        name: GraphPlace(settled.placed(place, settled.said["graphs"]), description)
-        for name, (place, description) in settled["graphs"].items()
-    }
-
-
-def _http(settled: _Settled, is_development: bool) -> Http:
+def _http(settled: Settled, is_development: bool) -> Http:
     table = settled.table("http.")
     if "http.page" not in settled:
         table["page"] = is_development
     return Http(**table, cors=_cors(settled, is_development))
 
 
-def _cors(settled: _Settled, is_development: bool) -> Cors:
+def _cors(settled: Settled, is_development: bool) -> Cors:
     cors = settled.table("http.cors.")
     if cors["allow_credentials"] and "*" in cors["allow_origins"]:
         origins = settled.name("http.cors.allow_origins")
@@ -300,22 +189,7 @@ def _cors(settled: _Settled, is_development: bool) -> Cors:
     return Cors(**cors)
 
 
-def _runtime(settled: _Settled) -> dict[str, Any]:
-    given = settled.given("runtime.")
-    try:
-        Settings(**given)
-    except ValueError as error:
-        name = settled.name(f"runtime.{str(error).partition(' ')[0]}")
-        raise BadSetting(f"{name}: {error}") from error
-    return given
-
-
-def _store_ttl(settled: _Settled) -> TTLConfig | None:
-    given = settled.given("store.ttl.")
-    return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
-
-
-def _thread_ttl(settled: _Settled) -> ThreadTtl | None:
+def _thread_ttl(settled: Settled) -> ThreadTtl | None:
     table = settled.table("checkpointer.ttl.")
     if not settled.given("checkpointer.ttl."):
         return None
@@ -328,7 +202,7 @@ def _thread_ttl(settled: _Settled) -> ThreadTtl | None:
     return ThreadTtl(**table)
 
 
-def _jwt(settled: _Settled, claims: tuple[str, ...]) -> dict[str, Any] | None:
+def _jwt(settled: Settled, claims: tuple[str, ...]) -> dict[str, Any] | None:
     """What ``perdure.server.auth.jwt.JwtSettings`` takes; it knows what is safe."""
     given = settled.given("auth.jwt.")
     if not given:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
+from perdure.config.settled import set_variables
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, MissingExtra, NotLoaded
 from perdure.runtime import Agent, Runtime, Settings
@@ -77,7 +77,8 @@ async def _running(
         hooks.serve(runtime)
     await stack.enter_async_context(runtime)
     reach = None if hooks is None else hooks.reach
-    host = Host.over(runtime, gate, config.limits, reach, config.checkpointer)
+    described = {name: place.description for name, place in config.graphs.items() if place.description}
+    host = Host.over(runtime, gate, config.limits, reach, config.checkpointer, described)
     stack.push_async_callback(host.close)
     sweeper = Sweeper(host.catalogue, runtime, config.checkpointer)
     await stack.enter_async_context(sweeper)
@@ -86,8 +87,7 @@ async def _running(
 
 def prepare(config: Config) -> None:
     """Set the variables that the configuration has for graphs; those that are set stay as they are."""
-    for name, value in config.env.items():
-        os.environ.setdefault(name, value)
+    set_variables(config.env)
 
 
 def gate_of(config: Config) -> Gate:

@@ -1,8 +1,8 @@
 """What was said, and where: ``perdure.toml``, ``langgraph.json``, a ``.env`` file, the environment.
 
 Each source becomes keys with dots and what stands there. Whether that can work is decided elsewhere; here a
-file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: what the
-server has no use for is left alone, and told unless it is about building images.
+file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: what
+nobody here has a use for is left alone, and told unless it is about building images.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from perdure.config.settings import SETTINGS, Setting
 from perdure.errors import BadSetting, MissingExtra
-from perdure.server.config.settings import SETTINGS, Setting
 
 OWN, LANGGRAPH = "perdure.toml", "langgraph.json"
 _PREFIX = "PERDURE_"
@@ -110,6 +110,9 @@ def value_of(setting: Setting, said: Said) -> Any:
     except ValueError as error:
         # The errors of int() and float() repeat the value; ours say what to do.
         is_ours = str(error) and not str(error).startswith(("invalid literal", "could not convert"))
+        if is_ours and isinstance(said.value, dict):
+            # It says which entry of the table is meant.
+            raise BadSetting(f"{said.name}: {error}") from None
         mend = str(error) if is_ours else f"it has to be {kind.wants}"
         shown = "cannot be used" if setting.secret else f"is {_shown(said.value)}"
         raise BadSetting(f"{said.name} {shown}; {mend}") from None
@@ -152,8 +155,9 @@ def _is_table(key: str) -> bool:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     """The known name that was meant: like the whole one, or with the same last part elsewhere."""
-    by_last = {each.rpartition(".")[2]: each for each in known}
-    near = get_close_matches(name, known := list(known), 1)
+    known = list(known)
+    by_last = {each.rpartition(".")[2]: each for each in reversed(known)}
+    near = get_close_matches(name, known, 1)
     last = get_close_matches(name.rpartition(".")[2], by_last, 1, 0.8)
     table = name.rpartition(".")[0]
     if last and not (near and near[0].rpartition(".")[0] == table):

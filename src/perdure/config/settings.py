@@ -1,6 +1,6 @@
-"""Every setting of the server: its key, its environment variables, its flag, its default and what it may be.
+"""Every setting of servers and workers: its key, its variables, its flag, its default and what it may be.
 
-A check gets a value and returns it as the server uses it, or raises ``ValueError`` with the mend. It never
+A check gets a value and returns it as it is used, or raises ``ValueError`` with the mend. It never
 repeats the value: that is for whoever knows whether it is a secret. What a setting means stands in
 ``docs/configuration.md``, which a test holds to this list.
 """
@@ -15,8 +15,8 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
+from perdure.config.hosts import hosts
 from perdure.runtime.settings import Settings
-from perdure.server.addresses import hosts
 
 EXPOSED = ("Content-Location", "Location", "X-Pagination-Total", "X-Pagination-Next", "X-Request-Id")
 """What the SDK reads of an answer; a browser lets it only if the server says so."""
@@ -24,6 +24,7 @@ LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _PAGE = 1000
+_PORT_MAX = 65535
 _DAY_S = 86400
 
 
@@ -257,7 +258,7 @@ _LISTED = [
     _setting("auth.jwt.header", TEXT, "authorization"),
     _setting("auth.jwt.jwks_timeout", SPAN, 5.0),
     _setting("http.host", TEXT, "127.0.0.1", flag="--host"),
-    _setting("http.port", _whole(0, 65535), 2024, flag="--port"),
+    _setting("http.port", _whole(0, _PORT_MAX), 2024, flag="--port"),
     _setting("http.app", PLACE, langgraph=True, is_place=True),
     _setting("http.mount_prefix", PREFIX, langgraph=True),
     _setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
@@ -288,6 +289,8 @@ _LISTED = [
     _setting("checkpointer.ttl.sweep_interval_minutes", SPAN, 5.0, langgraph=True),
     _setting("checkpointer.ttl.sweep_limit", _whole(1), 1000, langgraph=True),
     *_runtime(),
+    _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
+    _setting("metrics.port", _whole(0, _PORT_MAX), flag="--metrics-port"),
 ]
 
 SETTINGS = {setting.key: setting for setting in _LISTED}

@@ -187,7 +187,9 @@ def test_a_question_is_shown_and_answered(page: Page, form: str, presses: list[s
     ask(page, form)
     page.locator(".question").wait_for()
     assert page.locator("#text").is_disabled()
-    assert page.locator(".thread-when").first.inner_text() == "Waits for you"
+    # The list is read anew once the run has ended; the question is told a moment before.
+    when = page.locator(".thread-when").first
+    wait_for("the status in the list", lambda: when.inner_text() == "Waits for you", seconds=10)
     page.reload()
     question = page.locator(".question")
     question.wait_for()
@@ -388,6 +390,12 @@ def test_the_page_asks_for_no_more_at_once_than_the_server_gives(chromium: str, 
             page.get_by_label("Your message, edited").fill("another beginning")
             page.keyboard.press("Enter")
             shown(page, "You said: another beginning")
+            page.reload()
+            page.locator(".branch").wait_for()
+            assert page.locator(".branch").all_inner_texts() == ["2/2"]
+            act(page.locator(".message.user").first, "before")
+            shown(page, "You said: and again")
+            assert len(bodies(page)) == 6
             assert refused == []
     finally:
         site.stop()

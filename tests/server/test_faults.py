@@ -22,7 +22,7 @@ from perdure import errors
 from perdure.errors import PerdureError
 from perdure.model.messages import FAILED, Run
 from perdure.runtime import Event, Runtime
-from perdure.server import faults, shapes
+from perdure.server import commands, faults, shapes
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.host import Host
@@ -190,12 +190,39 @@ async def test_a_broken_database_is_told_of_and_not_what_it_is() -> None:
                 assert "its log says where" in detail(answer)
                 assert not any(word in answer.text for word in words), (method, path, answer.text)
             _told(place.url, "ALTER SCHEMA away RENAME TO perdure")
+            # What a command finds wrong is an answer with a code; this is not wrong with the command.
+            _told(place.url, "ALTER TABLE perdure.document RENAME TO away")
+            for method, path, body in requests():
+                if path.endswith("/commands"):
+                    answer = await http.request(method, path, json=body)
+                    assert answer.status_code == 500, (body, answer.text)
+                    assert not any(word in answer.text for word in words), (body, answer.text)
+            _told(place.url, "ALTER TABLE perdure.away RENAME TO document")
             assert (await http.get("/threads/t")).is_success
 
 
 def _told(url: str, statement: LiteralString) -> None:
     with psycopg.connect(url.partition("?")[0], autocommit=True) as connection:
         connection.execute(statement)
+
+
+@run
+async def _commanded(url: str) -> None:
+    async with served(url) as http:
+        said_of = {"id": 1, "method": "state.get", "params": {}}
+        answer = await http.post("/threads/t/commands", json=said_of)
+        assert answer.json()["error"] == "invalid_argument"
+        assert answer.json()["message"].startswith("A value is larger")
+
+
+def test_a_command_does_not_repeat_a_driver_s_words_either(
+    near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> dict[str, Any]:
+        raise raised(errors.TooLarge)
+
+    monkeypatch.setitem(commands._COMMANDS, "state.get", fails)
+    _commanded(near)
 
 
 @run

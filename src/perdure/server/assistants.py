@@ -52,10 +52,12 @@ Change = Callable[[Assistant], Assistant]
 
 
 class Assistants:
-    """The assistants of a server, by id or by their graph's name."""
+    """The assistants of a server, by id or by their graph's name. ``descriptions`` are those of the graphs
+    themselves, by name."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, descriptions: Mapping[str, str] | None = None) -> None:
         self._runtime = runtime
+        self._descriptions = descriptions or {}
         self._database = runtime.database
         self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
 
@@ -153,7 +155,13 @@ class Assistants:
 
     def _system(self, assistant_id: str) -> Assistant:
         graph_id = self._own[assistant_id]
-        return Assistant(assistant_id, graph_id, graph_id, metadata={"created_by": "system"})
+        return Assistant(
+            assistant_id,
+            graph_id,
+            graph_id,
+            description=self._descriptions.get(graph_id),
+            metadata={"created_by": "system"},
+        )
 
     def _known(self) -> str:
         return f"the graphs are {', '.join(sorted(self._runtime.graphs))}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
+import ormsgpack
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce"]
 RunMode = Literal[
@@ -35,12 +37,58 @@ def check_text(said: Any) -> Any:
     return said
 
 
+_INTEGERS = range(-(2**63), 2**64)
+"""The whole numbers that a value of a graph can have: MessagePack has no others."""
+
+
+def check_numbers(said: Any) -> Any:
+    """What was sent as it is; ``ValueError``, with the place, when a whole number in it, however deep, has
+    more than 64 bits: a run would only find out once it is under way."""
+    try:
+        ormsgpack.packb(said)
+    except (ormsgpack.MsgpackEncodeError, TypeError):
+        # It does not say where, and there are more reasons than this.
+        if (place := _too_long(said)) is not None:
+            raise PydanticCustomError(
+                "integer_size",
+                "{place} is a whole number with more than 64 bits, which cannot be stored; send it as text",
+                {"place": place},
+            ) from None
+    return said
+
+
+_At = tuple[Any, str | int]
+"""A place within what was sent: that of what holds it, or ``None``, and its name or number there."""
+
+
+def _too_long(said: Any) -> str | None:
+    """The place of a whole number that has too many bits."""
+    left: list[tuple[Any, _At | None]] = [(said, None)] if isinstance(said, dict | list) else []
+    while left:
+        value, at = left.pop()
+        for name, held in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(held, dict | list):
+                left.append((held, (at, name)))
+            elif isinstance(held, int) and held not in _INTEGERS:
+                return _place((at, name))
+    return None
+
+
+def _place(at: _At | None) -> str:
+    parts: list[str] = []
+    while at is not None:
+        at, name = at
+        parts.append(str(name))
+    return ".".join(reversed(parts))
+
+
 class Body(BaseModel):
     """A request's body."""
 
     model_config = ConfigDict(extra="ignore")
 
     _has_text = model_validator(mode="before")(check_text)
+    _has_numbers = model_validator(mode="before")(check_numbers)
 
 
 def _listed(value: Any) -> Any:
@@ -52,6 +100,17 @@ def _mapping(value: Any) -> Any:
 
 
 Mapped = Annotated[dict[str, Any], BeforeValidator(_mapping)]
+
+
+def _config(value: dict[str, Any]) -> dict[str, Any]:
+    for part in ("configurable", "metadata"):
+        if not isinstance(value.get(part), dict | None):
+            raise ValueError(f"{part} of a config is an object")
+    return value
+
+
+Config = Annotated[dict[str, Any], BeforeValidator(_mapping), AfterValidator(_config)]
+"""LangGraph's config, as far as it is read here."""
 page_max: ContextVar[int] = ContextVar("page_max", default=1000)
 """How many entries a page may have, for the request that is being read."""
 
@@ -92,13 +151,15 @@ class Command(Body):
 
 
 class NewRun(Body):
-    """A run to be made."""
+    """A run to be made. ``thread_id``, or ``context_id``, is where the path names no thread."""
 
     assistant_id: str
+    thread_id: str | None = None
+    context_id: str | None = None
     input: Any = None
     command: Command | None = None
     metadata: Mapped = Field(default_factory=dict)
-    config: Mapped = Field(default_factory=dict)
+    config: Config = Field(default_factory=dict)
     context: Mapped = Field(default_factory=dict)
     checkpoint: Ref | None = None
     checkpoint_id: str | None = None
@@ -119,9 +180,10 @@ class NewRun(Body):
 
 
 class NewThread(Body):
-    """A thread to be made."""
+    """A thread to be made. ``context_id`` is ``thread_id`` under another name."""
 
     thread_id: str | None = None
+    context_id: str | None = None
     metadata: Mapped = Field(default_factory=dict)
     if_exists: Literal["raise", "do_nothing"] | None = None
     ttl: Ttl | None = None

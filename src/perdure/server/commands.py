@@ -19,10 +19,11 @@ from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting, PerdureError, TryLater, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime.options import Told
-from perdure.server import bodies, shapes, streams
+from perdure.server import bodies, faults, shapes, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.bodies import NewRun, Ref
 from perdure.server.catalogue import Row
+from perdure.server.checkpoints import OF_LANGGRAPH, NoCheckpoint
 from perdure.server.host import Caller
 from perdure.server.routes.states import config_of, graph_id_of, snapshot
 from perdure.server.submissions import submit
@@ -60,7 +61,7 @@ class _Then(_Params):
 
     update: Any = None
     goto: Any = None
-    config: bodies.Mapped = Field(default_factory=dict)
+    config: bodies.Config = Field(default_factory=dict)
     metadata: bodies.Mapped = Field(default_factory=dict)
 
 
@@ -76,12 +77,15 @@ async def do(caller: Caller, request: Request, thread_id: str, method: str, para
     try:
         if method not in _COMMANDS:
             raise _Wrong("unknown_command", f"this server knows no command {method!r}")
-        result = await _COMMANDS[method](caller, request, thread_id, bodies.check_text(params))
+        said = bodies.check_numbers(bodies.check_text(params))
+        result = await _COMMANDS[method](caller, request, thread_id, said)
     except _Wrong as wrong:
         return _error(wrong.code, str(wrong))
     except ValidationError as error:
         first = error.errors()[0]
         return _error("invalid_argument", f"params.{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    except NoCheckpoint as none:
+        return _error("no_such_checkpoint", none.detail)
     except Refusal as refusal:
         if refusal.status >= 500 or refusal.status == 429:
             raise
@@ -91,7 +95,11 @@ async def do(caller: Caller, request: Request, thread_id: str, method: str, para
         return _error("no_such_interrupt", str(error))
     except (TryLater, Unavailable):
         raise
-    except (PerdureError, ValueError) as error:
+    except PerdureError as error:
+        if faults.status_of(error) >= 500:
+            raise
+        return _error("invalid_argument", faults.sentence(error))
+    except ValueError as error:
         return _error("invalid_argument", str(error))
     return {"type": "success", "result": result}
 
@@ -116,21 +124,15 @@ async def _run_start(caller: Caller, request: Request, thread_id: str, params: P
 
 async def _started(caller: Caller, request: Request, thread_id: str, said: Params) -> str:
     config = dict(said.get("config") or {})
-    configurable = dict(config.get("configurable") or {})
     # Clients name the checkpoint to start from among what can be configured.
-    checkpoint_id = configurable.pop("checkpoint_id", None)
-    for known in ("thread_id", "checkpoint_ns", "checkpoint_map"):
-        configurable.pop(known, None)
-    config.pop("configurable", None)
-    if configurable:
-        config["configurable"] = configurable
+    checkpoint_id = (config.get("configurable") or {}).get("checkpoint_id")
     new = NewRun.model_validate(
         {
             "assistant_id": said["assistant_id"],
             "input": said.get("input"),
             "context": said.get("context"),
             "metadata": said.get("metadata"),
-            "config": config,
+            "config": _own(config),
             "checkpoint_id": said.get("checkpoint_id") or checkpoint_id,
             "multitask_strategy": said.get("multitask_strategy"),
             "if_not_exists": "create",
@@ -140,6 +142,15 @@ async def _started(caller: Caller, request: Request, thread_id: str, said: Param
     )
     accepted = await submit(caller, request, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True)
     return accepted.run_id
+
+
+def _own(config: Params) -> Params:
+    """A config without what LangGraph keeps in it, as clients send that of a state back."""
+    configurable = {
+        name: held for name, held in (config.get("configurable") or {}).items() if name not in OF_LANGGRAPH
+    }
+    rest = {name: held for name, held in config.items() if name != "configurable"}
+    return {**rest, "configurable": configurable} if configurable else rest
 
 
 async def _respond(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
@@ -163,7 +174,7 @@ async def _respond(caller: Caller, request: Request, thread_id: str, params: Par
         {
             "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),
             "command": {"resume": resume, "update": then.update, "goto": then.goto},
-            "config": then.config,
+            "config": _own(then.config),
             "metadata": then.metadata,
             "stream_resumable": True,
             "stream_subgraphs": True,
@@ -260,7 +271,7 @@ async def _state(
     except NotFound as error:
         raise _Wrong("no_such_namespace", str(error)) from None
     if checkpoint_id is not None and state.created_at is None:
-        raise _Wrong("no_such_checkpoint", f"thread {row.thread_id!r} has no checkpoint {checkpoint_id!r}")
+        raise NoCheckpoint(row.thread_id, checkpoint_id)
     return state
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from traceback import walk_tb
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,6 +17,7 @@ from perdure.errors import (
     NotFound,
     PerdureError,
     TooLarge,
+    TooSlow,
     TryLater,
     TypeNotAllowed,
     Unavailable,
@@ -25,6 +27,16 @@ from perdure.server.auth.identity import Refusal
 
 _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
+
+_FOR_CLIENTS = (Conflict, NotFound, NotAllowed, TryLater, TooSlow, TypeNotAllowed)
+"""Errors whose sentences are of threads, runs and types alone. What others say is for whoever runs the
+server: it may name the database and its user, and quote its driver."""
+
+_SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
+    (Unavailable, "The database does not answer; try again."),
+    (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
+    (Unserialisable, "A value cannot be stored in a form that comes back; change it and try again."),
+)
 
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
 """Errors that say what is wrong with a request, or why it cannot be carried out now."""
@@ -84,6 +96,34 @@ def status_of(error: PerdureError) -> int:
             return 500
 
 
+def sentence(error: PerdureError) -> str:
+    """What a client is told of an error. The database's address, its user and what its driver says are
+    nothing for clients."""
+    return str(error) if isinstance(error, _FOR_CLIENTS) else _plain(type(error))
+
+
+def sentence_of(kind: str, said: str) -> str:
+    """As ``sentence``, for an error that was noted by the name of its type and its text."""
+    known = _kinds(PerdureError).get(kind)
+    return said if known is None or issubclass(known, _FOR_CLIENTS) else _plain(known)
+
+
+def _plain(kind: type[PerdureError]) -> str:
+    return next((said for known, said in _SENTENCES if issubclass(kind, known)), _somewhere(kind))
+
+
+def _somewhere(kind: type[Exception]) -> str:
+    return f"The server failed ({kind.__name__}); its log says where."
+
+
+def _kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
+    """Every kind of error that is known by now, by name."""
+    found = {root.__name__: root}
+    for kind in root.__subclasses__():
+        found |= _kinds(kind)
+    return found
+
+
 async def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)  # noqa: S101 - what it was installed for
     return told(error.status, error.detail, dict(error.headers))
@@ -111,14 +151,26 @@ async def _halved(_: Request, __: Exception) -> JSONResponse:
 async def _perdure(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, PerdureError)  # noqa: S101 - what it was installed for
     status = status_of(error)
-    if status == 503:
-        return told(503, "The database does not answer; try again.", {"Retry-After": _AGAIN_S})
-    if status == 500:
-        _log.error("%s failed: %s", request.scope["route"].path, type(error).__name__)
-    return told(status, str(error), {"Retry-After": _AGAIN_S} if status == 429 else None)
+    if not isinstance(error, _FOR_CLIENTS):
+        _note(logging.ERROR if status == 500 else logging.WARNING, request, error)
+    return told(status, sentence(error), {"Retry-After": _AGAIN_S} if status in (429, 503) else None)
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
+    _note(logging.ERROR, request, error)
+    return told(500, _somewhere(type(error)))
+
+
+def _note(level: int, request: Request, error: Exception) -> None:
     # The text may hold what somebody wrote; the type and the place say enough to find it.
-    _log.error("%s %s failed: %s", request.method, request.scope.get("path"), type(error).__name__)
-    return told(500, f"The server failed ({type(error).__name__}); its log says where.")
+    route = getattr(request.scope.get("route"), "path", "a request")
+    _log.log(level, "%s %s failed: %s at %s", request.method, route, type(error).__name__, _place(error))
+
+
+def _place(error: Exception) -> str:
+    """The line of code where an error was raised."""
+    frames = list(walk_tb(error.__traceback__))
+    if not frames:
+        return "an unknown place"
+    frame, line = frames[-1]
+    return f"{frame.f_globals.get('__name__', '?')}:{line}"

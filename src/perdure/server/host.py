@@ -16,6 +16,7 @@ from perdure.database import Database
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
+from perdure.server import naming
 from perdure.server.addresses import Reach
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
 from perdure.server.auth.filters import Filter, matches
@@ -23,6 +24,7 @@ from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.catalogue import Catalogue, Row, missing
 from perdure.server.config.load import Limits, ThreadTtl
 from perdure.server.limits import Throttle
+from perdure.server.naming import thread_id_of as thread_id_of
 
 _log = logging.getLogger("perdure.server")
 
@@ -32,8 +34,6 @@ silence for a dead one."""
 
 RAW = "perdure.raw_path"
 """Set in the scope of a request whose path is matched as it came, before it is decoded."""
-
-_THREAD_ID_MAX = 255
 
 
 @dataclass(eq=False)
@@ -62,10 +62,13 @@ class Host:
         limits: Limits | None = None,
         webhooks: Reach | None = None,
         ttl: ThreadTtl | None = None,
+        descriptions: Mapping[str, str] | None = None,
     ) -> Host:
-        """The parts for a runtime. ``ttl`` is that of threads that are made without one."""
+        """The parts for a runtime. ``ttl`` is that of threads that are made without one, ``descriptions`` are
+        those of graphs, by name."""
         catalogue = Catalogue(runtime, ttl)
-        return cls(runtime, gate, Assistants(runtime), catalogue, limits or Limits(), webhooks)
+        assistants = Assistants(runtime, descriptions)
+        return cls(runtime, gate, assistants, catalogue, limits or Limits(), webhooks)
 
     @property
     def database(self) -> Database:
@@ -179,24 +182,18 @@ def _segment(request: Request, name: str) -> str:
     return unquote(value, errors="strict") if request.scope.get(RAW) else value
 
 
-def thread_id_of(value: str) -> str:
-    """A thread's id, checked: any text of 1 to 255 characters that a database can hold."""
-    if not 0 < len(value) <= _THREAD_ID_MAX or not value.isprintable():
-        raise Refusal(
-            422, f"a thread id has 1 to {_THREAD_ID_MAX} characters, all of them visible or plain spaces"
-        )
-    return value
-
-
 async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
     try:
-        return thread_id_of(_segment(request, "thread_id"))
+        in_path = thread_id_of(_segment(request, "thread_id"))
     except UnicodeDecodeError:
         raise Refusal(422, "the thread id in the path is not UTF-8") from None
+    naming.only([in_path, *await naming.in_request(request)])
+    return in_path
 
 
 ThreadId = Annotated[str, Depends(_thread_id)]
-"""The thread that a path names, decoded after it was matched, so that it may have any character."""
+"""The thread that a path names, decoded after it was matched, so that it may have any character. 422 when the
+query or the body names another one."""
 
 
 async def _assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:

@@ -15,6 +15,7 @@ from perdure.model.messages import DONE, FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
 from perdure.runtime.protocol import OWN, QUESTIONS, reference
+from perdure.server.faults import sentence_of
 
 CHANNELS = (
     "values",
@@ -116,7 +117,13 @@ def _begun(event: Event) -> dict[str, Any]:
 def _ended(event: Event) -> dict[str, Any]:
     told = json.loads(event.data)
     phase = _ENDED.get(told.get("state"), "interrupted")
-    return {"event": phase, **({"error": told.get("error", "")} if phase == "failed" else {})}
+    return {"event": phase, **({"error": _failure(str(told.get("error", "")))} if phase == "failed" else {})}
+
+
+def _failure(noted: str) -> str:
+    """An error as it was noted with a run, its kind before its text."""
+    kind, colon, said = noted.partition(": ")
+    return f"{kind}{colon}{sentence_of(kind, said)}"
 
 
 def _values(text: str) -> str:

@@ -15,6 +15,7 @@ from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
 from perdure.server.assistants import Assistant
 from perdure.server.catalogue import Row
+from perdure.server.faults import sentence_of
 
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 
@@ -133,7 +134,14 @@ def _task(task: PregelTask) -> dict[str, Any]:
 
 
 def _said(error: Any) -> str:
-    return f"{type(error).__name__}({str(error)!r})" if isinstance(error, BaseException) else str(error)
+    """An error of a task; it is stored as its ``repr``."""
+    if isinstance(error, BaseException):
+        kind = type(error).__name__
+        return f"{kind}({sentence_of(kind, str(error))!r})"
+    stored = str(error)
+    kind = stored.partition("(")[0]
+    told = sentence_of(kind, stored)
+    return stored if told == stored else f"{kind}({told!r})"
 
 
 def _ref(config: Any) -> dict[str, Any] | None:
@@ -181,7 +189,7 @@ def run_status(standing: Standing) -> str:
 def run_error(run: Run) -> dict[str, str]:
     """What a run failed with."""
     said, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
-    return {"error": kind, "message": said.removeprefix(f"{kind}: ")}
+    return {"error": kind, "message": sentence_of(kind, said.removeprefix(f"{kind}: "))}
 
 
 def given(payload: Mapping[str, Any]) -> dict[str, Any]:

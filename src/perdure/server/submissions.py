@@ -16,8 +16,9 @@ from perdure.runtime.options import WEBHOOK, Told
 from perdure.server.addresses import Unreachable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.identity import Refusal, require_stamp
-from perdure.server.bodies import NewRun
+from perdure.server.bodies import NewRun, Ref
 from perdure.server.catalogue import THERE, Row
+from perdure.server.checkpoints import OF_LANGGRAPH, require_start, start_of
 from perdure.server.host import Caller
 from perdure.server.shapes import given
 
@@ -25,6 +26,18 @@ IDEMPOTENCY_KEY = "idempotency-key"
 DEBOUNCE_MS = "x-debounce-ms"
 MULTITASK = "x-multitask-strategy"
 """Headers with which an unmodified client can say more than its methods take."""
+
+_SAID_ELSEWHERE = {
+    "assistant_id",
+    "thread_id",
+    "context_id",
+    "input",
+    "command",
+    "metadata",
+    "multitask_strategy",
+    "if_not_exists",
+}
+"""What of a new run's body is no part of the run's ``kwargs``."""
 
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
@@ -55,8 +68,10 @@ async def submit(
     it gets a thread of its own. ``interrupt_id`` is what its command answers, if it is to answer that or
     nothing. Nothing is stored of one that is refused."""
     _check(new, is_stateless=thread_id is None)
+    start = start_of(new)
     _check_webhook(caller, new.webhook)
     key = _key(request)
+    strategy, together, quiet = _multitask(request, new, start)
     is_alone = thread_id is None
     if thread_id is None:
         # Of another user's key nobody knows.
@@ -78,14 +93,15 @@ async def submit(
     if row is not None and not caller.sees(conditions, row.metadata):
         # In the words for what is not there: nobody learns that it is another's.
         raise NotFound(NONE_TO_RUN)
+    if row is None and not is_alone and new.if_not_exists != "create":
+        raise NotFound(NONE_TO_RUN)
+    if start is not None:
+        await require_start(caller, thread_id, start, key)
     if row is None:
-        if not is_alone and new.if_not_exists != "create":
-            raise NotFound(NONE_TO_RUN)
         row = await _make(caller, thread_id, assistant, is_passing=is_alone and new.on_completion != "keep")
     elif row.graph_id is None:
         # Perhaps a program made it without a server: a run is accepted only where the thread is known.
         await caller.host.catalogue.adopt(partition, row)
-    strategy, together, quiet = _multitask(request, new)
     telling: Telling | None = None
     if modes:
         telling = Telling(
@@ -94,7 +110,7 @@ async def submit(
             kept=is_kept,
             by=caller.host.runtime.name,
         )
-    options = _options(caller, new, assistant, thread_id, dict(value["metadata"] or {}), telling)
+    options = _options(caller, new, assistant, thread_id, dict(value["metadata"] or {}), telling, start)
     submitted = _submitted(
         caller, thread_id, new, assistant, options, key, strategy, together, quiet, interrupt_id
     )
@@ -121,7 +137,8 @@ def _check(new: NewRun, *, is_stateless: bool) -> None:
         raise Refusal(422, "an answer is given now; after_seconds does not go with a command that resumes")
     if new.after_seconds and new.multitask_strategy not in (None, "enqueue"):
         raise Refusal(422, "a run that comes later is enqueued; leave multitask_strategy out")
-    if new.checkpoint is not None and new.checkpoint.checkpoint_ns:
+    configured = new.config.get("configurable") or {}
+    if configured.get("checkpoint_ns") or (new.checkpoint is not None and new.checkpoint.checkpoint_ns):
         raise Refusal(422, "a run starts from a checkpoint of the thread, not of a subgraph")
 
 
@@ -130,6 +147,14 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
         return
     if caller.host.webhooks is None:
         raise Refusal(422, "webhooks are disabled on this server; follow the run, or join it")
+    if url.startswith("/"):
+        # Any process on the database may come to tell it, workers that have no routes among them.
+        raise Refusal(
+            422,
+            "the webhook's URL may not be called: it is a path, and the process that tells a run's end need "
+            "not have your application; send all of it, e.g. https://HOST/path, and name a HOST that is not "
+            "public in http.webhook_hosts",
+        )
     try:
         caller.host.webhooks.url(url)
     except Unreachable as error:
@@ -149,7 +174,7 @@ async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_pass
     return made if made is not None else await caller.visible(thread_id, conditions)
 
 
-def _multitask(request: Request, new: NewRun) -> tuple[Strategy, bool, float]:
+def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
     """The strategy, whether the run goes together with others that wait, and how long it waits for them."""
     asked = request.headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
     said = request.headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
@@ -160,7 +185,7 @@ def _multitask(request: Request, new: NewRun) -> tuple[Strategy, bool, float]:
     if not 0 <= quiet <= 3600:
         raise Refusal(422, f"{DEBOUNCE_MS} is from 0 to 3600000")
     if asked == "coalesce" or (quiet and asked in (None, "enqueue")):
-        if new.command is not None or new.checkpoint is not None or new.checkpoint_id is not None:
+        if new.command is not None or start is not None:
             raise Refusal(422, "a run with a command or a checkpoint cannot be coalesced with others")
         return "enqueue", True, quiet
     match asked:
@@ -179,13 +204,13 @@ def _options(
     thread_id: str,
     metadata: Mapping[str, Any],
     telling: Telling | None,
+    start: Ref | None,
 ) -> Options:
     config = {**assistant.config, **new.config}
     user = caller.user
     said = {**(assistant.config.get("configurable") or {}), **(new.config.get("configurable") or {})}
     configurable = {
-        # Who asks is what was verified, with or without it: nobody says so of himself.
-        **{name: value for name, value in said.items() if not name.startswith("langgraph_auth_")},
+        **{name: value for name, value in said.items() if not _is_kept_back(name)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
@@ -212,12 +237,12 @@ def _options(
     kwargs = new.model_dump(
         mode="json",
         exclude_none=True,
-        exclude={"assistant_id", "input", "command", "metadata", "multitask_strategy", "if_not_exists"},
+        exclude=_SAID_ELSEWHERE,
     )
     return Options(
         config=config,
         context=context,
-        checkpoint_id=new.checkpoint.checkpoint_id if new.checkpoint is not None else new.checkpoint_id,
+        checkpoint_id=None if start is None else start.checkpoint_id,
         interrupt_before=new.interrupt_before or None,
         interrupt_after=new.interrupt_after or None,
         durability=durability,
@@ -232,6 +257,12 @@ def _options(
             "multitask_strategy": new.multitask_strategy or "enqueue",
         },
     )
+
+
+def _is_kept_back(name: str) -> bool:
+    """Whether it is not a client's to configure. Who asks is what was verified: nobody says so of himself.
+    LangGraph's own begins with two underscores, and a graph that calls another one sends its own along."""
+    return name in OF_LANGGRAPH or name.startswith(("langgraph_auth_", "__"))
 
 
 async def _submitted(

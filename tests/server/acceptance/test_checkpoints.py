@@ -153,3 +153,17 @@ async def test_what_was_accepted_is_answered_again_though_its_checkpoint_is_gone
         assert (await asked("later", after_seconds=600)).json()["run_id"] == later["run_id"]
         assert (await asked("another")).status_code == 404
         await here.client.runs.cancel(here.thread, later["run_id"])
+
+
+@run
+async def test_a_run_that_starts_in_the_past_ends_where_it_is(server: Server) -> None:
+    async with server.client() as client:
+        thread = await new(client)
+        for given in (said("one"), None):
+            await client.runs.wait(thread, "stopped", input=given)
+        over = await client.threads.get_state(thread)
+        assert (over["next"], (await client.threads.get(thread))["status"]) == ([], "idle")
+        past = {"configurable": {"checkpoint_id": over["checkpoint_id"]}}
+        await client.runs.wait(thread, "stopped", input=said("two"), config=past)
+        assert (await client.threads.get_state(thread))["next"] == ["second"]
+        assert (await client.threads.get(thread))["status"] == "interrupted"

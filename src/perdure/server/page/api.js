@@ -40,22 +40,54 @@ async function request(method, path, { body, headers = {}, signal } = {}) {
 
 const json = async (...asked) => (await request(...asked)).json();
 
-export const about = () => json("GET", "chat/about.json");
+let told = null;
+export const about = () => {
+  told ??= json("GET", "chat/about.json").catch((failure) => { told = null; throw failure; });
+  return told;
+};
+
+// How many entries to ask for at once: as many as are wanted, or as the server gives.
+export const most = async (wanted) => Math.min(wanted, (await about()).page_max ?? wanted);
+
+// The first entries of a listing, as many as are wanted: `ask` is given a limit and an offset, and answers with
+// entries, of which `name` tells them apart: between two pages they may move.
+async function listed(wanted, name, ask) {
+  const size = await most(wanted);
+  const found = new Map();
+  for (let offset = 0; ; offset += size) {
+    const page = await ask(Math.min(size, wanted - offset), offset);
+    for (const one of page) found.set(one[name], one);
+    if (page.length < size || offset + size >= wanted) return [...found.values()];
+  }
+}
+
 export const alive = () => request("GET", "ok?check_db=1");
 export const graphs = async () => {
-  const found = await json("POST", "assistants/search", { body: { limit: 100, metadata: { created_by: "system" } } });
+  const asked = { metadata: { created_by: "system" }, sort_by: "name" };
+  const found = await listed(100, "graph_id", (limit, offset) => json("POST", "assistants/search", { body: { ...asked, limit, offset } }));
   return found.map((one) => one.graph_id).sort();
 };
 
 const LISTED = ["thread_id", "metadata", "status", "updated_at"];
-export const threads = async (limit) => {
-  const response = await request("POST", "threads/search", { body: { limit, select: LISTED } });
-  return { rows: await response.json(), more: response.headers.has("X-Pagination-Next") };
-};
-export const firstMessages = (ids) =>
-  json("POST", "threads/search", {
-    body: { ids, limit: ids.length, select: ["thread_id"], extract: { first: "values.messages[0].content" } },
+export const threads = async (wanted) => {
+  let more = false;
+  const rows = await listed(wanted, "thread_id", async (limit, offset) => {
+    const response = await request("POST", "threads/search", { body: { limit, offset, select: LISTED } });
+    more = response.headers.has("X-Pagination-Next");
+    return response.json();
   });
+  return { rows, more };
+};
+export const firstMessages = async (ids) => {
+  const size = await most(ids.length);
+  const found = [];
+  for (let start = 0; start < ids.length; start += size) {
+    const some = ids.slice(start, start + size);
+    const body = { ids: some, limit: some.length, select: ["thread_id"], extract: { first: "values.messages[0].content" } };
+    found.push(...(await json("POST", "threads/search", { body })));
+  }
+  return found;
+};
 export const thread = (id) => json("GET", of(id));
 export const makeThread = (id, metadata) => json("POST", "threads", { body: { thread_id: id, metadata, if_exists: "do_nothing" } });
 export const rename = (id, title) => json("PATCH", of(id), { body: { metadata: { title } } });
@@ -67,7 +99,8 @@ export const state = (id, checkpoint) => json("GET", of(id, checkpoint ? `/state
 export const messagesAt = async (id, checkpoint) =>
   (await json("GET", of(id, `/state/${checkpoint}?select=values.messages`))).values?.messages ?? [];
 
-export const runs = (id) => json("GET", of(id, "/runs?limit=100"));
+export const runs = (id) =>
+  listed(100, "run_id", (limit, offset) => json("GET", of(id, `/runs?limit=${limit}&offset=${offset}`)));
 export const cancel = (id, runId) => request("POST", run(id, runId, "/cancel"));
 
 const TOLD = { stream_mode: ["messages-tuple", "values", "updates"], stream_resumable: true, on_disconnect: "continue" };

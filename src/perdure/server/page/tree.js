@@ -17,12 +17,13 @@ export class Tree {
   // Reads what came since it was read last.
   async update() {
     const fresh = [];
+    const size = await api.most(PAGE);
     let before;
     for (;;) {
-      const page = await api.history(this.thread, PAGE, before);
+      const page = await api.history(this.thread, size, before);
       const unknown = page.filter((one) => !this.nodes.has(one.checkpoint_id));
       fresh.push(...unknown);
-      if (page.length < PAGE || unknown.length < page.length || fresh.length >= MOST) break;
+      if (page.length < size || unknown.length < page.length || fresh.length >= MOST) break;
       before = page.at(-1).checkpoint_id;
     }
     for (const { checkpoint_id: id, parent_checkpoint_id: parent, next } of fresh.reverse()) {

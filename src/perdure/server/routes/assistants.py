@@ -19,7 +19,7 @@ from perdure.server import drawing, shapes
 from perdure.server.assistants import Assistant, no_assistant
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
-from perdure.server.bodies import Body, Mapped, Offset, Page
+from perdure.server.bodies import Body, Config, Mapped, Offset, Page
 from perdure.server.catalogue import contains
 from perdure.server.host import AssistantName, Caller, CallerNow, Namespace
 from perdure.server.shapes import Json
@@ -36,7 +36,7 @@ class _New(Body):
     assistant_id: str | None = None
     name: str | None = None
     description: str | None = None
-    config: Mapped = Field(default_factory=dict)
+    config: Config = Field(default_factory=dict)
     context: Mapped = Field(default_factory=dict)
     metadata: Mapped = Field(default_factory=dict)
     if_exists: Literal["raise", "do_nothing"] | None = None
@@ -48,7 +48,7 @@ class _Patch(Body):
     graph_id: str | None = None
     name: str | None = None
     description: str | None = None
-    config: dict[str, Any] | None = None
+    config: Config | None = None
     context: dict[str, Any] | None = None
     metadata: Mapped = Field(default_factory=dict)
 

@@ -17,6 +17,8 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from perdure.server.bodies import page_max
+
 PATH = "/chat"
 """Where the page is; a thread's is this, ``/#`` and the thread's id."""
 
@@ -35,12 +37,13 @@ HEADERS = {
 
 def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:
     """Serve the page at ``PATH``. ``about`` is what it may say of the server: ``model`` and ``database``,
-    texts, and ``starts``, messages to begin with. Everybody can read it."""
+    texts, and ``starts``, messages to begin with. Everybody can read it, and how long a page of a listing may
+    be, which the page keeps to."""
     said = dict(about or {})
 
     @app.get(f"{PATH}/about.json", include_in_schema=False)
     async def tell() -> JSONResponse:
-        return JSONResponse(said, headers=HEADERS)
+        return JSONResponse({**said, "page_max": page_max.get()}, headers=HEADERS)
 
     app.mount(PATH, _Files(directory=PAGE, html=True), name="chat")
 

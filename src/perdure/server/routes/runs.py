@@ -21,10 +21,11 @@ from perdure.errors import Busy, NotFound, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import Told
-from perdure.server import shapes, streams
+from perdure.server import naming, shapes, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.bodies import RUN_MODES, Body, NewRun, Page
 from perdure.server.host import HEARTBEAT_S, Caller, CallerNow, ThreadId
+from perdure.server.naming import NAMES
 from perdure.server.routes.states import config_of, snapshot
 from perdure.server.shapes import Json
 from perdure.server.submissions import Accepted, submit
@@ -40,6 +41,7 @@ Action = Literal["interrupt", "rollback"]
 
 class _CancelMany(Body):
     thread_id: str | None = None
+    context_id: str | None = None
     run_ids: list[str] = Field(default_factory=list[str])
     status: Literal["pending", "running", "all"] | None = None
 
@@ -68,16 +70,23 @@ async def create(caller: CallerNow, request: Request, thread_id: ThreadId, new: 
 
 @router.post("/runs")
 async def create_alone(caller: CallerNow, request: Request, new: NewRun) -> Json:
-    """As before, on a thread of its own."""
-    return await _created(caller, request, None, new)
+    """As before, on the thread that the body or the query names, or on one of its own."""
+    return await _created(caller, request, _named(request, new), new)
 
 
 @router.post("/runs/batch")
 async def create_batch(
     caller: CallerNow, request: Request, runs: Annotated[list[NewRun], Field(max_length=100)]
 ) -> Json:
-    """Accept several runs, each on a thread of its own."""
-    return Json([json.loads(bytes((await _created(caller, request, None, new)).body)) for new in runs])
+    """Accept several runs, each on the thread that it names, or on one of its own."""
+    threads = [_named(request, new) for new in runs]
+    made = [await _created(caller, request, *each) for each in zip(threads, runs, strict=True)]
+    return Json([json.loads(bytes(one.body)) for one in made])
+
+
+def _named(request: Request, new: NewRun) -> str | None:
+    """The thread of a run whose path names none, if it is named elsewhere."""
+    return naming.only([*naming.in_query(request), *naming.in_body(new.model_dump(include=set(NAMES)))])
 
 
 async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
@@ -99,8 +108,8 @@ async def stream(caller: CallerNow, request: Request, thread_id: ThreadId, new: 
 
 @router.post("/runs/stream")
 async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
-    """As before, on a thread of its own."""
-    return await _streamed(caller, request, None, new)
+    """As before, on the thread that the body or the query names, or on one of its own."""
+    return await _streamed(caller, request, _named(request, new), new)
 
 
 async def _streamed(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
@@ -128,8 +137,8 @@ async def wait(caller: CallerNow, request: Request, thread_id: ThreadId, new: Ne
 
 @router.post("/runs/wait")
 async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
-    """As before, on a thread of its own."""
-    return await _waited_for(caller, request, None, new)
+    """As before, on the thread that the body or the query names, or on one of its own."""
+    return await _waited_for(caller, request, _named(request, new), new)
 
 
 async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
@@ -251,14 +260,17 @@ async def cancel(
 
 
 @router.post("/runs/cancel", status_code=204)
-async def cancel_many(caller: CallerNow, asked: _CancelMany, action: Action = "interrupt") -> Response:
+async def cancel_many(
+    caller: CallerNow, request: Request, asked: _CancelMany, action: Action = "interrupt"
+) -> Response:
     """End several runs: those of a thread by their ids, or all that wait or go on."""
-    if (asked.status is None) == (asked.thread_id is None):
+    thread_id = naming.only(await naming.in_request(request))
+    if (asked.status is None) == (thread_id is None):
         raise Refusal(422, "name a thread_id and its run_ids, or a status")
-    if asked.thread_id is not None:
-        await caller.thread(asked.thread_id, "update", action=action)
+    if thread_id is not None:
+        await caller.thread(thread_id, "update", action=action)
         for run_id in asked.run_ids:
-            await _cancelled(caller, asked.thread_id, run_id, action)
+            await _cancelled(caller, thread_id, run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
     async for row in caller.host.catalogue.search(caller.user.tenant, status="busy"):

@@ -13,6 +13,7 @@ from perdure.errors import Busy, NotFound
 from perdure.server import bodies, shapes
 from perdure.server.auth.identity import Refusal
 from perdure.server.catalogue import Row
+from perdure.server.checkpoints import NoCheckpoint, require
 from perdure.server.host import Caller, CallerNow, ThreadId
 from perdure.server.shapes import Json
 
@@ -64,7 +65,7 @@ async def _shown(
     found = await snapshot(caller, row, config, subgraphs=subgraphs)
     asked = config.get("configurable", {}).get("checkpoint_id")
     if found.created_at is None and asked is not None:
-        raise NotFound(f"Thread {row.thread_id!r} has no checkpoint {asked!r}.")
+        raise NoCheckpoint(row.thread_id, asked)
     return Json(shapes.state(found, select))
 
 
@@ -100,6 +101,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpda
     """Give a state new values, as if a node had returned them; at a checkpoint of the past that is a fork."""
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
+    await require(caller, thread_id, _named(asked))
     if row.status == "busy":
         raise Busy(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
     graph_id = graph_id_of(caller, row)
@@ -119,6 +121,12 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpda
     run_id = None if row.run is None else row.run.id
     await caller.host.catalogue.edited(caller.partition(thread_id), run_id, goes_on=bool(now.next))
     return Json(shapes.checkpoint(after))
+
+
+def _named(asked: bodies.StateUpdate) -> bodies.Ref:
+    """The checkpoint that an update is for, as ``config_of`` reads it."""
+    ref = asked.checkpoint or bodies.Ref()
+    return ref.model_copy(update={"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id})
 
 
 @router.get("/threads/{thread_id}/history")

@@ -36,29 +36,41 @@ async def told(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int
 ) -> AsyncIterator[Event | TooSlow]:
     """What the runs of a thread tell after a number, as long as this server goes on. Nothing is told of a
-    thread while the user may not see it, as if it were not there. A database that is away for a moment is
-    waited for."""
+    thread while the user may not see it, as if it were not there: not even that it tells too much. A database
+    that is away for a moment is waited for."""
     host = caller.host
     visible: dict[str, bool] = {}
+    slow: TooSlow | None = None
     away = 0.0
     while not host.closing.is_set():
-        items = host.runtime.follow_thread(thread_id, after=after, tenant=caller.user.tenant)
         try:
+            if slow is not None:
+                if await _sees(caller, thread_id, conditions):
+                    yield slow
+                    return
+                after, slow = await host.runtime.told(thread_id, tenant=caller.user.tenant), None
+            items = host.runtime.follow_thread(thread_id, after=after, tenant=caller.user.tenant)
             async for event in streams.until(host.closing, items):
-                if conditions is not None and event.run_id not in visible:
-                    row = await host.catalogue.look(caller.partition(thread_id))
-                    visible = {event.run_id: row is not None and caller.sees(conditions, row.metadata)}
-                if conditions is None or visible[event.run_id]:
+                if event.run_id not in visible:
+                    visible = {event.run_id: await _sees(caller, thread_id, conditions)}
+                if visible[event.run_id]:
                     yield event
                 after, away = event.seq, 0.0
         except TooSlow as error:
-            yield error
-            return
+            slow = error
         except Unavailable:
             away += _AGAIN_S
             if away > _AWAY_S:
                 raise
             await asyncio.sleep(_AGAIN_S)
+
+
+async def _sees(caller: Caller, thread_id: str, conditions: Filter | None) -> bool:
+    """Whether the user may see a thread now."""
+    if conditions is None:
+        return True
+    row = await caller.host.catalogue.look(caller.partition(thread_id))
+    return row is not None and caller.sees(conditions, row.metadata)
 
 
 @router.get("/threads/{thread_id}/stream")

@@ -7,18 +7,18 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict
 from perdure.model.records import Partition
 from perdure.runtime.encoding import plain
-from perdure.server import bodies, shapes
+from perdure.server import bodies, naming, shapes
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.bodies import Body
 from perdure.server.catalogue import Row, contains
-from perdure.server.host import Caller, CallerNow, ThreadId, thread_id_of
+from perdure.server.host import Caller, CallerNow, ThreadId
 from perdure.server.routes.states import snapshot
 from perdure.server.shapes import Json
 
@@ -33,9 +33,10 @@ class _Prune(Body):
 
 
 @router.post("/threads")
-async def create(caller: CallerNow, new: bodies.NewThread) -> Json:
+async def create(caller: CallerNow, request: Request, new: bodies.NewThread) -> Json:
     """Make a thread."""
-    thread_id = thread_id_of(new.thread_id) if new.thread_id else str(uuid.uuid4())
+    named = naming.only(filter(None, await naming.in_request(request)))
+    thread_id = str(uuid.uuid4()) if named is None else named
     ttl = None if new.ttl is None else new.ttl.model_dump()
     value: dict[str, Any] = {
         "thread_id": thread_id,

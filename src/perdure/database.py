@@ -262,10 +262,9 @@ class Database:
         budget = Budget(self.limits.ops, self.limits.bytes)
         await self.arun(retention.take_back(partition, run_id, self._digest, budget))
 
-    async def measure(self, partition: Partition, most: int) -> Measure:
-        """How many bytes a thread holds, by channel. All of it is read for this; ``TooLarge`` once that has
-        come to ``most`` bytes."""
-        return await self.arun(measure(partition, self._digest, most))
+    async def measure(self, partition: Partition) -> Measure:
+        """How many bytes a thread holds, by channel. All of it is read for this."""
+        return await self.arun(measure(partition, self._digest))
 
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""

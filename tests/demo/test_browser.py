@@ -14,7 +14,7 @@ from tests.server.browsing import answered, ask, bodies, browsing, written
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-LONG = "Tell me a very long story about a lighthouse keeper and the sea."
+LONG = "Tell me a story of five sentences about a lighthouse keeper and the sea."
 PATIENCE_MS = 120_000
 
 pytestmark = pytest.mark.timeout(360)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.demo.process import command, free_port, need_the_parts, running, saying, wait_for
 
-LONG = "Tell me a very long story about a lighthouse keeper and the sea."
+LONG = "Tell me a story of five sentences about a lighthouse keeper and the sea."
 
 pytestmark = pytest.mark.timeout(360)
 

@@ -7,7 +7,6 @@ import pytest
 import perdure
 from perdure.engine.measure import Measure, measure
 from perdure.engine.paging import read_all
-from perdure.errors import TooLarge
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
@@ -17,8 +16,8 @@ from tests.houses import seen
 LIVES = (houses.conversation, houses.questions, houses.subgraphs, houses.pruned, houses.odd_values)
 
 
-def measured(db: perdure.Database, thread: str, most: int = 1 << 40) -> Measure:
-    return db.run(measure(Partition("", thread), db._digest, most))
+def measured(db: perdure.Database, thread: str) -> Measure:
+    return db.run(measure(Partition("", thread), db._digest))
 
 
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.__name__)
@@ -44,12 +43,9 @@ def test_a_large_channel_is_named_and_shared_history_counts_once() -> None:
         assert 600_000 < found.channels["messages"].bytes < 3_000_000
 
 
-def test_an_empty_thread_is_empty_and_a_large_one_is_refused() -> None:
+def test_an_empty_thread_is_empty() -> None:
     with perdure.connect_sync("memory://") as db:
         assert measured(db, "none").total == 0
-        houses.conversation(db.checkpointer(), "a", db)
-        with pytest.raises(TooLarge, match="too large to be measured"):
-            measured(db, "a", 1000)
 
 
 def test_a_thread_that_is_pruned_meanwhile_is_measured_anew() -> None:
@@ -58,7 +54,7 @@ def test_a_thread_that_is_pruned_meanwhile_is_measured_anew() -> None:
 
         def interrupted(times: int) -> Program[Measure]:
             """Prunes before chunks are fetched."""
-            program = measure(Partition("", "a"), db._digest, 1 << 40)
+            program = measure(Partition("", "a"), db._digest)
             answer = None
             while True:
                 try:

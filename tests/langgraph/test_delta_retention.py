@@ -67,13 +67,22 @@ CUTS: list[Callable[[PerdureSaver], None]] = [
 ]  # fmt: skip
 
 
+NEAR = ("memory", "sqlite")
+PLACES = [
+    (driver, state)
+    for n, driver in enumerate(DRIVERS)
+    for state in (DELTAS if FULL or driver in NEAR else [DELTAS[n % len(DELTAS)]])
+]
+"""Drivers with each kind of thread; in a short run one kind a driver over the network."""
+
+
 def combinations() -> list[tuple[str, str, Callable[[PerdureSaver], None], str]]:
     """Every cut of every thread; over a network each cut once, of threads that go round, in a short run."""
     threads = list(itertools.product(DELTAS, ("async", "exit")))
     out: list[tuple[str, str, Callable[[PerdureSaver], None], str]] = []
     for at, driver in enumerate(DRIVERS):
         for n, cut in enumerate(CUTS, at):
-            some = threads if FULL or driver in ("memory", "sqlite") else [threads[n % len(threads)]]
+            some = threads if FULL or driver in NEAR else [threads[n % len(threads)]]
             out += [(driver, state, cut, durability) for state, durability in some]
     return out
 
@@ -101,8 +110,7 @@ def test_a_thread_that_was_cut_keeps_its_state_and_goes_on(
         assert said(graphs.chain(db.checkpointer(), STATES[state]), config()) == expected(range(TURNS + 2))
 
 
-@pytest.mark.parametrize("state", DELTAS)
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("driver", "state"), PLACES)
 def test_a_thread_without_its_last_run_is_the_thread_before_it(
     driver: str, state: str, tmp_path: Path
 ) -> None:
@@ -116,8 +124,7 @@ def test_a_thread_without_its_last_run_is_the_thread_before_it(
         assert said(graphs.chain(db.checkpointer(), STATES[state]), config()) == expected(range(TURNS + 1))
 
 
-@pytest.mark.parametrize("state", DELTAS)
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("driver", "state"), PLACES)
 def test_a_copied_thread_has_the_same_past_and_a_future_of_its_own(
     driver: str, state: str, tmp_path: Path
 ) -> None:
@@ -136,8 +143,7 @@ def test_a_copied_thread_has_the_same_past_and_a_future_of_its_own(
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-@pytest.mark.parametrize("state", DELTAS)
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("driver", "state"), PLACES)
 def test_two_branches_of_a_thread_stay_apart_after_a_prune(
     driver: str, state: str, durability: str, tmp_path: Path
 ) -> None:
@@ -165,8 +171,7 @@ def test_two_branches_of_a_thread_stay_apart_after_a_prune(
         assert said(graph, config())[:-2] == [*before[1], "on the left"]
 
 
-@pytest.mark.parametrize("state", DELTAS)
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("driver", "state"), PLACES)
 def test_a_question_that_waits_survives_a_prune(driver: str, state: str, tmp_path: Path) -> None:
     with opened(driver, tmp_path) as db:
         saver = db.checkpointer()

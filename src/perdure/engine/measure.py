@@ -14,7 +14,7 @@ from perdure.engine import retention
 from perdure.engine.content import ATTEMPTS, Pace, pulse
 from perdure.engine.retention import Contents
 from perdure.engine.values import MissingChunk, fetch_chunks, reachable
-from perdure.errors import Contention, TooLarge
+from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.program import Program
@@ -42,21 +42,21 @@ class Measure:
     channels: dict[str, Part] = field(default_factory=dict[str, Part])
 
 
-def measure(partition: Partition, digest: Digester, most: int) -> Program[Measure]:
-    """Measure a thread by reading it once; ``TooLarge`` as soon as that has come to ``most`` bytes. Raises
-    ``Contention`` when the thread is written to all the time."""
+def measure(partition: Partition, digest: Digester) -> Program[Measure]:
+    """Measure a thread by reading it once, a part at a time, of which nothing is kept. Raises ``Contention``
+    when the thread is written to all the time."""
     for _ in range(ATTEMPTS):
         before = yield from pulse(partition)
         contents = yield from retention.read(partition)
         try:
-            return (yield from _measure(partition, contents, digest, most))
+            return (yield from _measure(partition, contents, digest))
         except MissingChunk:
             if (yield from pulse(partition)) == before:
                 raise
     raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
 
 
-def _measure(partition: Partition, contents: Contents, digest: Digester, most: int) -> Program[Measure]:
+def _measure(partition: Partition, contents: Contents, digest: Digester) -> Program[Measure]:
     versions: dict[str, set[bytes]] = {}
     inside: Counter[str] = Counter()
     for record in contents.checkpoints:
@@ -71,7 +71,7 @@ def _measure(partition: Partition, contents: Contents, digest: Digester, most: i
     of_values = set[bytes]().union(*needs.values())
     records = sum(len(record.put().body) for record in contents.checkpoints)
     inside_writes = sum(len(write.ref) for write in contents.writes)
-    sizes = yield from _sizes(partition, of_values | of_writes, most - records - inside_writes)
+    sizes = yield from _sizes(partition, of_values | of_writes)
 
     def weight(names: Iterable[bytes]) -> int:
         return sum(sizes[name] for name in names)
@@ -96,16 +96,12 @@ def _references(record: CheckpointRecord) -> Iterator[tuple[str, bytes]]:
             yield channel, write.ref
 
 
-def _sizes(partition: Partition, names: set[bytes], most: int) -> Program[dict[bytes, int]]:
+def _sizes(partition: Partition, names: set[bytes]) -> Program[dict[bytes, int]]:
     """How long chunks are; none of them is kept."""
     sizes: dict[bytes, int] = {}
     pace = Pace()
-    held = 0
     for some in pace.slices(sorted(names)):
-        if held > most:
-            raise TooLarge(f"thread {partition.thread!r} is too large to be measured while somebody waits")
         bodies = yield from fetch_chunks(partition, some)
         pace.learn(bodies)
         sizes.update((name, len(body)) for name, body in bodies.items())
-        held += sum(map(len, bodies.values()))
     return sizes

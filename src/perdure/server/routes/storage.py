@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from fastapi import APIRouter
 
 from perdure.server.host import CallerNow, ThreadId
@@ -17,8 +15,7 @@ async def storage(caller: CallerNow, thread_id: ThreadId) -> Json:
     """How many bytes a thread holds, by channel. What checkpoints share is counted once. All of the thread is
     read for it, a few megabytes at a time: that of a large one takes a while."""
     await caller.thread(thread_id, "read")
-    # Pieces have no size but their own. None of them is kept, so there is no size that is too much.
-    found = await caller.host.database.measure(caller.partition(thread_id), sys.maxsize)
+    found = await caller.host.database.measure(caller.partition(thread_id))
     by_channel = {
         name: {"versions": part.count, "bytes": part.bytes} for name, part in sorted(found.channels.items())
     }

@@ -26,7 +26,7 @@ CONTRACTS: dict[str, tuple[type[Any], Callable[[Driver], Any]]] = {
 }
 
 
-def tests_of(contract: str) -> list[str]:
+def names_of(contract: str) -> list[str]:
     names = [name for name in dir(CONTRACTS[contract][0]) if name.startswith("test_")]
     assert len(names) > 25
     return names
@@ -48,7 +48,7 @@ def fails(contract: str, name: str, on: str, wrap: Callable[[Driver], Driver] | 
 
 def failing(contract: str, on: str, wrap: Callable[[Driver], Driver] | None) -> set[str]:
     """The tests of a contract that fail now."""
-    return {name for name in tests_of(contract) if fails(contract, name, on, wrap)}
+    return {name for name in names_of(contract) if fails(contract, name, on, wrap)}
 
 
 @cache
@@ -59,7 +59,7 @@ def failing_unmutated(contract: str, on: str) -> set[str]:
 def first_failing(mutant: Mutant, on: str) -> str | None:
     """A test that fails now; those are tried first that notice the mutant in memory, which is quick."""
     noticed = failing(mutant.contract, mutant.on, mutant.wrap)
-    names = sorted(tests_of(mutant.contract), key=lambda name: name not in noticed)
+    names = sorted(names_of(mutant.contract), key=lambda name: name not in noticed)
     return next((name for name in names if fails(mutant.contract, name, on, mutant.wrap)), None)
 
 

@@ -159,7 +159,20 @@ def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
     assert (answer.inner_text(), branch.inner_text()) == ("2/2", "1/3")
 
 
-def test_the_first_message_can_be_edited_too(page: Page) -> None:
+SLOW_PAST = """
+const real = window.fetch;
+window.fetch = async (url, ...how) => {
+  if (String(url).includes("/history")) await new Promise((done) => setTimeout(done, 700));
+  return real(url, ...how);
+};
+"""
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["", "before its place is known"])
+def test_the_first_message_can_be_edited_too(page: Page, is_slow: bool) -> None:
+    if is_slow:
+        page.add_init_script(SLOW_PAST)
+        page.reload()
     ask(page, "before")
     answered(page, 1)
     page.keyboard.press("ArrowUp")

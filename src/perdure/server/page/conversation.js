@@ -61,11 +61,26 @@ export class Conversation {
     if (!this._abort.signal.aborted) this._changed(this, what);
   }
 
-  // Reads the thread as it stands, and follows what goes on in it.
+  // Reads the thread as it stands, and follows what goes on in it. One that is being read is read once more: what it
+  // is read for now may have come since.
   async sync() {
     if (this.isNew) return;
-    this._syncing ??= this._sync().finally(() => { this._syncing = null; });
-    await this._syncing;
+    const before = this._syncing;
+    const own = (async () => {
+      await before?.catch(() => undefined); // told to whoever asked for it
+      await this._sync();
+    })();
+    this._syncing = own;
+    try {
+      await own;
+    } finally {
+      if (this._syncing === own) this._syncing = null;
+    }
+  }
+
+  // An answer is shown before its place in the tree is known.
+  async _settled() {
+    while (this._syncing) await this._syncing;
   }
 
   async _sync() {
@@ -134,6 +149,7 @@ export class Conversation {
   // Says something else in a message's place: a new branch, beside the one that there was.
   async edit(place, text) {
     const message = { key: identifier(), id: identifier(), text, state: "sending", runId: null };
+    await this._settled();
     const { parent } = await this._before(place);
     this._take({ ...this.values, messages: this.messages.slice(0, place) });
     await this._start(message, { input: { messages: [{ role: "user", content: text, id: message.id }] } }, parent);
@@ -141,6 +157,7 @@ export class Conversation {
 
   // Has the message before a place answered again.
   async regenerate(place) {
+    await this._settled();
     while (place >= 0 && !isUser(this.messages[place])) place -= 1;
     const first = await link.persist(() => this.tree.firstWith(this.path, place));
     this._take({ ...this.values, messages: this.messages.slice(0, place + 1) });

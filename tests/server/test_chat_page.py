@@ -33,9 +33,28 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def page(chromium: str, site: Site) -> Iterator[Page]:
     with browsing(chromium, viewport={"width": 1280, "height": 800}) as opened:
         opened.goto(site.page)
-        opened.locator("#graph option").first.wait_for(state="attached")
-        opened.select_option("#graph", "chat")
+        choose_chat(opened)
         yield opened
+
+
+def choose_chat(page: Page) -> None:
+    """Wait until the graphs are known, and talk to this one."""
+    page.locator("#graph option").first.wait_for(state="attached")
+    page.select_option("#graph", "chat")
+
+
+def late(page: Page, part: str) -> None:
+    """Load the page again; whatever it asks for by this part of a URL comes late from now on."""
+    page.add_init_script(
+        f"""
+        const real = window.fetch;
+        window.fetch = async (url, ...how) => {{
+          if (String(url).includes("{part}")) await new Promise((done) => setTimeout(done, 700));
+          return real(url, ...how);
+        }};
+        """
+    )
+    page.reload()
 
 
 def shown(page: Page, text: str) -> None:
@@ -159,20 +178,19 @@ def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
     assert (answer.inner_text(), branch.inner_text()) == ("2/2", "1/3")
 
 
-SLOW_PAST = """
-const real = window.fetch;
-window.fetch = async (url, ...how) => {
-  if (String(url).includes("/history")) await new Promise((done) => setTimeout(done, 700));
-  return real(url, ...how);
-};
-"""
+def test_what_is_sent_before_the_graphs_are_known_is_sent_then(page: Page, site: Site) -> None:
+    late(page, "/assistants/search")
+    ask(page, "early")
+    page.locator(".message.user", has_text="early").wait_for()
+    page.locator(".message.assistant").wait_for()
+    assert site.said()[0][0] == "early"
 
 
 @pytest.mark.parametrize("is_slow", [False, True], ids=["", "before its place is known"])
 def test_the_first_message_can_be_edited_too(page: Page, is_slow: bool) -> None:
     if is_slow:
-        page.add_init_script(SLOW_PAST)
-        page.reload()
+        late(page, "/history")
+        choose_chat(page)
     ask(page, "before")
     answered(page, 1)
     page.keyboard.press("ArrowUp")

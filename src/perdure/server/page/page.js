@@ -15,6 +15,7 @@ const touch = matchMedia("(hover: none)");
 
 let shown = null; // the conversation on the screen
 let graphs = [];
+let described = null; // comes true when the server has said what it is
 let told = {};
 let wasBusy = false;
 let isDrawing = false;
@@ -135,6 +136,10 @@ const actions = {
 
 function send(words) {
   if (!words.trim() || text.disabled) return;
+  if (shown.isNew && !graphs.length) { // nobody to say it to is known yet
+    described?.then(() => { if (graphs.length) send(text.value); });
+    return;
+  }
   if (shown.isNew) shown.graph ??= at("graph").value || graphs[0];
   text.value = "";
   keepDraft();
@@ -323,7 +328,8 @@ theme(document.documentElement.dataset.theme ?? "auto");
 
 async function start() {
   open(ofHash());
-  await attempt(describe);
+  described = attempt(describe);
+  await described;
   changed(shown, "state");
   await refresh();
   for (;;) {

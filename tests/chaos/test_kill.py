@@ -156,7 +156,7 @@ def test_nothing_acknowledged_is_lost_or_repeated_whenever_clients_are_killed(
     """Two clients are killed at random moments, one after the other; the third finishes."""
     state, _, seconds = undisturbed(zygotes[0], job)
     rng = random.Random(f"{job.durability} {job.asynchronous}")
-    wanted = (250 if FULL else 15) // (1 if job.backend == "sqlite" else 5)
+    wanted = (250 if FULL else 10) // (1 if job.backend == "sqlite" else 5)
     killed = 0
     broken: dict[str, list[str]] = {}
     # A client may finish before its moment comes, on a machine that is faster than a moment ago: go on until

@@ -229,21 +229,27 @@ def test_databases_beside_each_other_hear_only_their_own(url: str) -> None:
 
 
 def test_nothing_is_opened_before_it_is_used_and_nothing_is_left(url: str) -> None:
-    before = {thread.ident for thread in threading.enumerate()}
+    others = set(threading.enumerate())
+
+    def threads() -> list[str]:
+        """Ours; servers of other tests may live on beside."""
+        return [each.name for each in threading.enumerate() if each not in others and "perdure" in each.name]
+
     with opened(url, **named(url)) as driver:
         driver.perform(Now())
         used = connections(url)
-        assert not any(thread.name == "perdure-bell" for thread in threading.enumerate())
+        assert "perdure-bell" not in threads()
         heard: Queue[str] = Queue()
         of(driver).listen(heard.put)
         until_heard(of(driver), heard, "hello")
         assert connections(url) > used
-    assert {thread.ident for thread in threading.enumerate()} <= before
+        assert "perdure-bell" in threads()
+    assert threads() == []
     eventually(lambda: connections(url) == 0)
     of(driver).ring(["nobody"])
     of(driver).listen(heard.put)()
     driver.close()
-    assert {thread.ident for thread in threading.enumerate()} <= before
+    assert threads() == []
 
 
 def test_a_forked_child_is_deaf_and_dumb(url: str) -> None:

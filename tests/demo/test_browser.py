@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def test_an_open_page_outlives_the_process(page: Page, tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path / "demo.db", port) as demo:
         page.goto(demo.address)
-        assert page.locator("#model").inner_text().startswith("SmolLM2")
+        page.locator("#model", has_text=re.compile("^SmolLM2")).wait_for()
         ask(page, "What is the capital of France?")
         answered(page, 1)
         first = bodies(page)[1]

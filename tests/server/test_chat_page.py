@@ -413,7 +413,8 @@ def test_the_page_asks_for_no_more_at_once_than_the_server_gives(chromium: str, 
             page.goto(f"{site.page}#before-0")
             answered(page, 3)
             # All graphs, all conversations with their titles, and all of the tree that a fork is made in.
-            assert page.locator("#graph option").count() == len(graphs())
+            options = page.locator("#graph option")
+            wait_for("every graph", lambda: options.count() == len(graphs()))
             titles = page.locator(".thread .thread-title")
             every = [f"hello {number}" for number in range(5)]
             wait_for("every title", lambda: sorted(titles.all_inner_texts()) == every)

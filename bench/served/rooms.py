@@ -80,13 +80,18 @@ def _pythons() -> list[Path]:
 
 
 def _uv(*arguments: str) -> None:
-    """uv says where it is to what it runs; `make` may have put one beside its environment."""
+    """uv says where it is to what it runs; `make` may have put one beside its environment. It is run among
+    the rooms: in the project it would hold a rival's packages to the project's own versions."""
     beside = Path(sys.prefix).parent / ".uv" / "bin" / "uv"
     uv = os.environ.get("UV") or shutil.which("uv") or (str(beside) if beside.exists() else None)
     if uv is None:
         raise Missing("uv, which installs it, is not found; put uv on the PATH")
     try:
-        done: Any = subprocess.run([uv, *arguments], capture_output=True, text=True, timeout=_INSTALLING_S)
+        rooms = _rooms()
+        rooms.mkdir(parents=True, exist_ok=True)
+        done: Any = subprocess.run(
+            [uv, *arguments], capture_output=True, text=True, timeout=_INSTALLING_S, cwd=rooms
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Missing(f"uv {arguments[0]} did not end: {error}") from None
     if done.returncode:

@@ -24,7 +24,6 @@ from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.catalogue import Catalogue, Row, missing
 from perdure.server.config.load import Limits, ThreadTtl
 from perdure.server.limits import Throttle
-from perdure.server.naming import thread_id_of as thread_id_of
 
 _log = logging.getLogger("perdure.server")
 
@@ -184,7 +183,7 @@ def _segment(request: Request, name: str) -> str:
 
 async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
     try:
-        in_path = thread_id_of(_segment(request, "thread_id"))
+        in_path = naming.thread_id_of(_segment(request, "thread_id"))
     except UnicodeDecodeError:
         raise Refusal(422, "the thread id in the path is not UTF-8") from None
     naming.only([in_path, *await naming.in_request(request)])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from langgraph.store.base import TTLConfig
 
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
-from perdure.config.settled import GraphPlace, Settled, make_folder_of, settle
+from perdure.config.settled import GraphPlace, Settled, settle
 from perdure.config.sources import Said
 from perdure.errors import BadSetting
 
@@ -161,11 +161,6 @@ def load(
         sources=settled.sources,
         ignored=settled.ignored,
     )
-
-
-def make_development_folder(config: Config) -> None:
-    """Make the folder of development's own database, which git is told to leave alone, if that is used."""
-    make_folder_of(config.database_url)
 
 
 def _http(settled: Settled, is_development: bool) -> Http:

@@ -13,13 +13,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
-from perdure.server import faults
+from perdure.server import faults, naming
 from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
 from perdure.server.config.load import Http
-from perdure.server.host import thread_id_of
-
-_NAMES = ("thread_id", "context_id")
 
 
 def perdure_app(app: FastAPI, http: Http | None = None) -> FastAPI:
@@ -85,43 +82,33 @@ async def thread_id_of_request(request: Request) -> str:
     422 when it names none, since a new thread in its place would answer somebody who is not known; and when
     it names two. ``null`` is as good as absent. Whether the caller may use the thread is not looked at.
     """
-    named = [str(request.path_params[name]) for name in _NAMES if name in request.path_params]
-    named += [value for name in _NAMES for value in request.query_params.getlist(name)]
-    named += await _in_body(request)
-    if not named:
+    in_path = [str(request.path_params[name]) for name in naming.NAMES if name in request.path_params]
+    try:
+        named = naming.only([*in_path, *naming.in_query(request), *naming.in_body(await _body(request))])
+    except Refusal as refusal:
+        raise HTTPException(refusal.status, refusal.detail) from None
+    if named is None:
         raise HTTPException(
             422, "the request names no thread; send thread_id, or context_id, in the path, query or JSON body"
         )
-    if len(set(named)) > 1:
-        raise HTTPException(
-            422,
-            "the request names two threads; thread_id and context_id are the same thing, send one of them",
-        )
-    try:
-        return thread_id_of(named[0])
-    except Refusal as refusal:
-        raise HTTPException(refusal.status, refusal.detail) from None
+    return named
 
 
 RequestThreadId = Annotated[str, Depends(thread_id_of_request)]
 """The thread that a request names, for an endpoint's parameter; see ``thread_id_of_request``."""
 
 
-async def _in_body(request: Request) -> list[str]:
+async def _body(request: Request) -> dict[str, Any]:
+    """The object that a JSON body is; an empty one for any other body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        return []
+        return {}
     if not (content := await request.body()):
-        return []
+        return {}
     try:
         body = json.loads(content)
     except ValueError:
         raise HTTPException(422, "the body is no JSON") from None
     except RecursionError:
         raise HTTPException(422, "the body is nested too deeply") from None
-    if not isinstance(body, dict):
-        return []
-    found = [body[name] for name in _NAMES if body.get(name) is not None]
-    if not all(isinstance(value, str) for value in found):
-        raise HTTPException(422, "thread_id and context_id are text")
-    return found
+    return body if isinstance(body, dict) else {}

@@ -15,7 +15,7 @@ from typing import Any
 from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
-from perdure.config.settled import set_variables
+from perdure.config.settled import make_folder_of, set_variables
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, MissingExtra, NotLoaded
 from perdure.runtime import Agent, Runtime, Settings
@@ -24,7 +24,7 @@ from perdure.runtime.observe import Logs, Observer
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
-from perdure.server.config.load import Config, make_development_folder
+from perdure.server.config.load import Config
 from perdure.server.host import Host
 from perdure.server.hosting.sweeper import Sweeper
 from perdure.server.webhooks import webhooks
@@ -41,7 +41,7 @@ async def opened(
     agents = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
     gate = gate_of(config)
     settings = settings_of(config)
-    make_development_folder(config)
+    make_folder_of(config.database_url)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(
             connect(config.database_url, migrate=config.development, encryption_key=encryption_key)

@@ -13,7 +13,7 @@ from perdure.config.settled import DEVELOPMENT_URL, GraphPlace
 from perdure.config.worker import Address, WorkerConfig, load
 from perdure.errors import BadSetting, NotLoaded
 from perdure.runtime import Settings
-from perdure.server.config.load import load as load_server
+from perdure.server.config import load as load_server
 
 URL = "postgresql://ada:s3cret@host/threads"
 

@@ -18,7 +18,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.config.load import Http, Limits
+from perdure.server.config import Http, Limits
 from perdure.server.host import Host
 from tests.conftest import missing
 

@@ -25,7 +25,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.config.load import Http, Limits
+from perdure.server.config import Http, Limits
 from perdure.server.host import Host
 
 P = ParamSpec("P")

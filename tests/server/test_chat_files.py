@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from perdure.server.app import create_app
-from perdure.server.config.load import Http
+from perdure.server.config import Http
 from perdure.server.routes.chat import PAGE
 from tests.server.hosting import run
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perdure.server.config.load import Limits
+from perdure.server.config import Limits
 from tests.server.acceptance.saying import said
 from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
 from tests.server.hosting import owners

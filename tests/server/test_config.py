@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from perdure.config.settings import EXPOSED, SETTINGS, Setting
-from perdure.config.settled import DEVELOPMENT_URL, GraphPlace
+from perdure.config.settled import DEVELOPMENT_URL, GraphPlace, make_folder_of
 from perdure.errors import BadSetting, NotLoaded, PerdureError
 from perdure.runtime.settings import Settings
 from perdure.server.auth.jwt import JwtSettings
-from perdure.server.config.load import (
+from perdure.server.config import (
     Config,
     Cors,
     Http,
     Limits,
     ThreadTtl,
     load,
-    make_development_folder,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -170,10 +169,10 @@ def test_without_a_database_it_stops_unless_in_development() -> None:
 
 
 def test_development_s_database_is_kept_in_a_folder_that_git_leaves_alone() -> None:
-    make_development_folder(usable())
+    make_folder_of(usable().database_url)
     assert not Path(".perdure").exists()
     for _ in range(2):
-        make_development_folder(loaded("app:graph", development=True))
+        make_folder_of(loaded("app:graph", development=True).database_url)
     assert Path(".perdure/.gitignore").read_text() == "*\n"
 
 

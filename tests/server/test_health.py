@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from perdure.runtime.metrics import Metrics, exposition, of_process
 from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
-from perdure.server.config.load import Http
+from perdure.server.config import Http
 from tests.backends import EMPTY
 from tests.server.hosting import known, run, serving
 from tests.servers import postgres

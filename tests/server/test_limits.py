@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.server.auth.identity import Refusal, User
-from perdure.server.config.load import Cors, Http, Limits
+from perdure.server.config import Cors, Http, Limits
 from perdure.server.limits import USERS_MOST, Throttle
 from tests.backends import EMPTY
 from tests.server.hosting import run, serving, tenants

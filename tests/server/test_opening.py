@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from perdure.server.app import create_app
-from perdure.server.config.load import load
+from perdure.server.config import load
 from perdure.server.hosting.opening import opened
 from tests.server.acceptance.serving import run
 

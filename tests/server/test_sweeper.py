@@ -9,7 +9,7 @@ from perdure.database import connect
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.server.catalogue import THERE, Catalogue
-from perdure.server.config.load import ThreadTtl
+from perdure.server.config import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, working
 

@@ -68,7 +68,7 @@ def serve(
     streams are closed, whose clients come back, and runs are handed over.
     """
     try:
-        from perdure.server.config.load import load
+        from perdure.server.config import load
         from perdure.server.hosting.fleet import serve_many
         from perdure.server.hosting.process import listening, serve
     except ImportError as error:

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from perdure.demo.guard import Guard
 from perdure.server import app as api
-from perdure.server.config.load import Http
+from perdure.server.config import Http
 from perdure.server.host import Host
 from perdure.server.routes import chat
 

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server import faults, openapi
-from perdure.server.config.load import Cors, Http
+from perdure.server.config import Cors, Http
 from perdure.server.host import RAW
 from perdure.server.limits import Bounded
 from perdure.server.routes import assistants as assistant_routes

@@ -20,7 +20,7 @@ from perdure.model.ops import Check, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, HEAD, LANE, OF_THREAD, RUN, SERVER, Partition
 from perdure.runtime import Runtime
-from perdure.server.config.load import ThreadTtl
+from perdure.server.config import ThreadTtl
 
 Status = Literal["idle", "busy", "interrupted", "error"]
 

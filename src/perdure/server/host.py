@@ -22,7 +22,7 @@ from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_ass
 from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.catalogue import Catalogue, Row, missing
-from perdure.server.config.load import Limits, ThreadTtl
+from perdure.server.config import Limits, ThreadTtl
 from perdure.server.limits import Throttle
 
 _log = logging.getLogger("perdure.server")

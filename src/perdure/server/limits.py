@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.bodies import page_max
-from perdure.server.config.load import Limits
+from perdure.server.config import Limits
 from perdure.server.faults import told
 
 USERS_MOST = 10_000

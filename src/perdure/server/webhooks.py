@@ -30,7 +30,7 @@ from perdure.runtime.encoding import encoded
 from perdure.runtime.options import WEBHOOK
 from perdure.server import shapes
 from perdure.server.addresses import Reach, Unreachable
-from perdure.server.config.load import Http
+from perdure.server.config import Http
 from perdure.server.host import Host
 from perdure.server.routes.states import config_of
 

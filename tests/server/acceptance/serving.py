@@ -25,7 +25,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.config.load import Cors, Http
+from perdure.server.config import Cors, Http
 from perdure.server.host import Host
 from tests.server.graphs import graphs
 

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from perdure.server import faults, naming
 from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
-from perdure.server.config.load import Http
+from perdure.server.config import Http
 
 
 def perdure_app(app: FastAPI, http: Http | None = None) -> FastAPI:

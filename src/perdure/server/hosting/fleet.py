@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from perdure.errors import PerdureError, Unavailable
-from perdure.server.config.load import Config
+from perdure.server.config import Config
 from perdure.server.hosting.process import serve
 
 _log = logging.getLogger("perdure.server")

@@ -24,7 +24,7 @@ from perdure.runtime.observe import Logs, Observer
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
-from perdure.server.config.load import Config
+from perdure.server.config import Config
 from perdure.server.host import Host
 from perdure.server.hosting.sweeper import Sweeper
 from perdure.server.webhooks import webhooks

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from perdure.errors import BadSetting
 from perdure.server.app import create_app
-from perdure.server.config.load import Config
+from perdure.server.config import Config
 from perdure.server.hosting.opening import opened, own_app
 
 

@@ -10,7 +10,7 @@ from typing import Self
 from perdure.model.records import SERVER, STORE, Partition
 from perdure.runtime import Runtime
 from perdure.server.catalogue import Catalogue
-from perdure.server.config.load import ThreadTtl
+from perdure.server.config import ThreadTtl
 
 _log = logging.getLogger("perdure.server")
 _EVERY_MINUTES = 5.0

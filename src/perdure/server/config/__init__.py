@@ -1,1 +1,0 @@
-"""What a server makes of the settings."""

@@ -44,7 +44,11 @@ function Chat() {
       {stream.interrupt && (
         <section id="question">
           <span className="asked">{JSON.stringify(stream.interrupt.value)}</span>
-          <button className="answer" onClick={() => stream.respond(given())} />
+          {/* By its id: after a reload the question is shown before the stream has told of it. */}
+          <button
+            className="answer"
+            onClick={() => stream.respond(given(), { interruptId: stream.interrupt.id })}
+          />
         </section>
       )}
       <p id="state">{stream.isLoading ? "busy" : "idle"}</p>

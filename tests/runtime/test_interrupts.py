@@ -236,26 +236,30 @@ def _chain() -> Pregel[Any, Any, Any, Any]:
     return builder.add_edge(START, "first").add_edge("first", "second").compile()
 
 
+def _nested() -> Pregel[Any, Any, Any, Any]:
+    """An agent with a subgraph whose step asks twice."""
+
+    def within(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"within: {interrupt('first?')}, {interrupt('second?')}")]}
+
+    inner = StateGraph(MessagesState).add_node("within", within).add_edge(START, "within").compile()
+    return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
+
+
+SHAPES = {
+    "one step asks twice": (lambda: Talk().graph, ["echo: one, two"]),
+    "two steps ask once": (_chain, ["first: one", "second: two"]),
+    "a subgraph asks twice": (_nested, ["within: one, two"]),
+}
+
+
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(
-            "one step asks twice",
-            marks=pytest.mark.xfail(
-                raises=AssertionError,
-                reason="a step that asks twice moves no head, so its next attempt is given the answer again",
-            ),
-        ),
-        "two steps ask once",
-    ],
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_an_answer_is_used_once_wherever_its_worker_ends(shape: str, named: bool) -> None:
     """Killed at each commit between the answer's acceptance and its run's end, before it and after it: the
     next worker goes on to the second question, and does not answer it with the first one's answer."""
-    one_step = shape == "one step asks twice"
-    graph = Talk().graph if one_step else _chain()
-    expected = ["echo: one, two"] if one_step else ["first: one", "second: two"]
+    made, expected = SHAPES[shape]
+    graph = made()
 
     async def killed(number: int, when: str) -> bool:
         """Whether the worker was killed; without that there are no more commits to try."""
@@ -296,5 +300,53 @@ def test_an_answer_is_used_once_wherever_its_worker_ends(shape: str, named: bool
             assert await killed(number, "after")
             number += 1
         assert number > 4, "an answer takes more commits than that"
+
+    go(main())
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+def test_a_step_that_fails_between_two_questions_asks_the_second_one(storage: Storage, named: bool) -> None:
+    """LangGraph keeps the first answer with the error: the next attempt must not be given it once more."""
+    failures = ["once"]
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        first = interrupt("first?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"messages": [AIMessage(f"{first}, {interrupt('second?')}")]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+
+    async def main() -> None:
+        database = storage.database()
+        async with working(database, graph, settings=settings(backoff=0.01)) as runtime:
+            interrupted = await asked(runtime)
+            given = ids(interrupted)[0] if named else None
+            run = await runtime.wait(await runtime.answer("ada", "one", interrupt_id=given), 30)
+            assert (run.state, run.attempts, failures) == ("waiting", 2, [])
+            assert ids(run) != ids(interrupted)
+            run = await runtime.wait(await runtime.answer("ada", "two"), 30)
+            assert run.state == "done"
+            assert (await spoken(database, graph, "ada"))[-1] == "one, two"
+
+    go(main())
+
+
+@pytest.mark.parametrize("answer", [None, False, {"a" * 31: 1}, {}, "", []])
+def test_an_answer_is_whatever_was_said(storage: Storage, answer: Any) -> None:
+    """Nothing, and what looks like a map of interrupts or is as good as no, without a name."""
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"said: {interrupt('what?')!r}")]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+
+    async def main() -> None:
+        database = storage.database()
+        async with working(database, graph) as runtime:
+            await asked(runtime)
+            run = await runtime.wait(await runtime.answer("ada", answer), 30)
+            assert run.state == "done"
+            assert (await spoken(database, graph, "ada"))[-1] == f"said: {answer!r}"
 
     go(main())

@@ -147,8 +147,8 @@ class Accept:
 
     def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
         """The lane without what waits for this answer, of two answers the second finds it gone; and the
-        answer, which goes to the graph that asked, and whose replies go where those of the question went
-        unless it says otherwise."""
+        answer, which goes to the graph that asked, to its one question if it names none, and whose replies
+        go where those of the question went unless it says otherwise."""
         thread, wanted = self.partition.thread, self.message.options.get("interrupt_id")
         if lane.waiting is None:
             raise NotWaiting(
@@ -166,6 +166,8 @@ class Accept:
                 f"not to {wanted!r}; nothing of this answer was stored. Look at the thread's state"
             )
         message = replace(self.message, graph=run.graph, channel=self.message.channel or run.channel)
+        if wanted is None and len(ids) == 1:
+            message = replace(message, options={**message.options, "interrupt_id": ids[0]})
         return lane._replace(waiting=None), message
 
 

@@ -113,6 +113,11 @@ class Run:
     note: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: int = 0
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is stored as its first claim left it: nobody attempted it before."""
+        return self.version == 1
+
     def put(self) -> Put:
         """The operation that stores it over the version that was read."""
         fields = {

@@ -10,12 +10,13 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
-from langgraph.types import Interrupt, StateSnapshot
+from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import Ending, Held
 from perdure.langgraph.loads import EPOCH
 from perdure.model.messages import DONE, WAITING
 from perdure.runtime.agents import COMMAND, RESUME, Agent
+from perdure.runtime.answers import still_to_give
 from perdure.runtime.effects import JOURNAL, Journal
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.protocol import BY_BLOCK
@@ -36,6 +37,8 @@ async def attempt(
     has_begun = held.head != held.run.base
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
+    if RESUME in held.messages[0].payload and isinstance(given, Command):
+        given = await still_to_give(graph, now, held, given)
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
     how = _how(agent, options)

@@ -318,8 +318,9 @@ def vanish(runtime: Runtime, line: Line) -> None:
     """End a runtime as a crash would: nothing that it holds is given back, nothing more of it is stored."""
     line.is_dead = True
     worker = runtime._worker
-    worker._stopping = True
-    for task in (*worker._loops, *worker._serving.values(), *(w.task for w in worker._working.values())):
+    worker.dispatch.is_stopping = True
+    working = (under_way.task for under_way in worker.runner._working.values())
+    for task in (*worker._loops, *worker.dispatch._serving.values(), *working):
         task.cancel()
 
 
@@ -330,7 +331,7 @@ def deafen(runtime: Runtime) -> None:
     async def nothing(working: object) -> None:
         return
 
-    runtime._worker._renew = nothing  # type: ignore[method-assign]
+    runtime._worker.runner._renew = nothing  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------- looking

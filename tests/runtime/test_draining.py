@@ -195,7 +195,7 @@ def test_a_reply_on_its_way_says_nothing_of_the_thread_that_came_after(near: Sto
         async with working(near.database(), talk.graph, **options) as first:
             await first.wait(await first.accept("ada", "old", channel="post"), 30)
             await eventually(lambda: _owner(near))
-            first._worker._stopping = True  # it takes nothing more
+            first._worker.dispatch.is_stopping = True  # it takes nothing more
             async with working(near.database(), talk.graph, channels={"post": Channel(send_new)}) as second:
                 await second.delete("ada")
                 again = await second.accept("ada", "new", channel="post")
@@ -203,7 +203,7 @@ def test_a_reply_on_its_way_says_nothing_of_the_thread_that_came_after(near: Sto
                 await eventually(lambda: _owner(near))
                 old.set()
                 await eventually(lambda: heard.count("reply.lost") or heard.count("reply.sent"))
-                await eventually(lambda: not first._worker._serving)
+                await eventually(lambda: not first._worker.dispatch._serving)
                 (reply,) = await second.replies("ada")
                 assert (reply.run_id, reply.payload["content"]) == (again.id, "echo: new")
                 assert reply.state == "sending"

@@ -65,7 +65,7 @@ def test_a_tenant_with_many_threads_starves_nobody(memory: Storage) -> None:
                 assert (await front.wait(other, 30)).state == "done"
                 assert talk.under_way == 3
                 talk.gate.set()
-                await eventually(lambda: not worker._worker._working and len(talk.calls) == 52)
+                await eventually(lambda: not worker._worker.runner._working and len(talk.calls) == 52)
         assert talk.most <= 4
 
     go(main())

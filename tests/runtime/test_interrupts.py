@@ -276,7 +276,7 @@ def test_an_answer_is_used_once_wherever_its_worker_ends(shape: str, named: bool
                 line.die_at(number, when)
                 try:
                     ticket = await answer(dying)
-                    await eventually(lambda: line.is_dead or not dying._worker._serving)
+                    await eventually(lambda: line.is_dead or not dying._worker.dispatch._serving)
                 except Unavailable:
                     pass
                 was_killed = line.is_dead

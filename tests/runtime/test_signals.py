@@ -118,7 +118,7 @@ def test_without_notifications_it_waits_for_the_next_look(place: Place, talk: Ta
             with pytest.raises(TimeoutError):
                 await front.wait(ticket, 2.0)
             assert talk.calls == []
-            back._worker._wake.set()
+            back._worker.dispatch._wake.set()
             assert (await front.wait(ticket, BOUND_S)).state == "done"
 
     go(main())

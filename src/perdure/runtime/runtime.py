@@ -33,9 +33,10 @@ from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Logs, Observer, Observers
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.relay import Channel, Relay
+from perdure.runtime.running import DELETED
 from perdure.runtime.settings import Settings
 from perdure.runtime.signals import ENDED, Signals
-from perdure.runtime.worker import DELETED, Worker
+from perdure.runtime.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
 _OF_THE_QUESTION = ""
@@ -237,7 +238,7 @@ class Runtime:
         program = later.postpone(partition, message, due, most, fresh, within)
         accepted: Accepted = await self._database.arun(program)
         if accepted.lane is not None and self._works:
-            self._worker.told(partition, accepted.lane, now)
+            self._worker.dispatch.told(partition, accepted.lane, now)
         elif accepted.lane is not None:
             self._signals.due(partition, after)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
@@ -296,7 +297,7 @@ class Runtime:
             if accepted.lane.stop is not None:
                 self._stop_asked(partition, accepted.lane.stop)
             if self._works:
-                self._worker.told(partition, accepted.lane, now)
+                self._worker.dispatch.told(partition, accepted.lane, now)
             elif accepted.lane.due_at is not None and accepted.lane.owner is None:
                 self._signals.due(partition, (accepted.lane.due_at - now) / 1_000_000)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
@@ -314,11 +315,11 @@ class Runtime:
         after ``timeout`` seconds: the run goes on."""
         partition = Partition(ticket.tenant, ticket.thread_id)
         pause, longest = _WAIT_S
-        is_ours = self._worker.serves(partition)
+        is_ours = self._worker.dispatch.serves(partition)
         async with asyncio.timeout(timeout):
             while True:
                 ended = self._signals.expect(ENDED, partition)
-                run = self._worker.ended(partition, ticket.id)
+                run = self._worker.runner.ended(partition, ticket.id)
                 if run is None and not is_ours:
                     run = (await self.look(ticket)).run
                 is_ours = False
@@ -358,7 +359,7 @@ class Runtime:
 
     def store(self, *, tenant: str | None = None) -> PerdureStore:
         """The store that a tenant's graphs are given."""
-        return self._worker.store(self._tenant if tenant is None else tenant)
+        return self._worker.runner.graphs.store(self._tenant if tenant is None else tenant)
 
     async def check(self) -> None:
         """Ask the database for something; ``Unavailable`` when it does not answer."""
@@ -390,7 +391,9 @@ class Runtime:
 
     def graph(self, name: str, *, tenant: str | None = None) -> Pregel[Any, Any, Any, Any]:
         """A graph with a tenant's checkpointer and store, to look at state and to edit it."""
-        return self._worker.graph(self._graph_name(name), self._tenant if tenant is None else tenant)
+        return self._worker.runner.graphs.graph(
+            self._graph_name(name), self._tenant if tenant is None else tenant
+        )
 
     async def runs(self, thread_id: str, *, limit: int = 100, tenant: str | None = None) -> Sequence[Run]:
         """The newest runs of a thread, newest first."""
@@ -462,7 +465,7 @@ class Runtime:
 
     def _stop_asked(self, partition: Partition, how: str) -> None:
         """Let whoever works on a thread's run know that it is to be ended."""
-        self._worker.stop_asked(partition, how)
+        self._worker.runner.stop_asked(partition, how)
         self._signals.stop(partition)
 
     def _partition(self, thread_id: str, tenant: str | None) -> Partition:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, ParamSpec
 
 import httpx
-import uvicorn
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -27,6 +25,7 @@ from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, Limits
 from perdure.server.host import Host
+from tests.server.ports import served
 
 P = ParamSpec("P")
 _TIMEOUT = httpx.Timeout(60, connect=10)
@@ -150,19 +149,8 @@ async def serving(
         Runtime(db, graphs(), settings=settings, all_tenants=True, observers=observers) as runtime,
     ):
         host = Host.over(runtime, gate or Open(), limits)
-        app = create_app(None, http)
-        app.state.perdure = host
-        listener = clients.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        served = asyncio.create_task(server.serve([listener]))
-        try:
-            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", host, clients)
-        finally:
-            await host.close()
-            server.should_exit = True
-            await served
+        async with served(create_app(None, http), host) as address:
+            yield Served(address, host, clients)
 
 
 def known() -> Auth:

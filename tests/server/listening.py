@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
@@ -20,6 +17,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.host import Host
 from tests.server.graphs import graphs
+from tests.server.ports import served
 
 Told = dict[str, Any]
 
@@ -50,17 +48,9 @@ async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> As
         perdure.connect(url, migrate=True) as db,
         Runtime(db, graphs(), settings=Settings(poll=0.1), works=works, all_tenants=True) as runtime,
     ):
-        app = create_app(None)
-        app.state.perdure = host = Host.over(runtime, gate or Open())
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-            served = asyncio.create_task(server.serve([listener]))
-            try:
-                yield Place(f"http://127.0.0.1:{listener.getsockname()[1]}", host)
-            finally:
-                await host.close()
-                server.should_exit = True
-                await served
+        host = Host.over(runtime, gate or Open())
+        async with served(create_app(None), host) as address:
+            yield Place(address, host)
 
 
 async def heard(http: httpx.AsyncClient, thread_id: str, **asked: Any) -> AsyncIterator[Told]:

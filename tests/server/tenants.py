@@ -6,7 +6,6 @@ Whatever is Alice's carries ``SECRET_OF_ALICE``, so that one look at an answer s
 from __future__ import annotations
 
 import asyncio
-import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import httpx
 import jwt
-import uvicorn
 from langchain_core.messages import AIMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
@@ -30,6 +28,7 @@ from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.host import Host
 from tests.server.acceptance.serving import eventually
 from tests.server.issuer import AUDIENCE, ISSUER, OTHER_SECRET, SECRET, token
+from tests.server.ports import served
 
 SECRET_OF_ALICE = "canary-5b1d0c77"
 _TIMEOUT = httpx.Timeout(30, connect=10)
@@ -175,20 +174,9 @@ async def serving(url: str, gate: Gate, *, serves: Any = None) -> AsyncIterator[
         perdure.connect(url, migrate=True) as db,
         Runtime(db, serves or graphs(), settings=Settings(poll=0.1, drain=0.1), all_tenants=True) as runtime,
     ):
-        app = create_app(None)
-        app.state.perdure = host = Host.over(runtime, gate)
-        # Of a socket that says it is TCP's asyncio sends small answers at once.
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-            served = asyncio.create_task(server.serve([listener]))
-            try:
-                yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", host, app)
-            finally:
-                await host.close()
-                server.should_exit = True
-                await served
+        app, host = create_app(None), Host.over(runtime, gate)
+        async with served(app, host) as address:
+            yield Served(address, host, app)
 
 
 # What is Alice's

@@ -20,8 +20,6 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.database import Database
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
 from perdure.storage.sql import d1 as backend
@@ -29,9 +27,9 @@ from perdure.storage.sql import d1_batch as sql
 from perdure.storage.sql.d1_url import Target
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
-from perdure.testing.conformance.backend import at, load, long, put
 from tests.servers import d1
 from tests.servers.d1_proxy import Proxy, proxy
+from tests.storage.living import live
 
 HARMLESS = re.compile(
     r"SEARCH|USING INDEX|CREATE BLOOM FILTER|SCAN \w+ VIRTUAL TABLE INDEX|SCAN CONSTANT ROW"
@@ -193,24 +191,8 @@ def test_the_clock_shares_a_request_with_what_is_asked_meanwhile(between: tuple[
 
 
 def _live(driver: Any) -> None:
-    """Everything that happens to a thread."""
-    database = Database(driver, tenant="", digest=Digester())
-    saver = database.checkpointer()
-    step = at()
-    for n in range(6):
-        step = put(saver, step, f"c{n}", {"x": [long(f"item {i}") for i in range(30 + n)]}, version=n)
-    saver.put_writes(step, [("x", long("write"))], "t")
-    put(saver, at(namespace="inner"), "s1", root="c2")
-    load(saver)
-    list(saver.list(at(), before=at("c4"), limit=2))
-    list(saver.list(at(namespace="inner"), before=at("c3")))
-    database.tag("thread", "mine", "c1")
-    database.tags("thread")
-    assert len(list(database.threads_sync())) == 1
-    saver.prune(["thread"])
-    saver.delete_for_runs(["run"])
-    saver.copy_thread("thread", "copy")
-    saver.delete_thread("thread")
+    """Everything that happens to a thread, and to memories."""
+    live(driver)
     fields = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": 2}
     for expect in (Expect.ANY, Expect.ABSENT):
         item = rows.Put(ITEM, (f"key {expect}",), fields, b"body", expect, 1)

@@ -12,8 +12,6 @@ from typing import Any
 import apsw
 import pytest
 
-from perdure.database import Database
-from perdure.model.chunks import Digester
 from perdure.model.ops import Find, Range
 from perdure.model.records import (
     CHECKPOINT,
@@ -38,7 +36,7 @@ from perdure.model.records import (
 )
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql import schema, sqlite
-from perdure.testing.conformance.backend import at, load, long, put
+from tests.storage.living import live
 
 
 @pytest.fixture
@@ -155,25 +153,9 @@ def test_no_statement_of_a_thread_s_life_scans(path: Path, connection: apsw.Conn
     for reader in [sqlite.connect(path, read_only=True) for _ in range(4)]:
         reader.exec_trace = trace
         driver._readers.append(reader)
-    database = Database(driver, tenant="", digest=Digester())
-    saver = database.checkpointer()
-    step = at()
-    for n in range(6):
-        step = put(saver, step, f"c{n}", {"x": [long(f"item {i}") for i in range(30 + n)]}, version=n)
-    saver.put_writes(step, [("x", long("write"))], "t")
-    put(saver, at(namespace="inner"), "s1", root="c2")
-    load(saver)
-    list(saver.list(at(), before=at("c4"), limit=2))
-    list(saver.list(at(namespace="inner"), before=at("c3")))
-    database.tag("thread", "mine", "c1")
-    database.tags("thread")
-    assert len(list(database.threads_sync())) == 1
+    live(driver)
     driver.perform(Find("threads", None))
-    saver.prune(["thread"])
-    saver.delete_for_runs(["run"])
-    saver.copy_thread("thread", "copy")
-    saver.delete_thread("thread")
-    database.close()
+    driver.close()
     reads = {s for s in seen if s.startswith(("SELECT", "DELETE", "UPDATE"))}
     assert len(reads) > 20
     for statement in reads:

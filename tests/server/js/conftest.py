@@ -9,7 +9,7 @@ import pytest
 
 from tests.backends import EMPTY
 from tests.server.acceptance.serving import Server
-from tests.server.js.browsing import bundled, launched
+from tests.server.js.browsing import Chat, bundled, launched
 from tests.server.js.node import Client, Node
 
 if TYPE_CHECKING:
@@ -55,3 +55,12 @@ def browser(chromium: str) -> Iterator[Browser]:
     """A browser, for one module only: see ``launched``."""
     with launched(chromium) as opened:
         yield opened
+
+
+@pytest.fixture
+def chat(browser: Browser, pages: str, request: pytest.FixtureRequest) -> Iterator[Chat]:
+    """The page that the module names in ``PAGE``, in which nothing may go wrong unseen."""
+    with browser.new_context() as context:
+        opened = Chat(context.new_page(), pages, request.module.PAGE)
+        yield opened
+    assert opened.faults == []

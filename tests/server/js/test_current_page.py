@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.server.acceptance.saying import heard
@@ -13,18 +10,9 @@ from tests.server.graphs import DRIPPED
 from tests.server.js.browsing import Chat
 from tests.server.js.node import Client, eventually
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
 pytestmark = pytest.mark.timeout(240)
 
-
-@pytest.fixture
-def chat(browser: Browser, pages: str) -> Iterator[Chat]:
-    with browser.new_context() as context:
-        opened = Chat(context.new_page(), pages, "current")
-        yield opened
-    assert opened.faults == []
+PAGE = "current"
 
 
 def test_t21_messages_are_sent_and_answered(chat: Chat, server: Server, js: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -154,4 +153,5 @@ def test_webhooks_may_be_off() -> None:
 
 def test_encryption_by_code_of_its_own_is_not_passed_over() -> None:
     Path("langgraph.json").write_text('{"encryption": {"path": "./enc.py:encryption"}}')
-    assert re.search("everything would be stored in the clear; set PERDURE_KEY_FILE", refused())
+    assert "everything would be stored in the clear; pass --key-file" in refused()
+    assert usable(has_key=True).ignored == ("encryption in langgraph.json",)

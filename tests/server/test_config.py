@@ -251,8 +251,8 @@ def test_a_langgraph_json_is_read_for_what_it_means_here() -> None:
 
 def test_encryption_by_code_of_its_own_is_not_passed_over() -> None:
     langgraph(encryption={"path": "./enc.py:encryption"})
-    assert "everything would be stored in the clear; set PERDURE_KEY_FILE" in refused()
-    assert usable({"PERDURE_KEY_FILE": "key"}).ignored == ("encryption in langgraph.json",)
+    assert "everything would be stored in the clear; pass --key-file" in refused()
+    assert usable(has_key=True).ignored == ("encryption in langgraph.json",)
 
 
 # Variables of a .env file

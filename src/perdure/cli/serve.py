@@ -77,6 +77,7 @@ def serve(
         ) from error
 
     write_log(log_level)
+    key = key_of(key_file)
     asked = load(
         file=config,
         graphs=graphs or (),
@@ -86,8 +87,8 @@ def serve(
         development=dev,
         page=page,
         environ=os.environ,
+        has_key=key is not None,
     )
-    key = key_of(key_file)
     if workers > 1 and asked.database_url.startswith("memory:"):
         raise BadSetting(
             "--workers needs a database that processes can share; memory:// is one process's own"

@@ -145,6 +145,7 @@ def worker(
         "deadline": deadline,
         "drain": drain,
     }
+    key = key_of(key_file)
     asked = load(
         file=config,
         graphs=graphs or (),
@@ -154,10 +155,11 @@ def worker(
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         environ=os.environ,
+        has_key=key is not None,
     )
     if not backend_of(asked.database_url).SCHEMA_VERSION:
         raise BadUrl(
             f"{redacted(asked.database_url)} is this process's alone: no message would ever get here. Name a "
             "database that others can reach"
         )
-    work(asked, For(tenant, all_tenants, key_of(key_file)))
+    work(asked, For(tenant, all_tenants, key))

@@ -139,10 +139,12 @@ def settle(
     graphs: Sequence[str] = (),
     flags: Mapping[str, tuple[Any, str]],
     environ: Mapping[str, str],
+    has_key: bool,
 ) -> Settled:
     """Read everything once. Without ``file`` the current folder's ``perdure.toml`` and ``langgraph.json`` are
     read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE`` and replace those of
-    files. ``flags`` are the others by key, each with its name, ``None`` where one was not given."""
+    files. ``flags`` are the others by key, each with its name, ``None`` where one was not given.
+    ``has_key`` says that what is stored is sealed."""
     here = Path.cwd()
     paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()] if file is None else [file]
     files = [sources.of_file(path) for path in paths]
@@ -156,7 +158,8 @@ def settle(
     settled = Settled(
         _merged([*files, environment, Layer(given)]), root, env=env, files=paths[::-1], ignored=ignored
     )
-    _refuse_unsealed(ignored, environ)
+    if not has_key:
+        _refuse_unsealed(ignored)
     return settled
 
 
@@ -179,12 +182,12 @@ def _merged(layers: Sequence[Layer]) -> dict[str, Said]:
     return {key: said for layer in layers for key, said in layer.said.items()}
 
 
-def _refuse_unsealed(ignored: Sequence[str], environ: Mapping[str, str]) -> None:
+def _refuse_unsealed(ignored: Sequence[str]) -> None:
     """``encryption`` of ``langgraph.json`` names code of its own. Passing over it would store in the clear
     what somebody wanted sealed."""
     asked = next((each for each in ignored if each.startswith("encryption in ")), None)
-    if asked and not environ.get("PERDURE_KEY_FILE"):
+    if asked:
         raise BadSetting(
-            f"{asked} is not supported, and without it everything would be stored in the clear; set "
-            "PERDURE_KEY_FILE to the file with an encryption key, or take it out"
+            f"{asked} is not supported, and without it everything would be stored in the clear; pass "
+            "--key-file with the file of an encryption key, set PERDURE_KEY_FILE to it, or take it out"
         )

@@ -59,9 +59,11 @@ def load(
     metrics_host: str | None = None,
     metrics_port: int | None = None,
     environ: Mapping[str, str],
+    has_key: bool = False,
 ) -> WorkerConfig:
     """The configuration of a worker; ``file`` and ``graphs`` are as for ``settle``. ``runtime`` has flags by
-    the names of ``perdure.runtime.Settings``; a flag that was not given is ``None``."""
+    the names of ``perdure.runtime.Settings``; a flag that was not given is ``None``. ``has_key`` says that
+    what is stored is sealed."""
     flags = {f"runtime.{name}": (value, _flag(name)) for name, value in (runtime or {}).items()}
     settled = settle(
         file=file,
@@ -73,6 +75,7 @@ def load(
             **flags,
         },
         environ=environ,
+        has_key=has_key,
     )
     return WorkerConfig(
         database_url=settled.database_url(),

@@ -125,10 +125,12 @@ def load(
     development: bool | None = None,
     page: bool | None = None,
     environ: Mapping[str, str],
+    has_key: bool = False,
 ) -> Config:
     """The configuration of a server. Without ``file`` the current folder's ``perdure.toml`` and
     ``langgraph.json`` are read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE``
-    and replace those of files; the other arguments are flags, ``None`` where one was not given.
+    and replace those of files; the other arguments are flags, ``None`` where one was not given. ``has_key``
+    says that what is stored is sealed.
     """
     settled = settle(
         file=file,
@@ -141,6 +143,7 @@ def load(
             "http.page": (page, "--page"),
         },
         environ=environ,
+        has_key=has_key,
     )
     is_development = bool(settled["development"])
     claims = settled["auth.tenant_claims"]

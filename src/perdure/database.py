@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from perdure.engine import checkpoints, content, moving, moving_items, retention, tags
 from perdure.engine.content import Digest, Report
-from perdure.engine.fsck import Finding, Repaired
+from perdure.engine.findings import Finding, Repaired
 from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
 from perdure.engine.measure import Measure, measure
@@ -145,7 +145,7 @@ class Database:
     def fsck(self, thread_id: str | None = None) -> list[Finding]:
         """What is wrong with a thread, or with any thread of the tenant; nothing is changed.
 
-        It reads everything: links, heads, tags, every reference, and every chunk against its name.
+        It reads everything: links, heads, tags, every reference, every chunk against its name, and the queue.
         """
         if thread_id is not None:
             return run(check_thread(Partition(self._tenant, thread_id), self._digest), self._driver)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
@@ -138,6 +140,21 @@ def test_a_tag_outlives_pruning_and_export_has_everything(shell: Shell, tmp_path
     missing = shell("threads", "tag", "ada", "approved", "--remove", **url)
     assert missing.returncode == 1
     assert "no tag 'approved'" in missing.stderr
+
+
+def test_damage_is_found_in_a_thread_that_does_not_open(shell: Shell, tmp_path: Path) -> None:
+    for name in ("ada", "bob"):
+        converse(tmp_path / "t.db", name, 1)
+    with closing(sqlite3.connect(tmp_path / "t.db")) as connection:
+        ada = "(SELECT pk FROM perdure_thread WHERE thread = 'ada')"
+        connection.execute(f"UPDATE perdure_checkpoint SET body = x'c1' WHERE t = {ada}")
+        connection.commit()
+    url = {"PERDURE_URL": "sqlite:///t.db"}
+    checked = shell("fsck", **url)
+    assert checked.returncode == 1
+    assert "'ada'" in checked.stderr
+    assert "unreadable" in checked.stderr
+    assert "'bob'" not in checked.stderr
 
 
 def test_delete_asks_first(shell: Shell, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import perdure
 from perdure.database import open_database
 from perdure.engine import documents
-from perdure.engine.fsck import Repaired
+from perdure.engine.findings import Repaired
 from perdure.engine.moving import Exists, State
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Expect, Fetch, Put, Range

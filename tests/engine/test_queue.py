@@ -409,6 +409,28 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     assert not queue.accept(key="k0").is_duplicate
 
 
+def test_what_ended_just_now_is_not_forgotten_however_long_it_waited(queue: Queue) -> None:
+    """Its sender may still ask what became of it."""
+    for _ in range(2):
+        queue.accept(mode="enqueue")
+    queue.now += 100
+    queue.finish(queue.held())
+    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) == 0
+    queue.now += 1
+    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) > 0
+
+
+def test_a_question_is_not_forgotten_however_long_it_waits(queue: Queue) -> None:
+    queue.accept()
+    queue.finish(queue.held(), WAITING, interrupts=[{"id": "i"}])
+    queue.now += 1000
+    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) == 0
+    queue.accept("yes", "answer")
+    queue.finish(queue.held())
+    queue.now += 1
+    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) > 0
+
+
 def test_what_is_given_up_is_found(queue: Queue) -> None:
     queue.accept(channel="post")
     held = queue.held()

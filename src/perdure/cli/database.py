@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
 from perdure.errors import Unmigrated
+from perdure.model.records import THREADS
 from perdure.storage.url import backend_of, redacted
 
 
@@ -63,12 +64,13 @@ def fsck(
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Check threads: links, heads, tags, references, and every stored byte against its name.
+    """Check threads: links, heads, tags, references, every stored byte against its name, and the queue.
 
     Exit code 0 when all is sound (or was mended), 1 when damage is left.
     """
     with opened(db, tenant, key_file) as database:
-        names = thread_ids or [thread.thread_id for thread in database.threads_sync()]
+        threads = (p.thread for p in database.partitions(tenant) if p.space == THREADS)
+        names = thread_ids or list(threads)
         damaged = 0
         for name in names:
             findings = database.fsck(name)

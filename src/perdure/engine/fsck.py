@@ -1,4 +1,4 @@
-"""Checking a thread: what its records say of each other, and what its chunks hold.
+"""Checking a thread: what its records say of each other, what its chunks hold, and where its queue stands.
 
 A check reads everything and writes nothing. A thread that is written to meanwhile is read again, so that
 nobody's write in progress is taken for damage. Orphan chunks, and writes whose checkpoint is not stored, are
@@ -9,69 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 
+from perdure.engine.findings import REPAIR, RESTORE, Damage, Finding, Repaired
+from perdure.engine.fsck_queue import check_queue
 from perdure.engine.threads import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.engine.values import FETCH_KEYS
+from perdure.engine.walking import Walk
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Key, Kind, Partition, Record
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.tree import Expansion
-
-_PAGE = 64
-
-
-class Damage(Enum):
-    """The kinds of damage."""
-
-    HOLE = "hole"
-    HEAD = "head"
-    ORDER = "order"
-    TAG = "tag"
-    DANGLING = "dangling"
-    DAMAGED = "damaged"
-    UNREADABLE = "unreadable"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One piece of damage: where it is, what is wrong, and what to do.
-
-    ``checkpoint_id`` is ``None`` where no one checkpoint is concerned. ``repairable`` says that ``repair``
-    mends it.
-    """
-
-    thread_id: str
-    namespace: str
-    checkpoint_id: str | None
-    kind: Damage
-    detail: str
-    mend: str
-    repairable: bool = False
-
-    def __str__(self) -> str:
-        place = f" {self.namespace}" if self.namespace else ""
-        where = f"thread {self.thread_id!r}{place}"
-        if self.checkpoint_id is not None:
-            where += f", checkpoint {self.checkpoint_id}"
-        return f"{where}: {self.kind.value}: {self.detail}; {self.mend}"
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """What a repair mended, and what is left for a person."""
-
-    mended: tuple[Finding, ...]
-    left: tuple[Finding, ...]
-
-
-_RESTORE = "restore the thread from a backup, or delete it"
-_REPAIR = "run `perdure fsck --repair`"
 
 
 @dataclass(slots=True)
@@ -135,15 +87,16 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
             *_tags(partition, contents),
         ]
         findings += yield from _chunks(partition, contents, digest)
+        findings += yield from check_queue(partition)
         if not findings or before == (yield from _pulse(partition)):
             return contents, findings
     raise Contention(f"thread {partition.thread!r} is written to all the time; check it later")
 
 
 def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
-    """What changes with every put and every removal."""
-    gc, heads = yield from ask(Fetch(partition, (Get(GC, ()), Range(HEAD))))
-    return tuple((record.key, record.version) for record in (*gc, *heads))
+    """What changes with every put and every removal, and with every step of the queue."""
+    gc, heads, lanes = yield from ask(Fetch(partition, (Get(GC, ()), Range(HEAD), Range(LANE))))
+    return tuple((record.key, record.version) for record in (*gc, *heads, *lanes))
 
 
 # Reading
@@ -152,7 +105,7 @@ def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
 def _read(partition: Partition) -> Program[_Contents]:
     heads, tags = yield from ask(Fetch(partition, (Range(HEAD), Range(TAG))))
     contents = _Contents({r.key[0]: r for r in heads}, tags)
-    page = _Page(CHECKPOINT)
+    page = Walk(CHECKPOINT)
     while not page.last:
         yield from page.turn(partition)
         contents.places.update({(r.key[0], r.key[1]): r.fields["seq"] for r in page.stubs})
@@ -162,7 +115,7 @@ def _read(partition: Partition) -> Program[_Contents]:
             except Corrupt as error:
                 contents.unreadable.append((record.key, str(error)))
         contents.unreadable += page.unreadable
-    page = _Page(WRITE)
+    page = Walk(WRITE)
     while not page.last:
         yield from page.turn(partition)
         contents.writes += [PendingWrite.read(record) for record in page.records]
@@ -170,48 +123,12 @@ def _read(partition: Partition) -> Program[_Contents]:
     return contents
 
 
-@dataclass(slots=True)
-class _Page:
-    """A walk over the records of a kind: those that open, and those that do not, with the reason."""
-
-    kind: Kind
-    stubs: tuple[Record, ...] = ()
-    records: list[Record] = field(default_factory=list)
-    unreadable: list[tuple[Key, str]] = field(default_factory=list)
-    last: bool = False
-
-    def turn(self, partition: Partition) -> Program[None]:
-        """Read the next page."""
-        after = self.stubs[-1].key if self.stubs else None
-        items = (Range(self.kind, after=after, limit=_PAGE, bodies=False),)
-        (self.stubs,) = yield from ask(Fetch(partition, items))
-        self.last = len(self.stubs) < _PAGE
-        self.records, self.unreadable = [], []
-        keys = [stub.key for stub in self.stubs]
-        if not keys:
-            return
-        try:
-            self.records = yield from self._get(partition, keys)
-        except Corrupt:
-            # One of them does not open and spoils the answer: ask for each by itself.
-            self.records = []
-            for key in keys:
-                try:
-                    self.records += yield from self._get(partition, [key])
-                except Corrupt as error:
-                    self.unreadable.append((key, str(error)))
-
-    def _get(self, partition: Partition, keys: list[Key]) -> Program[list[Record]]:
-        answers = yield from ask(Fetch(partition, tuple(Get(self.kind, key) for key in keys)))
-        return [record for answer in answers for record in answer]
-
-
 # Links, heads, tags
 
 
 def _unreadable(partition: Partition, contents: _Contents) -> Iterator[Finding]:
     for key, error in contents.unreadable:
-        yield Finding(partition.thread, key[0], key[1], Damage.UNREADABLE, error, _RESTORE)
+        yield Finding(partition.thread, key[0], key[1], Damage.UNREADABLE, error, RESTORE)
 
 
 def _holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
@@ -220,7 +137,7 @@ def _holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         twin = taken.setdefault((namespace, seq), checkpoint_id)
         if twin != checkpoint_id:
             detail = f"has the sequence {seq} of checkpoint {twin}, so history may skip one of them"
-            yield Finding(partition.thread, namespace, checkpoint_id, Damage.ORDER, detail, _RESTORE)
+            yield Finding(partition.thread, namespace, checkpoint_id, Damage.ORDER, detail, RESTORE)
     for record in contents.checkpoints:
         parent = record.parent_id
         if parent is None:
@@ -232,15 +149,15 @@ def _holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
             detail = f"its parent {parent} is not stored, and no removal has marked the cut"
             if record.deltas:
                 names = ", ".join(record.deltas)
-                mend = f"the values of {names} are replayed from what is gone: {_RESTORE}"
+                mend = f"the values of {names} are replayed from what is gone: {RESTORE}"
                 yield Finding(partition.thread, record.namespace, record.id, Damage.HOLE, detail, mend)
             else:
                 yield Finding(
-                    partition.thread, record.namespace, record.id, Damage.HOLE, detail, _REPAIR, True
+                    partition.thread, record.namespace, record.id, Damage.HOLE, detail, REPAIR, True
                 )
         elif place >= record.seq:
             detail = f"has the sequence {record.seq}, its parent {parent} the later {place}"
-            yield Finding(partition.thread, record.namespace, record.id, Damage.ORDER, detail, _RESTORE)
+            yield Finding(partition.thread, record.namespace, record.id, Damage.ORDER, detail, RESTORE)
 
 
 def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
@@ -249,16 +166,16 @@ def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         newest = contents.newest(namespace)
         if head is None:
             detail = "there are checkpoints but no head, so the thread looks empty"
-            mend = f"{_REPAIR}; if this is a copy that was cut short, copy again and it is finished"
+            mend = f"{REPAIR}; if this is a copy that was cut short, copy again and it is finished"
             yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, mend, True)
             continue
         target = head.fields["checkpoint_id"]
         if (namespace, target) not in contents.places:
             detail = "the head names this checkpoint, which is not stored"
-            yield Finding(partition.thread, namespace, target, Damage.HEAD, detail, _REPAIR, True)
+            yield Finding(partition.thread, namespace, target, Damage.HEAD, detail, REPAIR, True)
         elif newest is not None and head.fields["seq"] < newest[1]:
             detail = f"the head is at sequence {head.fields['seq']}, {newest[0]} already has {newest[1]}"
-            yield Finding(partition.thread, namespace, target, Damage.ORDER, detail, _REPAIR, True)
+            yield Finding(partition.thread, namespace, target, Damage.ORDER, detail, REPAIR, True)
 
 
 def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
@@ -285,16 +202,16 @@ def _chunks(partition: Partition, contents: _Contents, digest: Digester) -> Prog
         error, needs = yield from _expand(partition, (ref,), sound, digest)
         if error:
             detail = f"{what} cannot be read: {error}"
-            findings.append(Finding(partition.thread, *name, Damage.UNREADABLE, detail, _RESTORE))
+            findings.append(Finding(partition.thread, *name, Damage.UNREADABLE, detail, RESTORE))
         absent = sorted(needs - sound - damaged)
         if absent:
             detail = f"{what} needs {len(absent)} chunks that are not stored, the first {absent[0].hex()}"
-            findings.append(Finding(partition.thread, *name, Damage.DANGLING, detail, _RESTORE))
+            findings.append(Finding(partition.thread, *name, Damage.DANGLING, detail, RESTORE))
         changed = sorted(needs & damaged)
         if changed:
             detail = f"{what} needs {len(changed)} chunks whose bytes are not what their names say"
             detail += f", the first {changed[0].hex()}"
-            findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, _RESTORE))
+            findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, RESTORE))
     return findings
 
 
@@ -314,7 +231,7 @@ def _survey(partition: Partition, digest: Digester) -> Program[tuple[set[bytes],
     """The chunks that are stored and sound, and those that are damaged."""
     sound: set[bytes] = set()
     damaged: set[bytes] = set()
-    page = _Page(CHUNK)
+    page = Walk(CHUNK)
     while not page.last:
         yield from page.turn(partition)
         for record in page.records:

@@ -19,9 +19,9 @@ _REPLIES = 256
 
 
 def forget(partition: Partition, before: int, budget: int) -> Program[int]:
-    """Remove a page of what came before a time and is over: messages with the memory that they were accepted,
-    their runs and journals, and replies that were sent. What was given up or is in doubt stays. How many
-    records were removed; nothing is, if the queue moves meanwhile."""
+    """Remove a page of what came and ended before a time: messages with the memory that they were accepted,
+    their runs and journals, and replies that were sent. What waits for an answer, was given up or is in doubt
+    stays. How many records were removed; nothing is, if the queue moves meanwhile."""
     lanes, outs, messages, replies, runs = yield from ask(
         Fetch(
             partition,
@@ -36,7 +36,8 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     )
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
-    ops = (yield from _messages(partition, old, runs)) if old else []
+    over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] != inbox.waiting]
+    ops = (yield from _messages(partition, old, over)) if old else []
     ops += [
         Delete(OUTBOX, reply.key, reply.version)
         for reply in replies

@@ -1,0 +1,116 @@
+"""Checking a thread's queue: whether what was accepted is there, and whether somebody will get to it.
+
+A lane says how many messages came and how many were taken; one that counts a message which is not stored
+stands still there, and so does one whose open run is gone. A reply that is not stored holds up those after
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.engine.findings import RESTORE, Damage, Finding
+from perdure.engine.walking import Walk
+from perdure.model.lane import IN, OUT, Lane
+from perdure.model.messages import OPEN, WAITING, Message, Reply, Run
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import EPOCH, INBOX, LANE, OUTBOX, RUN, Kind, Partition
+
+_KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply]], ...] = (
+    (INBOX, "message", Message),
+    (RUN, "run", Run),
+    (OUTBOX, "reply", Reply),
+)
+_SHOWN = 3
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A queue as it was read. ``stored`` has the keys of what is there, readable or not."""
+
+    inbox: Lane
+    outbox: Lane
+    open_run: str | None
+    stored: dict[Kind, set[Any]] = field(default_factory=lambda: {INBOX: set(), RUN: set(), OUTBOX: set()})
+    runs: dict[str, Run] = field(default_factory=dict[str, Run])
+    unreadable: list[str] = field(default_factory=list[str])
+
+
+def check_queue(partition: Partition) -> Program[list[Finding]]:
+    """Everything that is wrong with a thread's messages, runs and replies."""
+    queue = yield from _read(partition)
+    details = (*queue.unreadable, *_counted(queue), *_runs(queue))
+    kinds = [Damage.UNREADABLE] * len(queue.unreadable)
+    kinds += [Damage.QUEUE] * (len(details) - len(kinds))
+    return [
+        Finding(partition.thread, "", None, kind, detail, RESTORE)
+        for kind, detail in zip(kinds, details, strict=True)
+    ]
+
+
+def _read(partition: Partition) -> Program[_Queue]:
+    inboxes, outboxes, epochs = yield from ask(
+        Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)), Get(EPOCH, ())))
+    )
+    open_run = epochs[0].fields["open_run"] if epochs else None
+    queue = _Queue(Lane.read(IN, inboxes), Lane.read(OUT, outboxes), open_run)
+    for kind, name, reader in _KINDS:
+        walk = Walk(kind)
+        while not walk.last:
+            yield from walk.turn(partition)
+            queue.stored[kind].update(stub.key[0] for stub in walk.stubs)
+            queue.unreadable += [f"{name} {key[0]} cannot be read: {error}" for key, error in walk.unreadable]
+            for record in walk.records:
+                try:
+                    read = reader.read(record)
+                except (ValueError, KeyError, TypeError) as error:
+                    queue.unreadable.append(f"{name} {record.key[0]} cannot be read: {type(error).__name__}")
+                else:
+                    if isinstance(read, Run):
+                        queue.runs[read.id] = read
+    return queue
+
+
+def _counted(queue: _Queue) -> Iterator[str]:
+    """What a lane counts and is not stored, and what is stored and no lane counts."""
+    for kind, lane, name in ((INBOX, queue.inbox, "message"), (OUTBOX, queue.outbox, "reply")):
+        stored = queue.stored[kind]
+        pending = range(lane.bound + 1, lane.last + 1)
+        if absent := [number for number in pending if number not in stored]:
+            yield f"the {lane.name} counts {_these(name, absent)}, not stored; what comes after waits for it"
+        if beyond := sorted(number for number in stored if number > lane.last):
+            yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_these(name, beyond)}"
+
+
+def _runs(queue: _Queue) -> Iterator[str]:
+    lane, stored = queue.inbox, queue.stored[RUN]
+    if queue.open_run != lane.run_id:
+        yield f"the epoch is held for run {queue.open_run}, and the inbox has {lane.run_id} open"
+    for run_id, state, what in (
+        (lane.run_id, OPEN, "open"),
+        (lane.waiting, WAITING, "waiting for an answer"),
+    ):
+        if run_id is None:
+            continue
+        if run_id not in stored:
+            yield f"the inbox has run {run_id} {what}, which is not stored"
+        elif run_id in queue.runs and queue.runs[run_id].state != state:
+            yield f"the inbox has run {run_id} {what}, which is {queue.runs[run_id].state}"
+    for run in queue.runs.values():
+        if run.state != OPEN:
+            continue
+        if run.id != lane.run_id:
+            yield f"run {run.id} is open, and the inbox does not know of it: nobody ends it"
+        absent = [n for n in range(run.first, run.last + 1) if n not in queue.stored[INBOX]]
+        if absent:
+            yield f"the open run {run.id} took {_these('message', absent)}, not stored"
+
+
+def _these(name: str, numbers: Sequence[int]) -> str:
+    """The first few of several, and how many more there are."""
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"{name} {shown}{more}"

@@ -8,9 +8,10 @@ from perdure.runtime.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.observe import Logs, Observer
 from perdure.runtime.options import Options, Telling
 from perdure.runtime.relay import Channel, NotSent, Undeliverable
-from perdure.runtime.runtime import Runtime, Ticket
+from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.subagents import distilled
+from perdure.runtime.tickets import Ticket
 
 __all__ = [
     "Agent",

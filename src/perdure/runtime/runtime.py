@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
@@ -22,7 +22,7 @@ from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
 from perdure.errors import NotFound, PerdureError, TryLater
 from perdure.langgraph.store import PerdureStore
 from perdure.model.lane import INTERRUPT, ROLLBACK, Debounce
-from perdure.model.messages import OPEN, Message, Mode, Reply, Run, dedupe_digest
+from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.ops import Check, Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -31,26 +31,16 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.following import Following
 from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Logs, Observer, Observers
-from perdure.runtime.options import WEBHOOK, Options
+from perdure.runtime.options import Options
 from perdure.runtime.relay import Channel, Relay
 from perdure.runtime.running import DELETED
 from perdure.runtime.settings import Settings
 from perdure.runtime.signals import ENDED, Signals
+from perdure.runtime.tickets import Ticket, message_of, options_of
 from perdure.runtime.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
 _OF_THE_QUESTION = ""
-
-
-class Ticket(NamedTuple):
-    """An accepted message: it is durable. ``number`` is its place on the thread and ``id`` its own, the same
-    however often it was sent; ``is_duplicate`` says that it had been accepted before."""
-
-    thread_id: str
-    number: int
-    id: str
-    is_duplicate: bool
-    tenant: str
 
 
 class Runtime:
@@ -153,8 +143,8 @@ class Runtime:
         ``channel``. ``config`` is LangGraph's; ``options`` say more. ``TryLater`` when too many wait, and
         ``Busy`` when ``strategy`` is to be rejected then."""
         mode: Mode = "coalesce" if together else "enqueue"
-        given = _options(config, options)
-        spoken = _message(self._graph_name(graph), said(message), mode, dedupe_key, channel, given)
+        given = options_of(config, options)
+        spoken = message_of(self._graph_name(graph), said(message), mode, dedupe_key, channel, given)
         debounce = self._settings.debounce(quiet, max_wait)
         return await self._accept(self._partition(thread_id, tenant), spoken, debounce, strategy)
 
@@ -186,9 +176,9 @@ class Runtime:
         then its ticket has no number. ``within`` is a record that has to be there for it to be taken. See
         ``accept``."""
         payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
-        given = _options(config, options)
+        given = options_of(config, options)
         mode: Mode = "coalesce" if together else "enqueue"
-        message = _message(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
+        message = message_of(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
         partition = self._partition(thread_id, tenant)
         if after > 0:
             if together or strategy != "enqueue":
@@ -216,8 +206,8 @@ class Runtime:
         ``update`` and ``goto`` to go with it."""
         resume = value if interrupt_id is None else {interrupt_id: value}
         payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
-        given = _options(config, options)
-        message = _message(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, interrupt_id)
+        given = options_of(config, options)
+        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, interrupt_id)
         return await self._accept(self._partition(thread_id, tenant), message, Debounce(), "enqueue")
 
     async def _postpone(
@@ -481,29 +471,3 @@ class Runtime:
         if graph not in self._agents:
             raise NotFound(f"there is no graph {graph!r}; there are {sorted(self._agents)}")
         return graph
-
-
-def _message(
-    graph: str,
-    payload: Mapping[str, Any],
-    mode: Mode,
-    dedupe_key: str | None,
-    channel: str,
-    options: Options,
-    interrupt_id: str | None = None,
-) -> Message:
-    if (channel == WEBHOOK) != (options.webhook is not None):
-        raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
-    stored = options.stored()
-    if interrupt_id is not None:
-        stored["interrupt_id"] = interrupt_id
-    dedupe = dedupe_digest(dedupe_key) if dedupe_key else b""
-    return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
-
-
-def _options(config: Mapping[str, Any] | None, options: Options | None) -> Options:
-    if config is None:
-        return options or Options()
-    if options is not None and options.config:
-        raise ValueError("the config is given twice, by itself and in the options; give it once")
-    return replace(options or Options(), config=config)

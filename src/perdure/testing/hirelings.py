@@ -38,8 +38,9 @@ from perdure.model.program import Effect, ask
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
 from perdure.runtime.agents import MESSAGE, RESUME, Agent
 from perdure.runtime.relay import Channel
-from perdure.runtime.runtime import Runtime, Ticket
+from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
+from perdure.runtime.tickets import Ticket
 from perdure.storage.port import Bell, Driver, Limits, bell_of
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill

@@ -484,5 +484,6 @@ async def test_everything_is_restarted_in_order_and_nobody_notices(sailing: Flee
     assert not wrong, wrong
     assert (lost, twice) == (0, 0)
     assert codes == [0, 0, 0, 0], [member.said for member in sailing.members]
-    assert set(answers) <= {"2xx", "ConnectError"}, answers
+    # A request may meet the end of a kept connection halfway: nobody has read it then (RFC 9112, 9.5).
+    assert set(answers) <= {"2xx", "ConnectError", "ReadError", "RemoteProtocolError"}, answers
     assert closed >= 2, "no stream was open when its server ended"

@@ -24,9 +24,14 @@ _AWAY_S = 30.0
 _AGAIN_S = 0.5
 
 
-def cursor_of(request: Request) -> int | None:
-    """The number of the event that a client saw last, 0 for all of them, ``None`` when it says nothing."""
-    said = request.headers.get("last-event-id")
+ALL = "-1"
+"""What a client says that has seen nothing and wants all of it."""
+
+
+def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
+    """The number of the event that a client saw last, 0 for all of them, ``None`` when it says nothing, nor
+    ``otherwise`` for it."""
+    said = request.headers.get("last-event-id", otherwise)
     if said is None:
         return None
     return int(said) if said.isdecimal() and len(said) < 20 else 0

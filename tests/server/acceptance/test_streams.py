@@ -152,7 +152,8 @@ async def test_t03_a_stream_is_framed_as_clients_read_it(server: Server) -> None
             assert "Content-Encoding" not in answer.headers
             path = answer.headers["Content-Location"]
             assert re.fullmatch(rf"/threads/{thread_id}/runs/[0-9a-f-]{{36}}", path)
-            assert answer.headers["Location"] == f"{path}/stream"
+            query = "?last_event_id=-1" if is_resumable else ""
+            assert answer.headers["Location"] == f"{path}/stream{query}"
             frames = [frame.splitlines() for frame in re.split(r"(?:\r?\n){2}", answer.text) if frame]
             for frame in frames:
                 fields = [line.split(": ", 1)[0] for line in frame]
@@ -160,6 +161,27 @@ async def test_t03_a_stream_is_framed_as_clients_read_it(server: Server) -> None
                 json.loads(next(line for line in frame if line.startswith("data")).split(": ", 1)[1])
                 if frame[0] != "event: end":
                     assert ("id" in fields) == is_resumable
+
+
+@run
+async def test_t05_a_client_that_was_cut_off_before_the_first_event_misses_nothing(server: Server) -> None:
+    """It has seen no event's number to come back with."""
+    async with server.client() as client, server.http() as http:
+        thread_id = await new(client)
+        body = {"assistant_id": "chat", "input": said("hello"), "stream_resumable": True}
+        async with http.stream("POST", f"/threads/{thread_id}/runs/stream", json=body) as answer:
+            address, run_id = answer.headers["Location"], answer.headers["Content-Location"].split("/")[-1]
+        await client.runs.join(thread_id, run_id)
+        again = await http.get(address)
+        assert again.headers["Location"] == address
+        everything = await http.get(address.partition("?")[0], headers={"Last-Event-ID": "-1"})
+        assert again.content == everything.content
+        assert b"echo hello" in again.content
+        # Whoever has seen something says what, and that counts.
+        last = re.findall(rb"id: (\d+)", again.content)[-2].decode()
+        rest = await http.get(address, headers={"Last-Event-ID": last})
+        assert rest.content in everything.content
+        assert 0 < len(rest.content) < len(everything.content)
 
 
 @run

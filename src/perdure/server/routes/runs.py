@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -125,7 +125,8 @@ async def _streamed(caller: Caller, request: Request, thread_id: str | None, new
         after=0,
         has_ids=is_kept,
         cancels=new.on_disconnect == "cancel",
-        headers=_addresses(accepted, "stream"),
+        # Cut off before its first event, a client has no number to come back with: the address has one.
+        headers=_addresses(accepted, "stream", streams.ALL if is_kept else None),
     )
 
 
@@ -217,13 +218,14 @@ async def join_stream(
     run_id: str,
     stream_mode: Annotated[list[str] | None, Query()] = None,
     cancel_on_disconnect: bool = False,
+    last_event_id: Annotated[str | None, Query()] = None,
 ) -> Response:
     """What a run tells from now on; after the event that ``Last-Event-ID`` names if it can be followed
-    again."""
+    again, or else the parameter ``last_event_id``."""
     await caller.thread(thread_id, "read")
     standing = await _standing(caller, thread_id, run_id)
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
-    after = streams.cursor_of(request) if is_kept else None
+    after = streams.cursor_of(request, last_event_id) if is_kept else None
     if after is None:
         after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)
     # The client sends an empty value where it was given none.
@@ -238,7 +240,9 @@ async def join_stream(
         after=after,
         has_ids=is_kept,
         cancels=cancel_on_disconnect,
-        headers=_addresses(Accepted(thread_id, run_id, None, False), "stream"),
+        headers=_addresses(
+            Accepted(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
+        ),
     )
 
 
@@ -396,14 +400,16 @@ def _late(
     return _Late(body(), media_type="application/json", headers=headers)
 
 
-def _addresses(accepted: Accepted, then: Literal["stream", "join"] | None) -> dict[str, str]:
-    """Where a run is, and where a client that lost its connection goes on."""
+def _addresses(
+    accepted: Accepted, then: Literal["stream", "join"] | None, after: str | None = None
+) -> dict[str, str]:
+    """Where a run is, and where a client that lost its connection goes on: ``after`` an event, unless it
+    says another itself."""
     path = path_of(accepted.thread_id, accepted.run_id)
-    return (
-        {"Content-Location": path}
-        if then is None
-        else {"Content-Location": path, "Location": f"{path}/{then}"}
-    )
+    if then is None:
+        return {"Content-Location": path}
+    query = "" if after is None else f"?{urlencode({'last_event_id': after})}"
+    return {"Content-Location": path, "Location": f"{path}/{then}{query}"}
 
 
 def _listed(said: list[str]) -> list[str]:

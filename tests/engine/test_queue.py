@@ -13,7 +13,7 @@ from perdure.engine.outbox import Settled
 from perdure.engine.runs import Ending, Held, Known
 from perdure.errors import Busy, Corrupt, Fenced, NotFound, NotWaiting, TooLarge, TryLater
 from perdure.model.lane import IN, Lane
-from perdure.model.messages import DEAD, DONE, SENT, WAITING
+from perdure.model.messages import ANSWERS, DEAD, DONE, SENT, WAITING
 from perdure.model.ops import Check, Commit, Delete, Find, Put
 from perdure.model.program import Effect
 from perdure.model.records import (
@@ -326,15 +326,15 @@ def test_one_answer_is_taken(queue: Queue) -> None:
     queue.accept("ask")
     queue.finish(queue.held(), WAITING, interrupts=[{"id": "i1"}, {"id": "i2"}])
     with pytest.raises(NotWaiting, match="'i1' and 'i2'"):
-        queue.accept("yes", "answer", options={"interrupt_id": "i3"})
+        queue.accept("yes", "answer", options={ANSWERS: ["i3"]})
     others: list[Accepted] = []
 
     def other(effect: Effect[Any]) -> None:
         if isinstance(effect, Commit) and not others:
-            others.append(queue.accept("other", "answer", options={"interrupt_id": "i2"}))
+            others.append(queue.accept("other", "answer", options={ANSWERS: ["i2"]}))
 
     with pytest.raises(NotWaiting):
-        queue.accept("mine", "answer", between=other, options={"interrupt_id": "i1"})
+        queue.accept("mine", "answer", between=other, options={ANSWERS: ["i1"]})
     assert [m.payload for m in queue.held().messages] == ["other"]
     assert queue.rows(INBOX)[-1].key == (2,)
 

@@ -145,6 +145,26 @@ def test_two_questions_are_answered_one_by_one(storage: Storage) -> None:
     go(main())
 
 
+def test_two_questions_are_answered_at_once_by_their_ids(near: Storage) -> None:
+    graph = both()
+
+    async def main() -> None:
+        database = near.database()
+        async with working(database, graph) as runtime:
+            run = await asked(runtime, "go")
+            with pytest.raises(NotWaiting, match="names none of them"):
+                await runtime.answer("ada", "which?")
+            wrong = {ids(run)[0]: "one", "0" * 32: "two"}
+            with pytest.raises(NotWaiting, match="not to '0000"):
+                await runtime.answer("ada", wrong)
+            assert len(near.rows("ada", INBOX)) == 1
+            ticket = await runtime.answer("ada", dict.fromkeys(ids(run), "same"))
+            assert (await runtime.wait(ticket, 30)).state == "done"
+        assert await spoken(database, graph, "ada") == ["go", "left same and right same"]
+
+    go(main())
+
+
 def test_a_message_to_a_thread_that_waits_starts_over(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         database = storage.database()

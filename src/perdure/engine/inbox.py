@@ -11,6 +11,7 @@ from perdure.engine.transact import retrying
 from perdure.errors import Busy, Corrupt, NotFound, NotWaiting, TryLater
 from perdure.model.lane import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 from perdure.model.messages import (
+    ANSWERS,
     DEAD,
     FAILED,
     OPEN,
@@ -149,7 +150,7 @@ class Accept:
         """The lane without what waits for this answer, of two answers the second finds it gone; and the
         answer, which goes to the graph that asked, to its one question if it names none, and whose replies
         go where those of the question went unless it says otherwise."""
-        thread, wanted = self.partition.thread, self.message.options.get("interrupt_id")
+        thread, named = self.partition.thread, self.message.options.get(ANSWERS, [])
         if lane.waiting is None:
             raise NotWaiting(
                 f"thread {thread!r} waits for no answer: nothing interrupted it, or it was answered already; "
@@ -160,14 +161,20 @@ class Accept:
             raise Corrupt(f"thread {thread!r}: the run {lane.waiting!r} that waits is not stored")
         run = Run.read(found[0])
         ids = [i["id"] for i in run.note.get("interrupts", ())]
-        if wanted is not None and wanted not in ids:
+        asked = " and ".join(map(repr, ids)) or "nothing"
+        if unknown := [name for name in named if name not in ids]:
             raise NotWaiting(
-                f"thread {thread!r} waits for the answer to {' and '.join(map(repr, ids)) or 'nothing'}, "
-                f"not to {wanted!r}; nothing of this answer was stored. Look at the thread's state"
+                f"thread {thread!r} waits for the answer to {asked}, not to {unknown[0]!r}; nothing of this "
+                "answer was stored. Look at the thread's state"
+            )
+        if not named and len(ids) > 1:
+            raise NotWaiting(
+                f"thread {thread!r} waits for the answers to {asked}, and this one names none of them; "
+                "nothing of it was stored. Say which one it answers, or answer each by its id"
             )
         message = replace(self.message, graph=run.graph, channel=self.message.channel or run.channel)
-        if wanted is None and len(ids) == 1:
-            message = replace(message, options={**message.options, "interrupt_id": ids[0]})
+        if not named and ids:
+            message = replace(message, options={**message.options, ANSWERS: ids})
         return lane._replace(waiting=None), message
 
 

@@ -25,6 +25,9 @@ Mode = Literal["enqueue", "coalesce", "answer", "withdrawn"]
 """How a message becomes a run: ``enqueue`` as one of its own, ``coalesce`` together with those that wait
 beside it, ``answer`` as the answer to an interrupt. One that was ``withdrawn`` becomes a run that is over."""
 
+ANSWERS = "answers"
+"""The option of an answer that has the ids of the interrupts it answers."""
+
 OPEN, WAITING, DONE = "open", "waiting", "done"
 FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
 """The states of a run. Only ``open`` goes on; the answer to a ``waiting`` run is a run of its own."""

@@ -18,6 +18,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import Held
+from perdure.model.messages import ANSWERS
 
 RESUME_CHANNEL = "__resume__"
 """The channel of a task's writes that holds the answers it was given."""
@@ -28,12 +29,12 @@ async def still_to_give(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held, given: Command[Any]
 ) -> Command[Any] | None:
     """The command of a run that answers, by name, without what an earlier attempt has stored; ``None`` when
-    nothing is left of it. An answer to several questions or to a pause without any stays unnamed."""
-    asked = held.messages[0].options.get("interrupt_id")
-    if _is_by_name(given.resume):
+    nothing is left of it. The answer to a pause that asked nothing has no name."""
+    asked = held.messages[0].options.get(ANSWERS, ())
+    if is_by_name(given.resume):
         resume: dict[str, Any] = dict(given.resume)
-    elif asked is not None:
-        resume = {asked: given.resume}
+    elif len(asked) == 1:
+        resume = {asked[0]: given.resume}
     else:
         return given
     if not held.run.is_fresh and isinstance(graph.checkpointer, BaseCheckpointSaver):
@@ -44,7 +45,7 @@ async def still_to_give(
     return None
 
 
-def _is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
+def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether it says of each answer which interrupt it is for, by LangGraph's own rule."""
     return (
         isinstance(resume, Mapping)

@@ -27,6 +27,7 @@ from perdure.model.ops import Check, Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, said
+from perdure.runtime.answers import is_by_name
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.following import Following
 from perdure.runtime.lanes import Lanes
@@ -201,13 +202,15 @@ class Runtime:
         tenant: str | None = None,
     ) -> Ticket:
         """Answer the interrupt that a thread waits on. ``NotWaiting`` when it waits for none, or for another
-        one: of two answers the second is refused. The graph that asked goes on, and its replies go to the
-        channel of the question unless ``channel`` says otherwise. ``command`` may have a LangGraph command's
-        ``update`` and ``goto`` to go with it."""
+        one: of two answers the second is refused. Where it waits for several, ``interrupt_id`` says which one
+        this answers, or ``value`` has an answer to each of them by its id, as LangGraph takes it. The graph
+        that asked goes on, and its replies go to the channel of the question unless ``channel`` says
+        otherwise. ``command`` may have a LangGraph command's ``update`` and ``goto`` to go with it."""
         resume = value if interrupt_id is None else {interrupt_id: value}
+        named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
         payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
-        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, interrupt_id)
+        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, named)
         return await self._accept(self._partition(thread_id, tenant), message, Debounce(), "enqueue")
 
     async def _postpone(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from perdure.model.messages import Message, Mode, dedupe_digest
+from perdure.model.messages import ANSWERS, Message, Mode, dedupe_digest
 from perdure.runtime.options import WEBHOOK, Options
 
 
@@ -29,14 +29,15 @@ def message_of(
     dedupe_key: str | None,
     channel: str,
     options: Options,
-    interrupt_id: str | None = None,
+    answers: Sequence[str] | None = None,
 ) -> Message:
-    """What is stored of something said, under an id of its own."""
+    """What is stored of something said, under an id of its own. ``answers`` are the interrupts that an answer
+    names."""
     if (channel == WEBHOOK) != (options.webhook is not None):
         raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
     stored = options.stored()
-    if interrupt_id is not None:
-        stored["interrupt_id"] = interrupt_id
+    if answers is not None:
+        stored[ANSWERS] = list(answers)
     dedupe = dedupe_digest(dedupe_key) if dedupe_key else b""
     return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
 

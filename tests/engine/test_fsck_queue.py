@@ -89,6 +89,12 @@ def test_messages_that_no_inbox_counts_are_found(queue: Queue) -> None:
     assert found(queue) == ["the inbox counts to 0, and beyond that is stored message 1, 2"]
 
 
+def test_a_queue_that_nobody_would_look_at_is_found(queue: Queue) -> None:
+    queue.accept()
+    commit(queue, changed(queue, LANE, ("inbox",), ready_at=None, due_at=None))
+    assert found(queue) == ["the inbox has something to do, and no time at which anybody looks at it"]
+
+
 def test_an_open_run_that_is_gone_is_found(queue: Queue) -> None:
     queue.accept()
     run = queue.held().run

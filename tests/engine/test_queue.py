@@ -409,6 +409,24 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     assert not queue.accept(key="k0").is_duplicate
 
 
+@pytest.mark.parametrize("budget", [5, 7, 10, 97])
+def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int) -> None:
+    for n in range(40):
+        queue.accept(mode="enqueue" if n % 3 else "coalesce", key=f"k{n}", channel="post")
+    while (held := queue.claim()) is not None:
+        queue.run(journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
+        queue.finish(held, replies=["a"])
+    while (sending := queue.take(most=1)) is not None:
+        queue.settle(sending, Settled(SENT))
+    queue.now += 1
+    for _ in range(200):
+        if queue.run(upkeep.forget(HERE, queue.now, budget)) == 0:
+            break
+    for kind in (INBOX, DEDUPE, RUN, EFFECT, OUTBOX):
+        assert queue.rows(kind) == (), kind.name
+    assert not any(queue.accept(key=f"k{n}").is_duplicate for n in range(40))
+
+
 def test_what_ended_just_now_is_not_forgotten_however_long_it_waited(queue: Queue) -> None:
     """Its sender may still ask what became of it."""
     for _ in range(2):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -15,7 +16,7 @@ from langgraph.types import interrupt
 from perdure.errors import NotWaiting, Unavailable
 from perdure.model.messages import Run
 from perdure.model.records import INBOX
-from perdure.runtime import Runtime, Ticket
+from perdure.runtime import Options, Runtime, Ticket
 from tests.runtime.graphs import (
     HOUR_US,
     Storage,
@@ -352,7 +353,7 @@ def test_a_step_that_fails_between_two_questions_asks_the_second_one(storage: St
     go(main())
 
 
-@pytest.mark.parametrize("answer", [None, False, {"a" * 31: 1}, {}, "", []])
+@pytest.mark.parametrize("answer", [None, False, {"a" * 31: 1}, {"A" * 32: 1}, {}, "", []])
 def test_an_answer_is_whatever_was_said(storage: Storage, answer: Any) -> None:
     """Nothing, and what looks like a map of interrupts or is as good as no, without a name."""
 
@@ -368,5 +369,123 @@ def test_an_answer_is_whatever_was_said(storage: Storage, answer: Any) -> None:
             run = await runtime.wait(await runtime.answer("ada", answer), 30)
             assert run.state == "done"
             assert (await spoken(database, graph, "ada"))[-1] == f"said: {answer!r}"
+
+    go(main())
+
+
+class _Log(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+def _thrice(failures: list[str], **compiled: Any) -> Pregel[Any, Any, Any, Any]:
+    """An agent whose one step asks three times, and may fail after the first answer."""
+
+    def node(state: _Log) -> dict[str, Any]:
+        first = interrupt("first?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"log": [f"{first}, {interrupt('second?')}, {interrupt('third?')}"]}
+
+    return StateGraph(_Log).add_node("node", node).add_edge(START, "node").compile(**compiled)
+
+
+async def _logged(runtime: Runtime) -> list[str]:
+    state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+    log: list[str] = state.values["log"]
+    return log
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after a failure"])
+@pytest.mark.parametrize("pauses", [False, True], ids=["asked", "paused before"])
+@pytest.mark.parametrize("named", [(), (1,), (0, 2), (0, 1, 2)], ids=str)
+def test_no_answer_is_left_over_for_the_next_question(
+    near: Storage, fails: bool, pauses: bool, named: tuple[int, ...]
+) -> None:
+    """A step that asks three times; some of the answers name their question. A pause asks nothing, so that
+    what is said to it has no name."""
+    failures = ["once"] if fails else []
+    graph = _thrice(failures, **({"interrupt_before": ["node"]} if pauses else {}))
+
+    async def main() -> None:
+        async with working(near.database(), graph, settings=settings(backoff=0.01)) as runtime:
+            run = await runtime.wait(await runtime.submit("ada", {"log": []}), 30)
+            for number, word in enumerate(("one", "two", "three")):
+                assert run.state == "waiting", word
+                name = ids(run)[0] if number in named and ids(run) else None
+                run = await runtime.wait(await runtime.answer("ada", word, interrupt_id=name), 30)
+            assert run.state == "done"
+            assert failures == []
+            assert await _logged(runtime) == ["one, two, three"]
+
+    go(main())
+
+
+def test_an_answer_with_a_command_is_not_left_over_for_a_later_question(near: Storage) -> None:
+    async def main() -> None:
+        async with working(near.database(), _thrice([])) as runtime:
+            await runtime.wait(await runtime.submit("ada", {"log": []}), 30)
+            ticket = await runtime.answer("ada", "one", command={"update": {"log": ["noted"]}})
+            assert (await runtime.wait(ticket, 30)).state == "waiting"
+            for word, state in (("two", "waiting"), ("three", "done")):
+                assert (await runtime.wait(await runtime.answer("ada", word), 30)).state == state
+            assert await _logged(runtime) == ["noted", "one, two, three"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after a failure"])
+def test_an_answer_to_a_thread_that_was_edited_since_is_used(near: Storage, fails: bool) -> None:
+    """The step that asked is a new one then, and its question has another name."""
+    failures = ["once"] if fails else []
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        said = interrupt("really?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"messages": [AIMessage(f"so: {said}")]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+
+    async def main() -> None:
+        database = near.database()
+        async with working(database, graph, settings=settings(backoff=0.01)) as runtime:
+            await asked(runtime, "transfer 12")
+            place: Any = {"configurable": {"thread_id": "ada"}}
+            await runtime.graph("agent").aupdate_state(place, {"messages": [("user", "make it 10")]})
+            run = await runtime.wait(await runtime.answer("ada", "yes"), 30)
+            assert (run.state, failures) == ("done", [])
+            assert await spoken(database, graph, "ada") == ["transfer 12", "make it 10", "so: yes"]
+
+    go(main())
+
+
+def test_an_answer_addressed_to_the_head_is_used_after_a_failure(near: Storage) -> None:
+    async def main() -> None:
+        async with working(near.database(), _thrice(["once"]), settings=settings(backoff=0.01)) as runtime:
+            await runtime.wait(await runtime.submit("ada", {"log": []}), 30)
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            head = state.config["configurable"]["checkpoint_id"]
+            ticket = await runtime.answer("ada", "one", options=Options(checkpoint_id=head))
+            assert (await runtime.wait(ticket, 30)).state == "waiting"
+            for word in ("two", "three"):
+                run = await runtime.wait(await runtime.answer("ada", word), 30)
+            assert run.state == "done"
+            assert await _logged(runtime) == ["one, two, three"]
+
+    go(main())
+
+
+def test_an_answer_does_not_go_behind_a_message_when_another_is_taken_back(near: Storage, talk: Talk) -> None:
+    """The message starts over: what it asks then is another question."""
+
+    async def main() -> None:
+        async with working(near.database(), talk.graph) as runtime:
+            await asked(runtime)
+        async with working(near.database(), talk.graph, works=False) as front:
+            first = await front.answer("ada", "one")
+            await front.accept("ada", "ask something else", quiet=600, max_wait=600)
+            assert await front.withdraw("ada", first.id)
+            with pytest.raises(NotWaiting):
+                await front.answer("ada", "two")
 
     go(main())

@@ -81,6 +81,8 @@ def _counted(queue: _Queue) -> Iterator[str]:
         pending = range(lane.bound + 1, lane.last + 1)
         if absent := [number for number in pending if number not in stored]:
             yield f"the {lane.name} counts {_these(name, absent)}, not stored; what comes after waits for it"
+        if lane.due_at is None and (lane.pending or lane.run_id is not None):
+            yield f"the {lane.name} has something to do, and no time at which anybody looks at it"
         if beyond := sorted(number for number in stored if number > lane.last):
             yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_these(name, beyond)}"
 

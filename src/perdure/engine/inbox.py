@@ -271,7 +271,7 @@ def postponed(document: Document) -> Message:
 
 def withdraw(partition: Partition, message_id: str, how: Stop) -> Program[bool]:
     """Take back a message that still waits: its turn comes and passes. Whether it waited. A question that it
-    answered is open again."""
+    answered is open again, unless something else was said since."""
 
     def load() -> Program[tuple[Lane, Message | None, Run | None]]:
         lanes, runs = yield from ask(
@@ -279,16 +279,22 @@ def withdraw(partition: Partition, message_id: str, how: Stop) -> Program[bool]:
         )
         lane = Lane.read(IN, lanes)
         message = yield from _pending(partition, lane, message_id)
-        return lane, message, Run.read(runs[0]) if runs else None
+        asks = Run.read(runs[0]) if runs else None
+        if message is not None:
+            (behind,) = yield from ask(Fetch(partition, (Range(INBOX, after=(message.seq,), bodies=False),)))
+            if any(record.fields["mode"] != "withdrawn" for record in behind):
+                # What comes next starts over, and takes the question with it.
+                asks = None
+        return lane, message, asks
 
     def attempt(seen: tuple[Lane, Message | None, Run | None]) -> Program[bool | None]:
-        lane, message, newest = seen
+        lane, message, asks = seen
         if message is None:
             return False
         if message.is_withdrawn:
             return True
-        if message.mode == "answer" and newest is not None and newest.state == WAITING:
-            lane = lane._replace(waiting=newest.id)
+        if message.mode == "answer" and asks is not None and asks.state == WAITING:
+            lane = lane._replace(waiting=asks.id)
         # The lane is stored anew, so that whoever knows the message as it was does not take it.
         ops = (lane.put(0), message.withdrawn(how).put(Expect.PRESENT))
         outcome = yield from ask(Commit(partition, ops))

@@ -37,26 +37,33 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
     over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] != inbox.waiting]
-    ops = (yield from _messages(partition, old, over)) if old else []
-    ops += [
-        Delete(OUTBOX, reply.key, reply.version)
+    parts = (yield from _messages(partition, old, over)) if old else []
+    parts += [
+        [Delete(OUTBOX, reply.key, reply.version)]
         for reply in replies
         if reply.fields["created_at"] < before
         and reply.key[0] <= outbox.bound
         and reply.fields["state"] == SENT
     ]
-    if not ops:
+    if not parts:
         return 0
     # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
     checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
-    taken = ops[: budget - len(checks)]
+    taken: list[Op] = []
+    for part in parts:
+        if len(checks) + len(taken) + len(part) > budget:
+            break
+        taken += part
     yield from ask(Commit(partition, (*checks, *taken)))
     return len(taken)
 
 
-def _messages(partition: Partition, old: Sequence[Record], runs: Sequence[Record]) -> Program[list[Op]]:
-    """What is to be removed with messages, run by run: a run goes after the last of its messages."""
-    ops: list[Op] = []
+def _messages(
+    partition: Partition, old: Sequence[Record], runs: Sequence[Record]
+) -> Program[list[Sequence[Op]]]:
+    """What is to be removed with messages, in parts that go together, one after the other: a run's journal,
+    its messages each with its key, and the run with the last of them, by which it is found."""
+    parts: list[Sequence[Op]] = []
     over = {message.key[0]: message for message in old}
     for run in runs:
         if run.fields["state"] == OPEN or run.fields["last"] not in over:
@@ -64,13 +71,16 @@ def _messages(partition: Partition, old: Sequence[Record], runs: Sequence[Record
         (journal,) = yield from ask(
             Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),))
         )
-        ops += [Delete(EFFECT, noted.key) for noted in journal]
+        parts += [[Delete(EFFECT, noted.key)] for noted in journal]
         if len(journal) == BATCH_MAX:
             break
         for seq in range(run.fields["first"], run.fields["last"] + 1):
-            if seq in over:
-                ops.append(Delete(INBOX, (seq,)))
-                if over[seq].fields["dedupe"]:
-                    ops.append(Delete(DEDUPE, (over[seq].fields["dedupe"],)))
-        ops.append(Delete(RUN, run.key, run.version))
-    return ops
+            if seq not in over:
+                continue
+            part: list[Op] = [Delete(INBOX, (seq,))]
+            if over[seq].fields["dedupe"]:
+                part.append(Delete(DEDUPE, (over[seq].fields["dedupe"],)))
+            if seq == run.fields["last"]:
+                part.append(Delete(RUN, run.key, run.version))
+            parts.append(part)
+    return parts

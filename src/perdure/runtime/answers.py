@@ -1,48 +1,58 @@
 """What of an answer is still to be given: it goes to the question it was given for, and once.
 
-LangGraph notes an answer that names no interrupt beside the checkpoint, where the next question of the same
-step finds it too; and an answer to a task's first question that is given again counts as the next one's. So
-every answer is given by name, and an attempt that is not the first leaves out what is stored already.
+The first attempt gives it as it came. LangGraph keeps it with the task that used it; one that names no
+interrupt also stays beside the checkpoint, where the task's next question would find it. So a later attempt
+looks which questions have their answer, takes away what is left over, and gives the rest by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from string import hexdigits
 from typing import Any, TypeGuard
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import Held
+from perdure.langgraph.loads import EPOCH
 from perdure.model.messages import ANSWERS
 
-RESUME_CHANNEL = "__resume__"
-"""The channel of a task's writes that holds the answers it was given."""
+_RESUME = "__resume__"
+"""The channel of the writes that hold answers: of a task's, those that it was given."""
+_NOBODY = "00000000-0000-0000-0000-000000000000"
+"""The task under whose id LangGraph stores an answer that names no interrupt."""
 _ID_DIGITS = 32
 
 
 async def still_to_give(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held, given: Command[Any]
 ) -> Command[Any] | None:
-    """The command of a run that answers, by name, without what an earlier attempt has stored; ``None`` when
-    nothing is left of it. The answer to a pause that asked nothing has no name."""
+    """The command of a run that answers, without what an earlier attempt has stored of it; ``None`` when
+    nothing is left."""
+    saver, resume = graph.checkpointer, given.resume
     asked = held.messages[0].options.get(ANSWERS, ())
-    if is_by_name(given.resume):
-        resume: dict[str, Any] = dict(given.resume)
-    elif len(asked) == 1:
-        resume = {asked[0]: given.resume}
-    else:
+    name = asked[0] if len(asked) == 1 and is_by_name({asked[0]: None}) else None
+    if name is not None and (resume is None or resume == {}):
+        # LangGraph takes these for no answer, where they have no name.
+        resume = {name: resume}
+    if not isinstance(saver, BaseCheckpointSaver) or (held.run.is_fresh and not is_by_name(resume)):
         return given
-    if not held.run.is_fresh and isinstance(graph.checkpointer, BaseCheckpointSaver):
-        used = await _used(graph.checkpointer, await graph.aget_state(config, subgraphs=True))
-        resume = {name: answer for name, answer in resume.items() if name not in used}
-    if resume or given.update is not None or given.goto:
-        return replace(given, resume=resume or None)
-    return None
+    await _take_away_unnamed(saver, config, held)
+    if held.run.is_fresh:
+        return replace(given, resume=resume)
+    state = await graph.aget_state(config, subgraphs=True)
+    levels = [level async for level in _levels(saver, state)]
+    answered = {name for level in levels for name in level.answered}
+    if not is_by_name(resume):
+        if name is None or not (name in answered or any(name in level.asked for level in levels)):
+            # A pause that asked nothing, or a state that was edited since: nobody had an answer before.
+            return None if answered else given
+        resume = {name: resume}
+    rest = {name: answer for name, answer in resume.items() if name not in answered}
+    return replace(given, resume=rest) if rest else None
 
 
 def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -51,24 +61,47 @@ def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
         isinstance(resume, Mapping)
         and len(resume) > 0
         and all(
-            isinstance(name, str) and len(name) == _ID_DIGITS and set(name) <= set(hexdigits)
+            isinstance(name, str) and len(name) == _ID_DIGITS and set(name) <= set("0123456789abcdef")
             for name in resume
         )
     )
 
 
-async def _used(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> set[str]:
-    """The ids of first questions whose tasks hold an answer already, in the subgraphs too. LangGraph itself
-    tells later questions from each other: their ids count the answers before them."""
+async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableConfig, held: Held) -> None:
+    """Take away the answer that stands beside the head without a name: it was used, or is given by name."""
+    found = await saver.aget_tuple(config)
+    if found is None or not any(
+        task_id == _NOBODY and channel == _RESUME and value is not None
+        for task_id, channel, value in found.pending_writes or ()
+    ):
+        return
+    configurable = {**found.config.get("configurable", {}), EPOCH: held.epoch}
+    # None counts as nothing: an answer of None cannot be given without a name.
+    await saver.aput_writes({"configurable": configurable}, [(_RESUME, None)], _NOBODY)
+
+
+class _Level:
+    """The tasks of a graph, or of a subgraph: the ids of what they ask, and of what they asked before and
+    was answered."""
+
+    def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
+        within = state.config.get("configurable", {}).get("checkpoint_ns", "")
+        self.asked = {interrupt.id for task in state.tasks for interrupt in task.interrupts}
+        self.answered: set[str] = set()
+        for task in state.tasks:
+            place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
+            answers = next((v for t, channel, v in writes if t == task.id and channel == _RESUME), ())
+            for number in range(len(answers) if isinstance(answers, list) else 1 if answers else 0):
+                # LangGraph counts the answers before a question into its id.
+                asked_at = f"{place}|{number}" if number else place
+                self.answered.add(Interrupt.from_ns(None, asked_at).id)
+
+
+async def _levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
+    """A state, and those of the subgraphs that its tasks are."""
     found = await saver.aget_tuple(state.config)
-    writes = found.pending_writes or () if found is not None else ()
-    answered = {task_id for task_id, channel, _ in writes if channel == RESUME_CHANNEL}
-    within = state.config.get("configurable", {}).get("checkpoint_ns", "")
-    used: set[str] = set()
+    yield _Level(state, () if found is None else found.pending_writes or ())
     for task in state.tasks:
-        if task.id in answered:
-            place = f"{task.name}:{task.id}"
-            used.add(Interrupt.from_ns(None, f"{within}|{place}" if within else place).id)
         if isinstance(task.state, StateSnapshot):
-            used |= await _used(saver, task.state)
-    return used
+            async for level in _levels(saver, task.state):
+                yield level

@@ -39,6 +39,7 @@ async def attempt(
     given = None if is_once and has_begun else agent.to_input(held.messages)
     if RESUME in held.messages[0].payload and isinstance(given, Command):
         given = await still_to_give(graph, now, held, given)
+        has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
     how = _how(agent, options)

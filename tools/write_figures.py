@@ -119,7 +119,7 @@ def _battery(lines: Lines, backend: str) -> Row:
         f"{total['redeliveries']:,} messages accepted before, "
         f"{_n(total['resent'], 'reply', 'replies')} sent again",
         f"{total['lost']:,} lost, {total['forks']:,} forks, {total['twice']:,} twice, "
-        f"{total['stuck']:,} stuck; {total['refused']:,} stale writes refused, {total['stale']:,} not",
+        f"{total['stuck']:,} stuck; {_n(total['refused'], 'stale write')} refused, {total['stale']:,} not",
     )
 
 

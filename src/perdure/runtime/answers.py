@@ -90,8 +90,9 @@ class _Level:
         self.answered: set[str] = set()
         for task in state.tasks:
             place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
-            answers = next((v for t, channel, v in writes if t == task.id and channel == _RESUME), ())
-            for number in range(len(answers) if isinstance(answers, list) else 1 if answers else 0):
+            answers: Any = next((v for t, channel, v in writes if t == task.id and channel == _RESUME), [])
+            # One that old releases of LangGraph stored is no list.
+            for number in range(len(answers) if isinstance(answers, list) else 1):
                 # LangGraph counts the answers before a question into its id.
                 asked_at = f"{place}|{number}" if number else place
                 self.answered.add(Interrupt.from_ns(None, asked_at).id)

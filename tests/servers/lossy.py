@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 
 class Lossy:
     """Relays to a port, from a free one or from ``at``. While ``losing``, a server's next answer ends its
-    connection instead."""
+    connection instead; others are held back for ``delay_s``."""
 
     def __init__(self, port: int, at: int = 0) -> None:
         self._target = port
@@ -17,6 +18,7 @@ class Lossy:
         self.port = self._listener.getsockname()[1]
         self.losing = 0
         self.lost = 0
+        self.delay_s = 0.0
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -45,6 +47,8 @@ class Lossy:
             while data := source.recv(1 << 16):
                 if answers and self._loses():
                     break
+                if answers:
+                    time.sleep(self.delay_s)
                 target.sendall(data)
         except OSError:
             pass  # the other side ended it

@@ -219,6 +219,24 @@ def test_many_writers_behind_a_bad_line_lose_and_double_nothing(url: str) -> Non
         assert [(height(driver, at), 0) for at in threads] == told
 
 
+def test_requests_wait_for_company_only_where_the_server_is_near(url: str) -> None:
+    relay = Lossy(valkey.shared().port)
+    with closing(relay), closing(backend.open_driver(_through(url, relay))) as driver:
+
+        def waits() -> bool:
+            driver.perform(Now())
+            return driver._gatherer.company > 0
+
+        assert any(waits() for _ in range(1000))
+        relay.delay_s = 0.004
+        assert waits(), "one slow trip is not distance"
+        relay.losing = 1
+        driver.perform(Now())
+        assert not any(waits() for _ in range(20)), "what breaks may come back elsewhere"
+        relay.delay_s = 0
+        assert any(waits() for _ in range(1000))
+
+
 def _through(url: str, relay: Lossy) -> str:
     return url.replace(f":{valkey.shared().port}/", f":{relay.port}/")
 

@@ -42,16 +42,19 @@ PATIENCE = 10.0
 """Seconds for which a request waits for a server to come back before it is ``Unavailable``."""
 
 _GROUP_MAX = 128
+_NEAR_S = 0.002
+_COMPANY_S = 0.02
 _LOGGER = logging.getLogger("perdure.storage.redis")
 
 
 class RedisDriver:
     """One prefix of a Redis or Valkey server or cluster. Opening it connects to nothing yet."""
 
-    def __init__(self, settings: Settings, buckets: int) -> None:
+    def __init__(self, topology: Topology, buckets: int) -> None:
+        settings = topology.settings
         self._shown = settings.shown
         self._space = requests.Keyspace(settings.prefix, buckets, settings.life)
-        self._topology = Topology(settings)
+        self._topology = topology
         self._limits = Limits(ops=10_000, bytes=16 << 20)
         self._idle: deque[Links] = deque()
         self._bell = ServerBell(RedisWire(self._topology), name=settings.shown) if settings.notify else None
@@ -93,6 +96,8 @@ class RedisDriver:
         self._idle.append(links)
 
     def _execute(self, group: Sequence[Job]) -> None:
+        # Near the server a trip is mostly work; over a network it is mostly way, and nobody waits for one.
+        self._gatherer.company = _COMPANY_S if self._topology.distance_s < _NEAR_S else 0.0
         with self._links() as links:
             sent: list[tuple[Job, Call]] = []
             for job in group:
@@ -246,8 +251,9 @@ def open_driver(url: str) -> RedisDriver:
         raise Unmigrated(
             f"{settings.shown} {what}; run `perdure migrate` with this URL, or connect with migrate=True"
         )
-    _warn_of_loss(settings)
-    return RedisDriver(settings, buckets)
+    topology = Topology(settings)
+    _warn_of_loss(topology)
+    return RedisDriver(topology, buckets)
 
 
 def schema_version(url: str) -> int:
@@ -281,9 +287,9 @@ def migrate(url: str) -> int:
 # What the server promises
 
 
-def _warn_of_loss(settings: Settings) -> None:
+def _warn_of_loss(topology: Topology) -> None:
     """Warn when a server that takes writes would lose them at a restart, or may evict some."""
-    links = Links(topology := Topology(settings))
+    settings, links = topology.settings, Links(topology)
     try:
         for node in topology.nodes():
             asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")

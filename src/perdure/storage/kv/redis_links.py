@@ -55,10 +55,14 @@ def packed(parts: Sequence[bytes]) -> bytes:
 
 
 class Topology:
-    """Which node owns which slot; shared by all connections of a driver."""
+    """Which node owns which slot, and how far they are; shared by all connections of a driver.
+
+    ``distance_s`` is the least that a trip took since something last broke; infinite before the first.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.distance_s = float("inf")
         self._seed: Node = (settings.connect["host"], settings.connect["port"])
         self._owners: dict[int, Node] = {}
         self._nodes: list[Node] = [self._seed]
@@ -87,6 +91,11 @@ class Topology:
     def doubt(self) -> None:
         """Something moved or broke: ask the cluster again before the next call."""
         self._known = not self.settings.cluster
+        self.distance_s = float("inf")
+
+    def took(self, seconds: float) -> None:
+        """A trip was made in this time."""
+        self.distance_s = min(self.distance_s, seconds)
 
     def moved(self, slot: int, node: Node) -> None:
         self._owners[slot] = node
@@ -164,8 +173,11 @@ class Links:
         """The answers of one node to commands of no slot; errors among them, none repeated."""
         connection = self._link(node)
         try:
+            started = time.monotonic()
             connection.send_packed_command([b"".join(map(packed, commands))])
-            return [_answer(connection) for _ in commands]
+            answers = [_answer(connection) for _ in commands]
+            self._topology.took(time.monotonic() - started)
+            return answers
         except CLIENT_ERRORS:
             self._drop(node)
             raise
@@ -204,6 +216,7 @@ class Links:
         done = 0
         again: list[tuple[int, client.ResponseError]] = []
         try:
+            started = time.monotonic()
             connection.send_packed_command([b"".join([packed(calls[n].parts) for n in numbers])])
             for n in numbers:
                 reply = _answer(connection)
@@ -218,6 +231,7 @@ class Links:
                     answers[n] = translate(reply, self._shown)
                 else:
                     answers[n] = reply
+            self._topology.took(time.monotonic() - started)
         except CLIENT_ERRORS as error:
             self._drop(node)
             for n in numbers[done:]:

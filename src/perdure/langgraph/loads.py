@@ -1,9 +1,10 @@
 """What each loop loaded, so that its later writes can be judged.
 
 LangGraph hands a loop's config to every put, and a configurable key that starts with two underscores travels
-with it without being persisted. ``get_tuple`` puts a token there: which checkpoint was addressed, whether
-that was the head, and a nonce that names the loop. A loop that started on an absent thread gets no config
-back, so an absent load is remembered by thread and namespace instead.
+with it without being persisted. ``get_tuple`` puts a token there: text that says which checkpoint was
+addressed, whether that was the head, and a nonce that names the loop. The token also carries what is known of
+the loop, which so lives as long as a config of it does. A loop that started on an absent thread gets no
+config back, so an absent load is remembered by thread and namespace instead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TOKEN = "__perdure_load"  # noqa: S105 - a key's name
 EPOCH = "__perdure_epoch"
 """The configurable key that carries the lease epoch."""
 
-_LOOPS_MAX = 4096
+_ABSENT_MAX = 4096
+_THREADS_MAX = 4096
 _CONFLICTS_MAX = 32
 
 
@@ -48,11 +50,34 @@ class Loop:
         return base if base is not None and base.id == parent and self.generation == generation else None
 
 
+class Token(str):
+    """A load as text, and while it stays in this process, the loop that began with it and who knows it."""
+
+    __slots__ = ("keeper", "loop")
+
+    keeper: Loops
+    loop: Loop
+
+    @classmethod
+    def of(cls, text: str, keeper: Loops, loop: Loop) -> Token:
+        token = cls(text)
+        token.keeper, token.loop = keeper, loop
+        return token
+
+    def __copy__(self) -> Token:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Token:
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
 class Loops:
-    """The loops of this process, by nonce, and the races that they lost."""
+    """The loops of one saver, and the races that they lost."""
 
     def __init__(self) -> None:
-        self._by_nonce: OrderedDict[str, Loop] = OrderedDict()
         self._absent: OrderedDict[tuple[Partition, str], Loop] = OrderedDict()
         self._conflicts: OrderedDict[str, deque[PerdureError]] = OrderedDict()
         self._lock = Lock()
@@ -76,7 +101,7 @@ class Loops:
                 if slot not in self._absent:
                     self._absent[slot] = Loop(nonce, Loaded(None, was_head=True))
                 self._absent.move_to_end(slot)
-                _trim(self._absent)
+                _trim(self._absent, _ABSENT_MAX)
             return ""
         loop = Loop(
             nonce,
@@ -86,10 +111,8 @@ class Loops:
             checkpoint,
             generation,
         )
-        with self._lock:
-            self._by_nonce[nonce] = loop
-            _trim(self._by_nonce)
-        return ":".join((nonce, _place(partition, namespace), "h" if was_head else "o", checkpoint.id))
+        text = ":".join((nonce, _place(partition, namespace), "h" if was_head else "o", checkpoint.id))
+        return Token.of(text, self, loop)
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
         """The loop that a config belongs to; ``None`` for a bare call that no load preceded."""
@@ -97,10 +120,10 @@ class Loops:
         if isinstance(token, str) and token:
             nonce, place, was_head, addressed = token.split(":", 3)
             if place == _place(partition, namespace):
-                with self._lock:
-                    loop = self._by_nonce.get(nonce)
-                # Forgotten here, or loaded by another process: the token still says what was loaded.
-                return loop or Loop(nonce, Loaded(addressed, was_head == "h"))
+                if isinstance(token, Token) and token.keeper is self:
+                    return token.loop
+                # Loaded by another process or saver, or written down since: it still says what was loaded.
+                return Loop(nonce, Loaded(addressed, was_head == "h"))
         with self._lock:
             return self._absent.get((partition, namespace))
 
@@ -111,7 +134,7 @@ class Loops:
                 loop.lost = error
             self._conflicts.setdefault(thread, deque(maxlen=_CONFLICTS_MAX)).append(error)
             self._conflicts.move_to_end(thread)
-            _trim(self._conflicts)
+            _trim(self._conflicts, _THREADS_MAX)
 
     def conflicts(self, thread: str) -> tuple[PerdureError, ...]:
         with self._lock:
@@ -129,6 +152,6 @@ def _place(partition: Partition, namespace: str) -> str:
     return blake2b(packed, digest_size=8).hexdigest()
 
 
-def _trim(table: OrderedDict[Any, Any]) -> None:
-    while len(table) > _LOOPS_MAX:
+def _trim(table: OrderedDict[Any, Any], most: int) -> None:
+    while len(table) > most:
         table.popitem(last=False)

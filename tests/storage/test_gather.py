@@ -8,8 +8,10 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -183,6 +185,24 @@ def test_a_trip_that_takes_long_is_not_waited_for_for_ever() -> None:
         gate.go.release(3)
         assert [call.result(PATIENCE) for call in calls] == [Committed()] * 4
         assert gate.groups[2:] == [["a"]]
+    gatherer.close()
+
+
+def test_who_is_under_way_for_long_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, later = time.monotonic, [0.0]
+    monkeypatch.setattr(gather, "time", SimpleNamespace(monotonic=lambda: real() + later[0]))
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer.company = PATIENCE * 10
+    calls = submitted(gatherer, "a")
+    assert gate.begun.acquire(timeout=PATIENCE)
+    later[0] = gatherer.company
+    calls += submitted(gatherer, "b")
+    assert gate.begun.acquire(timeout=PATIENCE), "waits for what began long ago"
+    calls += submitted(gatherer, "c")
+    assert not gate.begun.acquire(timeout=0.1), "sets out beside one that has just begun"
+    gate.go.release(3)
+    assert [call.result(PATIENCE) for call in calls] == [Committed()] * 3
     gatherer.close()
 
 

@@ -67,8 +67,9 @@ class Gatherer:
 
     ``moment`` is the part of a long trip that writes which had to wait for it wait on for more of theirs. It
     is won back when more comes: without the wait that would have to follow in a trip of its own.
-    ``company`` is how many seconds requests wait while a worker is under way, before another one takes them;
-    whoever learns how far the server is may set it at any time.
+    ``company`` is how many seconds requests wait for a worker that has just set out, before another one takes
+    them; one that has been under way for longer is waited for by nobody. Whoever learns how far the server is
+    may set it at any time.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class Gatherer:
         self._distant = distant
         self._moment = moment
         self.company = 0.0
-        self._trips = 0
+        # When the workers that are under way set out, the last one last.
+        self._begun: list[float] = []
         # Since when requests wait that may go, and until when somebody sleeps who will take them.
         self._since = _NEVER
         self._minded = _NEVER
@@ -156,10 +158,11 @@ class Gatherer:
                 # Those that waited for company have it.
                 self._held.pop(job.effect.partition, None)
             self._queue.append(job)
-            if self._trips:
+            if self._begun:
                 # Also where nobody waits for company yet: that may change before this is taken.
-                self._since = min(self._since, time.monotonic())
-                if self.company and self._minded <= self._since + self.company:
+                now = time.monotonic()
+                self._since = min(self._since, now)
+                if self._awaits_company(now) and self._minded <= self._company_until():
                     return
             self._wake.notify()
 
@@ -170,10 +173,10 @@ class Gatherer:
                     if self._closed and not self._queue:
                         return
                     self._sleep()
-                self._trips += 1
+                started = time.monotonic()
+                self._begun.append(started)
                 if self._deadline() < self._minded:
                     self._wake.notify()  # somebody else minds the clock
-            started = time.monotonic()
             try:
                 self._execute(group)
             except Exception as error:
@@ -181,7 +184,7 @@ class Gatherer:
                     job.error = error
             took = time.monotonic() - started
             with self._wake:
-                self._trips -= 1
+                self._begun.remove(started)
                 if self._distant:
                     moment = min(took * self._moment, _MOMENT_MOST_S)
                     self._release(group, moment if took >= _LONG_TRIP_S else 0.0)
@@ -190,8 +193,8 @@ class Gatherer:
     def _take(self) -> list[Job]:
         if not self._distant:
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
-        now = time.monotonic() if self._held or self._trips else 0.0
-        if self.company and self._trips and now < self._since + self.company and not self._closed:
+        now = time.monotonic() if self._held or self._begun else 0.0
+        if self._awaits_company(now) and not self._closed:
             return []
         group: list[Job] = []
         waiting: list[Job] = []
@@ -215,14 +218,21 @@ class Gatherer:
         if self._closed:
             self._wake.notify_all()
         elif self._queue:
-            if self._trips:
+            if self._begun:
                 self._since = min(self._since, time.monotonic())
             self._wake.notify()
 
+    def _company_until(self) -> float:
+        """Until when requests wait for a worker that is under way to end."""
+        return min(self._since, self._begun[-1]) + self.company
+
+    def _awaits_company(self, now: float) -> bool:
+        return bool(self.company and self._begun) and now < self._company_until()
+
     def _deadline(self) -> float:
         """When there may be something to take although nothing happens."""
-        if self.company and self._trips:
-            return self._since + self.company if self._queue else _NEVER
+        if self._awaits_company(time.monotonic()):
+            return self._company_until() if self._queue else _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
     def _sleep(self) -> None:

@@ -57,12 +57,14 @@ def packed(parts: Sequence[bytes]) -> bytes:
 class Topology:
     """Which node owns which slot, and how far they are; shared by all connections of a driver.
 
-    ``distance_s`` is the least that a trip took since something last broke; infinite before the first.
+    ``distance_s`` is the least that a trip took which was made since something last broke; infinite before the
+    first. ``breaks`` counts what broke.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.distance_s = float("inf")
+        self.breaks = 0
         self._seed: Node = (settings.connect["host"], settings.connect["port"])
         self._owners: dict[int, Node] = {}
         self._nodes: list[Node] = [self._seed]
@@ -91,11 +93,15 @@ class Topology:
     def doubt(self) -> None:
         """Something moved or broke: ask the cluster again before the next call."""
         self._known = not self.settings.cluster
-        self.distance_s = float("inf")
+        with self._lock:
+            self.distance_s = float("inf")
+            self.breaks += 1
 
-    def took(self, seconds: float) -> None:
-        """A trip was made in this time."""
-        self.distance_s = min(self.distance_s, seconds)
+    def took(self, seconds: float, breaks: int) -> None:
+        """A trip was made in this time, begun when so much had broken."""
+        with self._lock:
+            if breaks == self.breaks:
+                self.distance_s = min(self.distance_s, seconds)
 
     def moved(self, slot: int, node: Node) -> None:
         self._owners[slot] = node
@@ -173,10 +179,10 @@ class Links:
         """The answers of one node to commands of no slot; errors among them, none repeated."""
         connection = self._link(node)
         try:
-            started = time.monotonic()
+            started, breaks = time.monotonic(), self._topology.breaks
             connection.send_packed_command([b"".join(map(packed, commands))])
             answers = [_answer(connection) for _ in commands]
-            self._topology.took(time.monotonic() - started)
+            self._topology.took(time.monotonic() - started, breaks)
             return answers
         except CLIENT_ERRORS:
             self._drop(node)
@@ -216,7 +222,7 @@ class Links:
         done = 0
         again: list[tuple[int, client.ResponseError]] = []
         try:
-            started = time.monotonic()
+            started, breaks = time.monotonic(), self._topology.breaks
             connection.send_packed_command([b"".join([packed(calls[n].parts) for n in numbers])])
             for n in numbers:
                 reply = _answer(connection)
@@ -231,7 +237,7 @@ class Links:
                     answers[n] = translate(reply, self._shown)
                 else:
                     answers[n] = reply
-            self._topology.took(time.monotonic() - started)
+            self._topology.took(time.monotonic() - started, breaks)
         except CLIENT_ERRORS as error:
             self._drop(node)
             for n in numbers[done:]:

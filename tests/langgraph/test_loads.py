@@ -7,6 +7,7 @@ import copy
 import gc
 import json
 import pickle
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import perdure
 from perdure.langgraph.loads import TOKEN, Loop
-from tests.langgraph.files import config, put
+from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.graphs import asking, chain
 from tests.langgraph.session import config as thread
 
@@ -81,6 +82,37 @@ def test_a_config_that_was_written_down_still_says_what_was_loaded(
     put(saver, {"a": [1, 2]}, {"configurable": loaded(saver)}, name="c2")
     with pytest.raises(perdure.HeadConflict):
         put(saver, {"a": [1, 3]}, {"configurable": written}, name="c3")
+
+
+def test_a_config_in_a_value_is_stored_as_what_it_says(database: perdure.Database) -> None:
+    saver = database.checkpointer()
+    put(saver, {"a": [1]})
+    at = loaded(saver)
+    put(saver, {"kept": [at, at[TOKEN]]}, {"configurable": at}, name="c2")
+    found = saver.get_tuple(config())
+    assert found is not None
+    kept = found.checkpoint["channel_values"]["kept"]
+    assert kept == [at, at[TOKEN]]
+    assert type(kept[1]) is str
+
+
+def test_what_a_lost_race_was_about_is_not_kept(database: perdure.Database) -> None:
+    class Big(str):
+        """A value of which it can be asked whether it is still there."""
+
+    saver = database.checkpointer()
+    put(saver, {"a": [1]})
+    late = loaded(saver)
+    put(saver, {"a": [1, 2]}, {"configurable": loaded(saver)}, name="c2")
+    for name in ("c3", "c4"):
+        value = Big("big")
+        there = weakref.ref(value)
+        with pytest.raises(perdure.HeadConflict) as raised:
+            put(saver, {"a": [value]}, {"configurable": late}, name=name)
+        del value, raised
+        gc.collect()
+        assert there() is None, name
+    assert [type(error) for error in saver.conflicts(THREAD)] == [perdure.HeadConflict]
 
 
 def test_what_one_saver_knows_of_a_loop_is_nothing_to_another(database: perdure.Database) -> None:

@@ -44,6 +44,11 @@ class Loop:
     child: str | None = None
     lost: PerdureError | None = None
 
+    def refuse_if_lost(self) -> None:
+        """Raise the error that this loop came to, if it lost a race."""
+        if self.lost is not None:
+            raise _bare(self.lost)
+
     def built_on(self, parent: str | None, generation: int) -> CheckpointRecord | None:
         """The checkpoint whose references may be reused for a put on ``parent``, if any."""
         base = self.base
@@ -129,6 +134,7 @@ class Loops:
 
     def lose(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
         """Remember that a loop lost; its later writes are refused without asking the database."""
+        error = _bare(error)
         with self._lock:
             if loop is not None and loop.loaded.addressed is not None:
                 loop.lost = error
@@ -145,6 +151,11 @@ class Loops:
         with self._lock:
             for slot in [s for s in self._absent if s[0] == partition]:
                 del self._absent[slot]
+
+
+def _bare(error: PerdureError) -> PerdureError:
+    """The error without its traceback, whose frames hold everything that was to be written."""
+    return type(error)(*error.args)
 
 
 def _place(partition: Partition, namespace: str) -> str:

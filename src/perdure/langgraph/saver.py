@@ -358,8 +358,8 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     ) -> tuple[checkpoints.CheckpointPut, CheckpointPlan]:
         partition, namespace, parent = at.partition, at.namespace or "", at.checkpoint_id
         loop = self._loops.of(partition, namespace, at.configurable)
-        if loop is not None and loop.lost is not None:
-            raise loop.lost
+        if loop is not None:
+            loop.refuse_if_lost()
         full = translate.metadata(config, metadata, self._metadata_keys)
         source = full.get("source")
         is_copy = source == "fork" and loop is not None and parent != loop.loaded.addressed
@@ -431,8 +431,8 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             raise ValueError("put_writes needs the checkpoint_id that the writes belong to")
         checkpoint_id = at.checkpoint_id
         loop = self._loops.of(partition, namespace, at.configurable)
-        if loop is not None and loop.lost is not None:
-            raise loop.lost
+        if loop is not None:
+            loop.refuse_if_lost()
         plan = WritesPlan(
             self._encoder(partition), loop, namespace, checkpoint_id, writes, task_id, task_path
         )

@@ -13,7 +13,7 @@ from perdure.engine.outbox import Settled
 from perdure.engine.runs import Ending, Held, Known
 from perdure.errors import Busy, Corrupt, Fenced, NotFound, NotWaiting, TooLarge, TryLater
 from perdure.model.lane import IN, Lane
-from perdure.model.messages import ANSWERS, DEAD, DONE, SENT, WAITING
+from perdure.model.messages import ANSWERS, DEAD, DONE, SENT, WAITING, Run
 from perdure.model.ops import Check, Commit, Delete, Find, Put
 from perdure.model.program import Effect
 from perdure.model.records import (
@@ -425,6 +425,83 @@ def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int)
     for kind in (INBOX, DEDUPE, RUN, EFFECT, OUTBOX):
         assert queue.rows(kind) == (), kind.name
     assert not any(queue.accept(key=f"k{n}").is_duplicate for n in range(40))
+
+
+@pytest.mark.parametrize("budget", [5, 7, 97])
+@pytest.mark.parametrize("noted", [0, 1, 2 * upkeep.BATCH_MAX])
+def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
+    queue: Queue, budget: int, noted: int
+) -> None:
+    for n in range(6):
+        queue.accept(mode="coalesce", key=f"k{n}")
+    held = queue.held()
+    for n in range(noted):
+        queue.run(journal.note(HERE, held.run.id, "pay", n, b"{}", held.epoch))
+    queue.finish(held)
+    queue.accept(key="later")
+    queue.finish(queue.held())
+    removed, kept = (Run.read(row) for row in queue.rows(RUN))
+    removed, kept = sorted((removed, kept), key=lambda run: run.first)
+    assert queue.run(upkeep.remove(HERE, removed, budget))
+    assert queue.rows(EFFECT) == ()
+    assert [row.key for row in queue.rows(INBOX)] == [(7,)]
+    assert [row.key for row in queue.rows(RUN)] == [(kept.id,)]
+    assert queue.accept(key="later").is_duplicate
+    assert not queue.accept(key="k3").is_duplicate
+    assert not queue.run(upkeep.remove(HERE, removed, budget)), "it is gone"
+
+
+def half_removed(queue: Queue, run: Run) -> None:
+    """A removal that ends after its first commit."""
+
+    def ended(effect: Effect[Any]) -> None:
+        if isinstance(effect, Commit) and (1,) not in [row.key for row in queue.rows(INBOX)]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.run(upkeep.remove(HERE, run, 5), ended)
+
+
+def test_a_run_that_is_half_removed_is_found_and_removed_again(queue: Queue) -> None:
+    for n in range(4):
+        queue.accept(mode="coalesce", key=f"k{n}")
+    queue.finish(queue.held())
+    (run,) = (Run.read(row) for row in queue.rows(RUN))
+    half_removed(queue, run)
+    assert 0 < len(queue.rows(INBOX)) < 4
+    found = queue.run(inbox.find(HERE, run.id))
+    assert found is not None
+    assert found.run == run
+    assert queue.run(upkeep.remove(HERE, run, 5))
+    assert queue.rows(INBOX) == queue.rows(RUN) == queue.rows(DEDUPE) == ()
+
+
+def test_a_key_that_was_given_to_another_message_meanwhile_stays(queue: Queue) -> None:
+    for n in range(4):
+        queue.accept(mode="coalesce", key=f"k{n}")
+    queue.finish(queue.held())
+    (run,) = (Run.read(row) for row in queue.rows(RUN))
+    again: list[Accepted] = []
+
+    def meanwhile(effect: Effect[Any]) -> None:
+        if isinstance(effect, Commit) and not again:
+            half_removed(queue, run)
+            again.append(queue.accept(key="k0"))
+
+    assert queue.run(upkeep.remove(HERE, run, 5), meanwhile)
+    assert not again[0].is_duplicate
+    assert queue.accept(key="k0").is_duplicate
+    assert [row.key for row in queue.rows(INBOX)] == [(again[0].seq,)]
+
+
+def test_a_run_whose_last_message_is_gone_is_removed_with_the_others(queue: Queue) -> None:
+    for n in range(3):
+        queue.accept(mode="coalesce", key=f"k{n}")
+    queue.finish(queue.held())
+    (run,) = (Run.read(row) for row in queue.rows(RUN))
+    queue.memory.perform(Commit(HERE, (Delete(INBOX, (3,)),)))
+    assert queue.run(upkeep.remove(HERE, run, 5))
+    assert queue.rows(INBOX) == queue.rows(RUN) == ()
 
 
 def test_what_ended_just_now_is_not_forgotten_however_long_it_waited(queue: Queue) -> None:

@@ -23,7 +23,7 @@ from perdure.model.messages import (
     batch,
     dedupe_put,
 )
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Range
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
 
@@ -219,8 +219,10 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
         message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
         return None if message is None else Standing(message, None)
     run = Run.read(found[0])
-    (first,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
-    return Standing(Message.read(first[0]), run) if first else None
+    # The first that is left: a run is forgotten message by message.
+    (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
+    first = [message for message in map(Message.read, left) if message.seq <= run.last]
+    return Standing(first[0], run) if first else None
 
 
 def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
@@ -301,14 +303,6 @@ def withdraw(partition: Partition, message_id: str, how: Stop) -> Program[bool]:
         return True if isinstance(outcome, Committed) else None
 
     return (yield from retrying(partition, None, load, attempt))
-
-
-def remove(partition: Partition, run: Run) -> Program[bool]:
-    """Forget a run that is over, with its messages; whether it was still as it was seen."""
-    ops: list[Op] = [Delete(RUN, (run.id,), run.version)]
-    ops += [Delete(INBOX, (seq,)) for seq in range(run.first, run.last + 1)]
-    outcome = yield from ask(Commit(partition, tuple(ops)))
-    return isinstance(outcome, Committed)
 
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention
 from perdure.model.lane import IN, OUT, Lane
-from perdure.model.messages import OPEN, SENT
-from perdure.model.ops import Check, Commit, Delete, Fetch, Get, Op, Range
+from perdure.model.messages import OPEN, SENT, Run
+from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
 
@@ -49,38 +51,82 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
         return 0
     # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
     checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
-    taken: list[Op] = []
-    for part in parts:
-        if len(checks) + len(taken) + len(part) > budget:
-            break
-        taken += part
+    taken = _taken(parts, budget - len(checks))
     yield from ask(Commit(partition, (*checks, *taken)))
     return len(taken)
+
+
+def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
+    """Forget a run that is over, however young: its journal, its messages with the memory that they were
+    accepted, itself; whether it was still as it was seen."""
+    refused = 0
+    while refused < ATTEMPTS:
+        lanes, found, messages = yield from ask(
+            Fetch(
+                partition,
+                (
+                    Get(LANE, (IN,)),
+                    Get(RUN, (run.id,)),
+                    Range(INBOX, after=(run.first - 1,), limit=BATCH_MAX, bodies=False),
+                ),
+            )
+        )
+        if not found or found[0].version != run.version:
+            return False
+        parts = yield from _of_run(partition, found[0], {m.key[0]: m for m in messages})
+        # A key that was removed meanwhile may have been given to another message.
+        checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
+        taken = _taken(parts, budget - len(checks) - 1)
+        is_last = bool(taken) and taken[-1].kind is RUN
+        ops = taken if is_last else [Check(RUN, found[0].key, run.version), *taken]
+        outcome = yield from ask(Commit(partition, (*checks, *ops)))
+        if is_last and isinstance(outcome, Committed):
+            return True
+        refused += not isinstance(outcome, Committed)
+    raise Contention(
+        f"thread {partition.thread!r}: run {run.id!r} could not be forgotten beside what is accepted there; "
+        "try again"
+    )
+
+
+def _taken(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
+    """The operations of the first parts: as many whole ones as one commit may carry."""
+    taken: list[Op] = []
+    for part in parts:
+        if len(taken) + len(part) > budget:
+            break
+        taken += part
+    return taken
 
 
 def _messages(
     partition: Partition, old: Sequence[Record], runs: Sequence[Record]
 ) -> Program[list[Sequence[Op]]]:
-    """What is to be removed with messages, in parts that go together, one after the other: a run's journal,
-    its messages each with its key, and the run with the last of them, by which it is found."""
+    """What is to be removed with messages, in parts that go together, one after the other."""
     parts: list[Sequence[Op]] = []
     over = {message.key[0]: message for message in old}
     for run in runs:
         if run.fields["state"] == OPEN or run.fields["last"] not in over:
             break
-        (journal,) = yield from ask(
-            Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),))
-        )
-        parts += [[Delete(EFFECT, noted.key)] for noted in journal]
-        if len(journal) == BATCH_MAX:
+        parts += yield from _of_run(partition, run, over)
+        if parts[-1][-1].kind is not RUN:
             break
-        for seq in range(run.fields["first"], run.fields["last"] + 1):
-            if seq not in over:
-                continue
-            part: list[Op] = [Delete(INBOX, (seq,))]
-            if over[seq].fields["dedupe"]:
-                part.append(Delete(DEDUPE, (over[seq].fields["dedupe"],)))
-            if seq == run.fields["last"]:
-                part.append(Delete(RUN, run.key, run.version))
-            parts.append(part)
     return parts
+
+
+def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -> Program[list[Sequence[Op]]]:
+    """What goes with a run, given its messages by number: its journal, each message with its key, and with
+    the last of them the run, by which they are found. Of a long journal only the beginning."""
+    (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
+    parts: list[list[Op]] = [[Delete(EFFECT, noted.key)] for noted in journal]
+    if len(journal) == BATCH_MAX:
+        return [*parts]
+    for seq in range(run.fields["first"], run.fields["last"] + 1):
+        if seq in messages:
+            parts.append([Delete(INBOX, (seq,))])
+            if messages[seq].fields["dedupe"]:
+                parts[-1].append(Delete(DEDUPE, (messages[seq].fields["dedupe"],)))
+    if not parts or parts[-1][0].kind is not INBOX:
+        parts.append([])
+    parts[-1].append(Delete(RUN, run.key, run.version))
+    return [*parts]

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.types import Send
 
-from perdure.engine import inbox, later
+from perdure.engine import inbox, later, upkeep
 from perdure.engine.events import LAST
 from perdure.engine.inbox import Standing
 from perdure.errors import Busy, NotFound, Unavailable
@@ -297,10 +297,10 @@ async def delete(
     standing = await _standing(caller, thread_id, run_id)
     if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
         raise Busy(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
-    partition = caller.partition(thread_id)
+    partition, database = caller.partition(thread_id), caller.host.database
     if checkpoints == "delete":
-        await caller.host.database.take_back(partition, run_id)
-    await caller.host.database.arun(inbox.remove(partition, standing.run))
+        await database.take_back(partition, run_id)
+    await database.arun(upkeep.remove(partition, standing.run, database.limits.ops))
     return Response(status_code=204)
 
 

@@ -84,4 +84,4 @@ def fsck(
             damaged += bool(findings)
     if damaged:
         raise typer.Exit(1)
-    out.print(f"{len(names)} threads are sound")
+    out.print("1 thread is sound" if len(names) == 1 else f"{len(names)} threads are sound")

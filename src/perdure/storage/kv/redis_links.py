@@ -57,8 +57,8 @@ def packed(parts: Sequence[bytes]) -> bytes:
 class Topology:
     """Which node owns which slot, and how far they are; shared by all connections of a driver.
 
-    ``distance_s`` is the least that a trip took which was made since something last broke; infinite before the
-    first. ``breaks`` counts what broke.
+    ``distance_s`` is the least that a trip took which was made since something last broke; infinite before
+    the first. ``breaks`` counts what broke.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -206,6 +206,26 @@ def test_who_is_under_way_for_long_is_waited_for_by_nobody(monkeypatch: pytest.M
     gatherer.close()
 
 
+@pytest.mark.parametrize("company", [n / 10 for n in range(15, 65, 5)])
+def test_time_that_passes_between_a_look_and_the_sleep_after_it_is_slept_for_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, company: float
+) -> None:
+    """A clock on which every reading takes a second: wherever the wait for company ends, it is noticed."""
+    readings = itertools.count()
+    monkeypatch.setattr(gather, "time", SimpleNamespace(monotonic=lambda: float(next(readings))))
+    gate = Gate()
+    gatherer = Gatherer(gate, name="gate", workers=2)
+    gatherer.company = company
+    calls = submitted(gatherer, "a")
+    assert gate.begun.acquire(timeout=PATIENCE)
+    threading.Event().wait(0.05)  # until the other worker sleeps
+    calls += submitted(gatherer, "b")
+    assert gate.begun.acquire(timeout=PATIENCE), "sleeps until the one that is under way has ended"
+    gate.go.release(2)
+    assert [call.result(PATIENCE) for call in calls] == [Committed()] * 2
+    gatherer.close()
+
+
 def submitted(gatherer: Gatherer, *threads: str) -> list[Future[Any]]:
     """Writes that come at once, before anybody takes the first."""
     futures: list[Future[Any]] = [Future() for _ in threads]
@@ -307,9 +327,9 @@ def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
     looks = itertools.count()
 
     class Counted(Gatherer):
-        def _take(self) -> list[Job]:
+        def _take(self, now: float) -> list[Job]:
             next(looks)
-            return super()._take()
+            return super()._take(now)
 
     gatherer = Counted(brief, name="brief", workers=4)
     gatherer.company = company

@@ -89,7 +89,7 @@ class Gatherer:
         self._most = most
         self._distant = distant
         self._moment = moment
-        self.company = 0.0
+        self._company = 0.0
         # When the workers that are under way set out, the last one last.
         self._begun: list[float] = []
         # Since when requests wait that may go, and until when somebody sleeps who will take them.
@@ -106,6 +106,17 @@ class Gatherer:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def company(self) -> float:
+        return self._company
+
+    @company.setter
+    def company(self, seconds: float) -> None:
+        if seconds != self._company:
+            with self._wake:
+                self._company = seconds
+                self._wake.notify_all()  # who sleeps, sleeps by what was true before
 
     def perform(self, effect: Effect[R]) -> R:
         """Block until the request is done."""
@@ -169,13 +180,13 @@ class Gatherer:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not (group := self._take()):
+                while not (group := self._take(now := time.monotonic())):
                     if self._closed and not self._queue:
                         return
-                    self._sleep()
+                    self._sleep(now)
                 started = time.monotonic()
                 self._begun.append(started)
-                if self._deadline() < self._minded:
+                if self._deadline(started) < self._minded:
                     self._wake.notify()  # somebody else minds the clock
             try:
                 self._execute(group)
@@ -190,10 +201,9 @@ class Gatherer:
                     self._release(group, moment if took >= _LONG_TRIP_S else 0.0)
             _answer(group)
 
-    def _take(self) -> list[Job]:
+    def _take(self, now: float) -> list[Job]:
         if not self._distant:
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
-        now = time.monotonic() if self._held or self._begun else 0.0
         if self._awaits_company(now) and not self._closed:
             return []
         group: list[Job] = []
@@ -224,20 +234,21 @@ class Gatherer:
 
     def _company_until(self) -> float:
         """Until when requests wait for a worker that is under way to end."""
-        return min(self._since, self._begun[-1]) + self.company
+        return min(self._since, self._begun[-1]) + self._company
 
     def _awaits_company(self, now: float) -> bool:
-        return bool(self.company and self._begun) and now < self._company_until()
+        return bool(self._company and self._begun) and now < self._company_until()
 
-    def _deadline(self) -> float:
-        """When there may be something to take although nothing happens."""
-        if self._awaits_company(time.monotonic()):
+    def _deadline(self, now: float) -> float:
+        """When there may be something to take although nothing happens, if there was nothing to take now."""
+        if self._awaits_company(now):
             return self._company_until() if self._queue else _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
-    def _sleep(self) -> None:
-        """Wait to be woken; until the next deadline unless another worker does."""
-        deadline = self._deadline()
+    def _sleep(self, now: float) -> None:
+        """Wait to be woken; until the next deadline unless another worker does. By another time than the one
+        by which there was nothing to take, the deadline of what there is now would be none."""
+        deadline = self._deadline(now)
         if deadline >= self._minded:
             self._wake.wait()
             return

@@ -101,7 +101,7 @@ def test_commits_that_gather_leave_in_one_trip_and_so_do_reads_of_a_sort(url: st
                 before = proxy.counts().round_trips
                 with ThreadPoolExecutor(40) as pool, held(driver):
                     calls = [pool.submit(driver.perform, effects[0])]
-                    until(lambda: driver._writes._trips + driver._reads._trips == 1)
+                    until(lambda: len(driver._writes._begun + driver._reads._begun) == 1)
                     calls += [pool.submit(driver.perform, effect) for effect in effects[1:]]
                     until(lambda: len(driver._writes._queue) + len(driver._reads._queue) == 39)
                 given.append([call.result(10) for call in calls])

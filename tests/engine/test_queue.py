@@ -440,8 +440,7 @@ def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
     queue.finish(held)
     queue.accept(key="later")
     queue.finish(queue.held())
-    removed, kept = (Run.read(row) for row in queue.rows(RUN))
-    removed, kept = sorted((removed, kept), key=lambda run: run.first)
+    removed, kept = sorted(map(Run.read, queue.rows(RUN)), key=lambda run: run.first)
     assert queue.run(upkeep.remove(HERE, removed, budget))
     assert queue.rows(EFFECT) == ()
     assert [row.key for row in queue.rows(INBOX)] == [(7,)]

@@ -14,9 +14,9 @@ import decimal
 import sys
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, eq, is_, itemgetter, le
 from sys import getrefcount
 from typing import Any, ClassVar
@@ -46,6 +46,8 @@ _inside = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
 _given = attrgetter("__pydantic_fields_set__")
 _container = itemgetter(0)
+_class = attrgetter("cls")
+_as_given = attrgetter("given")
 
 Names = tuple[str, ...]
 Container = tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]
@@ -79,66 +81,88 @@ class Recipe:
 
 
 class Watch:
-    """A snapshot of the mutable inside of a list's elements, by element: its value, the dict that holds its
-    fields, and its recipe (``None`` for an opaque one)."""
+    """A snapshot of the mutable inside of a list's elements, by element: its value, and its recipe (``None``
+    for an opaque one). The cycle collector walks whatever lives for as long as a watch, again and again: so
+    there are few columns, most of them tuples, of which it leaves out those that hold nothing mutable."""
 
     __slots__ = (
         "_at",
         "_containers",
         "_empty",
         "_fields",
-        "_kinds",
         "_leaves",
         "_marks",
         "_models",
         "_sizes",
         "recipes",
-        "roots",
         "values",
     )
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(
+        self,
+        values: list[Any],
+        recipes: list[Recipe | None],
+        containers: tuple[Container, ...],
+        marks: tuple[int, ...],
+        fields: tuple[str, ...],
+        leaves: tuple[Any, ...],
+        at: tuple[int, ...],
+        sizes: tuple[int, ...],
+    ) -> None:
+        """By element: ``marks``, how many containers there are up to its end. By watched element: the names
+        of its ``fields`` and what they hold, ``leaves``, one element after another, and their number,
+        ``sizes``. ``at``: which of the leaves are empty containers."""
         self.values = values
-        self.roots: list[dict[str, Any]] = []
-        self.recipes: list[Recipe | None] = []
-        self._containers: list[Container] = []
-        self._marks: list[int] = []
-        self._add(values)
-        self._fields = list(chain.from_iterable(self.roots))
-        self._snapshot()
+        self.recipes = recipes
+        self._containers = containers
+        self._marks = marks
+        self._fields = fields
+        self._leaves = leaves
+        self._at = at
+        self._sizes = sizes
+        self._empty = tuple(map(leaves.__getitem__, at))
+        # The elements that are objects, not dicts.
+        self._models = values
+        if not all(recipes) or not all(map(_MODELS.__contains__, map(type, values))):
+            self._models = [v for v, r in zip(values, recipes, strict=True) if r and r.cls is not dict]
+
+    @classmethod
+    def over(cls, values: list[Any]) -> Watch:
+        """The watch of a list."""
+        return cls([], [], (), (), (), (), (), ()).extended(values)
 
     def extended(self, values: list[Any]) -> Watch:
         """The watch of a list that starts with this one's elements, still unchanged."""
-        new = Watch.__new__(Watch)
-        new.values = values
-        new.roots = self.roots.copy()
-        new.recipes = self.recipes.copy()
-        new._containers = self._containers.copy()
-        new._marks = self._marks.copy()
-        start = len(new.roots)
-        new._add(values[len(self.values) :])
-        added = new.roots[start:]
-        new._fields = self._fields + list(chain.from_iterable(added))
-        new._leaves = self._leaves + list(chain.from_iterable(map(dict.values, added)))
-        offset = len(self._leaves)
-        more = [offset + i for i, v in enumerate(new._leaves[offset:]) if type(v) in (dict, list) and not v]
-        new._at = self._at + more
-        new._empty = (*self._empty, *(new._leaves[i] for i in more))
-        models = _models_of(values[len(self.values) :], new.recipes[len(self.recipes) :])
-        new._models = self._models + models
-        new._kinds = self._kinds + list(map(type, models))
-        new._sizes = self._sizes + list(map(len, added))
-        return new
+        recipes, containers, marks = self.recipes.copy(), [*self._containers], [*self._marks]
+        roots: list[dict[str, Any]] = []
+        for value in values[len(recipes) :]:
+            root = _root(value)
+            recipe = None if root is None else _recipe(value, root, containers)
+            recipes.append(recipe)
+            marks.append(len(containers))
+            if root is not None and recipe is not None:
+                roots.append(root)
+        leaves = tuple(chain.from_iterable(map(dict.values, roots)))
+        empty = [i for i, v in enumerate(leaves, len(self._leaves)) if type(v) in (dict, list) and not v]
+        return Watch(
+            values,
+            recipes,
+            tuple(containers),
+            tuple(marks),
+            self._fields + tuple(chain.from_iterable(roots)),
+            self._leaves + leaves,
+            (*self._at, *empty),
+            (*self._sizes, *map(len, roots)),
+        )
 
     def is_unchanged(self) -> bool:
         """Whether every element is what it was when it was watched."""
-        roots = self.roots
+        watched, roots = compress(self.values, self.recipes), self._roots()
         return (
-            list(map(type, self._models)) == self._kinds
-            and all(map(is_, map(_inside, self._models), self._model_roots()))
+            all(map(is_, map(type, watched), map(_class, filter(None, self.recipes))))
             # The columns alone do not say where one element ends and the next begins.
-            and list(map(len, roots)) == self._sizes
-            and list(chain.from_iterable(roots)) == self._fields
+            and tuple(map(len, roots)) == self._sizes
+            and tuple(chain.from_iterable(roots)) == self._fields
             and all(map(is_, chain.from_iterable(map(dict.values, roots)), self._leaves))
             and not any(self._empty)
             and not any(map(_extra, self._models))
@@ -151,8 +175,8 @@ class Watch:
         models = self._models
         return (
             _COUNTS
-            and len(models) == len(self.values)
-            and all(map(eq, map(_given, models), [r.given for r in self.recipes if r is not None]))
+            and models is self.values
+            and all(map(eq, map(_given, models), map(_as_given, self.recipes)))
             and not any(map(getweakrefcount, models))
             and all(map(le, self.holders(), _ALONE))
         )
@@ -160,7 +184,7 @@ class Watch:
     def holders(self) -> tuple[int, ...]:
         """The most references that any element, and any mutable thing of each sort inside one, has."""
         models = self._models
-        inside = (self.roots, self._empty, map(_container, self._containers))
+        inside = (self._roots(), self._empty, map(_container, self._containers))
         return tuple(
             max(map(getrefcount, things), default=0)
             for things in (models, *inside, map(_extra, models), map(_given, models))
@@ -170,29 +194,25 @@ class Watch:
         """The watch of the first ``count`` elements themselves, for elements none of which is opaque."""
         if count == len(self.values):
             return self
-        new = Watch.__new__(Watch)
-        new.values = self.values[:count]
-        new.roots = self.roots[:count]
-        new.recipes = self.recipes[:count]
-        new._marks = self._marks[:count]
-        new._containers = self._containers[: new._marks[-1] if count else 0]
         size = sum(self._sizes[:count])
-        new._fields, new._leaves = self._fields[:size], self._leaves[:size]
-        new._at = self._at[: bisect_left(self._at, size)]
-        new._empty = self._empty[: len(new._at)]
-        new._models = _models_of(new.values, new.recipes)
-        new._kinds = self._kinds[: len(new._models)]
-        new._sizes = self._sizes[:count]
-        return new
+        return Watch(
+            self.values[:count],
+            self.recipes[:count],
+            self._containers[: self._marks[count - 1] if count else 0],
+            self._marks[:count],
+            self._fields[:size],
+            self._leaves[:size],
+            self._at[: bisect_left(self._at, size)],
+            self._sizes[:count],
+        )
 
     def copies(self, count: int, opaque: Callable[[int], Any]) -> Watch:
         """Copies of the first ``count`` elements that share nothing mutable with them. ``opaque`` makes an
         opaque one anew, by position."""
-        new = Watch.__new__(Watch)
         values: list[Any] = []
         roots: list[dict[str, Any]] = []
         containers: list[Container] = []
-        old_roots = iter(self.roots)
+        old_roots = iter(self._roots())
         recipes = self.recipes if count == len(self.recipes) else self.recipes[:count]
         for place, recipe in enumerate(recipes):
             if recipe is None:
@@ -203,49 +223,24 @@ class Watch:
                 _list_inside(root[name], containers, 0)
             roots.append(root)
             values.append(root if recipe.cls is dict else _model(recipe, root, self.values[place]))
-        new.values = values
-        new.roots = roots
-        new.recipes = recipes
-        new._containers = containers
-        new._marks = self._marks[:count]
-        new._leaves = list(chain.from_iterable(map(dict.values, roots)))
-        if count == len(self.recipes):
-            new._fields, new._at = self._fields, self._at
-        else:
-            size = len(new._leaves)
-            new._fields, new._at = self._fields[:size], self._at[: bisect_left(self._at, size)]
-        new._finish()
-        return new
+        leaves = tuple(chain.from_iterable(map(dict.values, roots)))
+        return Watch(
+            values,
+            recipes,
+            tuple(containers),
+            self._marks[:count],
+            self._fields[: len(leaves)],
+            leaves,
+            self._at[: bisect_left(self._at, len(leaves))],
+            self._sizes[: len(roots)],
+        )
 
-    def _add(self, values: Iterable[Any]) -> None:
-        for value in values:
-            root = _root(value)
-            recipe = None if root is None else _recipe(value, root, self._containers)
-            self.recipes.append(recipe)
-            self._marks.append(len(self._containers))
-            if root is not None and recipe is not None:
-                self.roots.append(root)
-
-    def _snapshot(self) -> None:
-        self._leaves = list(chain.from_iterable(map(dict.values, self.roots)))
-        self._at = [i for i, v in enumerate(self._leaves) if type(v) in (dict, list) and not v]
-        self._finish()
-
-    def _finish(self) -> None:
-        self._empty: tuple[Any, ...]
-        if len(self._at) > 1:
-            self._empty = itemgetter(*self._at)(self._leaves)
-        else:
-            self._empty = tuple(self._leaves[i] for i in self._at)
-        self._models = _models_of(self.values, self.recipes)
-        self._kinds = list(map(type, self._models))
-        self._sizes = list(map(len, self.roots))
-
-    def _model_roots(self) -> list[dict[str, Any]]:
-        if len(self._models) == len(self.roots):
-            return self.roots
-        kinds = (r for r in self.recipes if r is not None)
-        return [root for root, recipe in zip(self.roots, kinds, strict=True) if recipe.cls is not dict]
+    def _roots(self) -> list[dict[str, Any]]:
+        """The dict that holds the fields of each watched element, as it is now."""
+        if self._models is self.values:
+            return list(map(_inside, self.values))
+        watched = zip(self.values, self.recipes, strict=True)
+        return [v if r.cls is dict else v.__dict__ for v, r in watched if r is not None]
 
 
 def copier(value: Any) -> Callable[[], Any] | None:
@@ -261,11 +256,6 @@ def copier(value: Any) -> Callable[[], Any] | None:
 def _copy(recipe: Recipe, root: dict[str, Any], value: Any) -> Any:
     new = _copy_root(recipe, root)
     return new if recipe.cls is dict else _model(recipe, new, value)
-
-
-def _models_of(values: Iterable[Any], recipes: Iterable[Recipe | None]) -> list[Any]:
-    """The elements that are objects, not dicts, and are watched."""
-    return [v for v, r in zip(values, recipes, strict=True) if r is not None and r.cls is not dict]
 
 
 def _root(value: Any) -> dict[str, Any] | None:
@@ -360,6 +350,6 @@ def _copy_inside(value: Any) -> Any:
 # What a watch alone comes to, counted on elements that nobody else can hold: empty containers, full ones, and
 # full ones inside others. Only an interpreter that counts every reference at once can be asked.
 _COUNTS = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-_ALONE = Watch(
+_ALONE = Watch.over(
     [AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}), HumanMessage("b", id="2")]
 ).holders()

@@ -264,7 +264,7 @@ class Encoding:
         ref, shape = self._builder.list_like(found, shape, same)
         spare = None if before is None else before.spare
         return Held(
-            ref, self._generation, Elements(found, ends, watch or Watch(values), bodies, shape, spare)
+            ref, self._generation, Elements(found, ends, watch or Watch.over(values), bodies, shape, spare)
         )
 
     def _current(self, held: Held | None) -> Elements | None:
@@ -355,7 +355,7 @@ def take(
         if isinstance(tree, Listed):
             bodies = [packed(item) for item in tree.items]
             values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies))
-            watch = Watch(values)
+            watch = Watch.over(values)
             opaque = {i: bodies[i] for i, recipe in enumerate(watch.recipes) if recipe is None}
             ends = array("Q", accumulate(map(len, bodies)))
             elements = Elements(tree.refs, ends, watch, opaque, None)

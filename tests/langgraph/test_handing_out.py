@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
@@ -94,3 +96,67 @@ def test_the_check_above_would_see_shared_elements(
 ) -> None:
     monkeypatch.setattr(Watch, "is_alone", lambda self: True)
     assert overlaps(saver)
+
+
+def said(messages: list[Any]) -> str:
+    """What messages say, whoever holds them."""
+    return json.dumps([m.model_dump() for m in messages])
+
+
+def meddle(message: Any, number: int, rng: random.Random) -> None:
+    """Change a message in place, deep inside or so that its inside cannot be listed any more."""
+    match rng.randrange(4):
+        case 0:
+            message.content = f"changed {number}"
+        case 1:
+            message.additional_kwargs[f"k{rng.randrange(3)}"] = [number]
+        case 2:
+            message.response_metadata.setdefault("tokens", {})["more"] = number
+        case _:
+            message.additional_kwargs["pair"] = (number, number)
+
+
+def next_state(hand: list[Any], number: int, rng: random.Random) -> list[Any]:
+    """What a step makes of a state: it appends, and now and then trims, moves or replaces."""
+    state = list(hand)
+    match rng.randrange(6):
+        case 0:
+            state = state[rng.randrange(3) :]
+        case 1 if state:
+            state.insert(0, state.pop(rng.randrange(len(state))))
+        case 2 if state:
+            state[rng.randrange(len(state))] = HumanMessage(f"instead {number}", id=f"i{number}")
+        case _:
+            pass
+    return [
+        *state,
+        HumanMessage(f"asked {number}", id=f"q{number}"),
+        AIMessage(f"told {number}", id=f"t{number}"),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_in_whatever_order_holders_load_change_put_and_let_go(saver: perdure.PerdureSaver, seed: int) -> None:
+    rng = random.Random(seed)
+    stored = said(conversation(5))
+    hands: list[list[Any]] = []
+    for number in range(80):
+        # Nothing but the hands may hold a message from one round to the next.
+        at = rng.randrange(max(1, len(hands)))
+        match rng.choice(("load", "load", "change", "spoil", "put", "put", "let go")):
+            case "change" | "spoil" as how if hands and hands[at]:
+                meddle(rng.choice(hands[at]), number, rng)
+                if how == "spoil":
+                    del hands[at]
+            case "put" if hands:
+                hands[at] = next_state(hands[at], number, rng)
+                put(saver, {"messages": hands[at]})
+                stored = said(hands[at])
+            case "let go" if hands:
+                del hands[at]
+            case _:
+                hands.append(loaded(saver))
+                assert said(hands[-1]) == stored
+                new = mutable_inside(hands[-1])
+                assert not any(new & mutable_inside(old) for old in hands[:-1])
+        hands = hands[-3:]

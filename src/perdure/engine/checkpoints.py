@@ -98,7 +98,7 @@ class CheckpointPut:
         """Store it, or raise ``HeadConflict``; the thread as it is then. ``view`` is how the caller knows the
         thread."""
         known = confirmed(view, self._decide)
-        return (yield from retrying(self.partition, known, self._load, self._attempt))
+        return retrying(self.partition, known, self._load, self._attempt)
 
     def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
         """Whether it is this commit that stores the checkpoint, and nothing was staged for it."""
@@ -205,10 +205,10 @@ class WritesPut:
 
     _known: View | None = None
 
-    def store(self, view: View | None) -> Program[None]:
+    def store(self, view: View | None) -> Program[bool]:
         """Store them, or raise ``HeadConflict``. ``view`` is how the caller knows the thread."""
         self._known = confirmed(view, self._decide)
-        yield from retrying(self.partition, self._known, self._load, self._attempt)
+        return retrying(self.partition, self._known, self._load, self._attempt)
 
     def _load(self) -> Program[View]:
         return load_view(self.partition, ROOT)

@@ -32,7 +32,8 @@ class Budget:
 
 def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
     """The operations that store chunks under a collection generation."""
-    return [Put(CHUNK, (digest,), {"generation": generation}, body) for digest, body in chunks.items()]
+    fields = {"generation": generation}
+    return [Put(CHUNK, (digest,), fields, body) for digest, body in chunks.items()]
 
 
 def commit_with_chunks(

@@ -190,20 +190,22 @@ class Watch:
             for things in (models, *inside, map(_extra, models), map(_given, models))
         )
 
-    def first(self, count: int) -> Watch:
-        """The watch of the first ``count`` elements themselves, for elements none of which is opaque."""
-        if count == len(self.values):
+    def part(self, begin: int, end: int) -> Watch:
+        """The watch of some of the elements themselves."""
+        if begin == 0 and end == len(self.values):
             return self
-        size = sum(self._sizes[:count])
+        marks = (0, *self._marks)
+        start, stop = (place - self.recipes[:place].count(None) for place in (begin, end))
+        first, last = sum(self._sizes[:start]), sum(self._sizes[:stop])
         return Watch(
-            self.values[:count],
-            self.recipes[:count],
-            self._containers[: self._marks[count - 1] if count else 0],
-            self._marks[:count],
-            self._fields[:size],
-            self._leaves[:size],
-            self._at[: bisect_left(self._at, size)],
-            self._sizes[:count],
+            self.values[begin:end],
+            self.recipes[begin:end],
+            self._containers[marks[begin] : marks[end]],
+            tuple(mark - marks[begin] for mark in self._marks[begin:end]),
+            self._fields[first:last],
+            self._leaves[first:last],
+            tuple(at - first for at in self._at[bisect_left(self._at, first) : bisect_left(self._at, last)]),
+            self._sizes[start:stop],
         )
 
     def copies(self, count: int, opaque: Callable[[int], Any]) -> Watch:

@@ -374,7 +374,7 @@ def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None
     if held.payload is not None:
         return serde.value(*held.payload), held
     elements = held.elements
-    if elements is None or not elements.watch.is_unchanged():
+    if elements is None:
         return None
     bodies, watched = elements.bodies, elements.watch
     count = len(watched.recipes)
@@ -382,11 +382,18 @@ def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None
     start = min((i for i in bodies if watched.recipes[i] is not None), default=count)
     spare = elements.spare
     if watched.is_alone():
-        watch, spare = watched.first(start), None
+        if not watched.is_unchanged():
+            return None
+        watch, spare = watched.part(0, start), None
     elif spare is not None and _is_free(spare, elements.refs):
         front = len(spare.refs)
+        # Of the objects in other hands only those count that the spare ones do not stand for.
+        if not watched.part(front, count).is_unchanged():
+            return None
         watch, spare, start = spare.watch, _spare(elements, start), front
     else:
+        if not watched.is_unchanged():
+            return None
         watch, spare = watched.copies(start, lambda at: serde.unpack(bodies[at])), _spare(elements, start)
     if start < count:
         rest = [
@@ -410,7 +417,7 @@ def _spare(elements: Elements, count: int) -> Spare | None:
     """The first elements' objects, for the load after next; none where one of them is opaque."""
     if None in elements.watch.recipes[:count]:
         return None
-    return Spare(elements.refs[:count], elements.watch.first(count))
+    return Spare(elements.refs[:count], elements.watch.part(0, count))
 
 
 def _copy(value: Any) -> Any:

@@ -43,7 +43,7 @@ PATIENCE = 10.0
 
 _GROUP_MAX = 128
 _NEAR_S = 0.002
-_COMPANY_S = 0.01
+_COMPANY_S = 0.02
 _LOGGER = logging.getLogger("perdure.storage.redis")
 
 

@@ -24,6 +24,7 @@ from tests.backends import BACKENDS, fresh
 from tests.langgraph.savers import opened
 
 KEY = bytes(range(32))
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
 
 
 class State(TypedDict, total=False):
@@ -148,13 +149,14 @@ def look_alikes() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     return pairs
 
 
+@pytest.mark.timeout(1800 if FULL else 120)
 def test_users_whose_names_look_alike_see_nothing_of_each_other(
     driver: Driver, request: pytest.FixtureRequest
 ) -> None:
     pairs = look_alikes()
     assert len(pairs) >= 1000
     backend = request.node.callspec.params["driver"]
-    if backend not in ("memory", "sqlite") and os.environ.get("PERDURE_CHAOS") != "full":
+    if backend not in ("memory", "sqlite") and not FULL:
         pairs = pairs[:: len(pairs) // 50]
     store = Backend(driver).store()
     owners = dict.fromkeys(namespace for pair in pairs for namespace in pair)

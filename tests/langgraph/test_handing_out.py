@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 import perdure
 from perdure.langgraph.identity import Watch
-from tests.langgraph.files import config, put
+from perdure.langgraph.values import Encoding, ThreadCache
+from perdure.model.records import Partition
+from tests.langgraph.files import THREAD, config, put
 
 
 def mutable_inside(value: Any) -> set[int]:
@@ -55,6 +58,12 @@ def overlaps(saver: perdure.PerdureSaver) -> bool:
             # The oldest lets go of all, the next keeps only something deep inside.
             hands = [hands[1][1].response_metadata["tokens"]["of"], *hands[2:]]
     return False
+
+
+def step_on(saver: perdure.PerdureSaver, head: Any, state: list[Any], name: str) -> Any:
+    """Store a state as the next of the loop that a config belongs to; the config to go on from."""
+    stored = put(saver, {"messages": state}, head, name=name)
+    return {"configurable": {**head["configurable"], **stored["configurable"]}}
 
 
 @pytest.fixture
@@ -138,7 +147,7 @@ def next_state(hand: list[Any], number: int, rng: random.Random) -> list[Any]:
 @pytest.mark.parametrize("seed", range(80))
 def test_in_whatever_order_holders_load_change_put_and_let_go(saver: perdure.PerdureSaver, seed: int) -> None:
     rng = random.Random(seed)
-    stored = said(conversation(5))
+    stored, head = said(conversation(5)), config()
     hands: list[list[Any]] = []
     for number in range(80):
         # Nothing but the hands may hold a message from one round to the next.
@@ -150,13 +159,100 @@ def test_in_whatever_order_holders_load_change_put_and_let_go(saver: perdure.Per
                     del hands[at]
             case "put" if hands:
                 hands[at] = next_state(hands[at], number, rng)
-                put(saver, {"messages": hands[at]})
+                head = step_on(saver, head, hands[at], f"c{number:04}")
                 stored = said(hands[at])
             case "let go" if hands:
                 del hands[at]
             case _:
-                hands.append(loaded(saver))
+                found = saver.get_tuple(config())
+                assert found is not None
+                head = found.config
+                hands.append(found.checkpoint["channel_values"]["messages"])
+                del found
                 assert said(hands[-1]) == stored
                 new = mutable_inside(hands[-1])
                 assert not any(new & mutable_inside(old) for old in hands[:-1])
         hands = hands[-3:]
+
+
+def after(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, act: Callable[[], object]) -> None:
+    """Let something happen once, right after the next call of a method: what another thread may do there."""
+    method, left = getattr(cls, name), [act]
+
+    def called(*args: Any, **named: Any) -> Any:
+        answer = method(*args, **named)
+        if left:
+            left.pop()()
+        return answer
+
+    monkeypatch.setattr(cls, name, called)
+
+
+def test_a_load_by_another_thread_while_the_value_is_read_shares_nothing(
+    saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver._caches.forget(Partition("", THREAD))
+    others: list[Any] = []
+    after(monkeypatch, ThreadCache, "hold", lambda: others.append(loaded(saver)))
+    mine = loaded(saver)
+    assert others == [conversation(5)]
+    assert not mutable_inside(mine) & mutable_inside(others)
+
+
+@pytest.mark.parametrize("step", ["is_alone", "is_unchanged"])
+def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
+    saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    hands = [loaded(saver), loaded(saver)]
+
+    def edit() -> None:
+        for hand in hands:
+            hand[0].content = hand[1].response_metadata["tokens"]["in"] = "edited"
+
+    after(monkeypatch, Watch, step, edit)
+    for _ in range(3):
+        hands.append(loaded(saver))
+        assert hands[-1] == conversation(5)
+
+
+@pytest.mark.parametrize("step", [(Encoding, "_element"), (Watch, "is_unchanged"), (Watch, "over")])
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_edit_while_a_list_is_put_is_stored_by_the_next_put(
+    saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], first: int
+) -> None:
+    found = saver.get_tuple(config())
+    assert found is not None
+    state = [*found.checkpoint["channel_values"]["messages"][first:], HumanMessage("new", id="new")]
+
+    def edit() -> None:
+        for message in state:
+            message.content = "edited " + str(message.content)
+
+    if step[1] == "over":
+        made = Watch.over
+        monkeypatch.setattr(Watch, "over", lambda values: (made(values), edit())[0])
+    else:
+        after(monkeypatch, *step, edit)
+    head = step_on(saver, found.config, state, "c2")
+    monkeypatch.undo()
+    step_on(saver, head, state, "c3")
+    assert loaded(saver) == state
+    saver._caches.forget(Partition("", THREAD))
+    assert loaded(saver) == state
+
+
+def test_what_a_holder_says_was_given_stays_with_the_holder(saver: perdure.PerdureSaver) -> None:
+    hand = loaded(saver)
+    hand[1].model_fields_set.discard("id")
+    put(saver, {"messages": hand[1:]})
+    assert "id" in loaded(saver)[0].model_fields_set
+
+
+def test_a_message_that_was_given_something_private_can_be_moved(saver: perdure.PerdureSaver) -> None:
+    hand = loaded(saver)
+    object.__setattr__(hand[1], "__pydantic_private__", {"mine": []})
+    put(saver, {"messages": hand[1:]})
+    del hand
+    for _ in range(2):
+        assert loaded(saver) == conversation(5)[1:]
+    assert loaded(saver)[0].__pydantic_private__ is None

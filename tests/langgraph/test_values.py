@@ -120,7 +120,7 @@ def test_a_change_made_before_a_put_is_stored(
         if rng.random() < 0.3:
             warm.put_writes(at, [("messages", live["messages"])], f"task{step}")
         for _ in range(rng.randrange(4)):
-            change(live if rng.random() < 0.2 else live["messages"], rng)
+            change(live if rng.random() < 0.2 else live.setdefault("messages", []), rng)
         live.setdefault("messages", [])
         if rng.random() < 0.3:
             live["messages"] = [*(live["messages"] or []), HumanMessage("more", id=str(step))]

@@ -14,9 +14,9 @@ import decimal
 import sys
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import attrgetter, eq, is_, itemgetter, le
 from sys import getrefcount
 from typing import Any, ClassVar
@@ -45,6 +45,7 @@ _set = object.__setattr__
 _inside = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
 _given = attrgetter("__pydantic_fields_set__")
+_private = attrgetter("__pydantic_private__")
 _container = itemgetter(0)
 _class = attrgetter("cls")
 _as_given = attrgetter("given")
@@ -177,7 +178,9 @@ class Watch:
             _COUNTS
             and models is self.values
             and all(map(eq, map(_given, models), map(_as_given, self.recipes)))
-            and not any(map(getweakrefcount, models))
+            and not any(map(_private, models))
+            and all(map(is_, map(type, self._roots()), repeat(dict)))
+            and not any(map(getweakrefcount, chain(models, map(_given, models))))
             and all(map(le, self.holders(), _ALONE))
         )
 
@@ -209,19 +212,26 @@ class Watch:
         )
 
     def copies(self, count: int, opaque: Callable[[int], Any]) -> Watch:
-        """Copies of the first ``count`` elements that share nothing mutable with them. ``opaque`` makes an
-        opaque one anew, by position."""
+        """The first ``count`` elements as they were when they were watched, whatever became of them since, as
+        objects of their own. ``opaque`` makes an opaque one anew, by position."""
         values: list[Any] = []
         roots: list[dict[str, Any]] = []
         containers: list[Container] = []
-        old_roots = iter(self._roots())
+        seen, sizes, at = iter(self._containers), iter(self._sizes), 0
         recipes = self.recipes if count == len(self.recipes) else self.recipes[:count]
         for place, recipe in enumerate(recipes):
             if recipe is None:
                 values.append(opaque(place))
                 continue
-            root = _copy_root(recipe, next(old_roots))
+            end = at + next(sizes)
+            root = dict(zip(self._fields[at:end], self._leaves[at:end], strict=True))
+            at = end
+            for name in recipe.dicts:
+                root[name] = {}
+            for name in recipe.lists:
+                root[name] = []
             for name in recipe.full:
+                root[name] = _as_seen(seen)
                 _list_inside(root[name], containers, 0)
             roots.append(root)
             values.append(root if recipe.cls is dict else _model(recipe, root, self.values[place]))
@@ -231,11 +241,16 @@ class Watch:
             recipes,
             tuple(containers),
             self._marks[:count],
-            self._fields[: len(leaves)],
+            self._fields[:at],
             leaves,
-            self._at[: bisect_left(self._at, len(leaves))],
+            self._at[: bisect_left(self._at, at)],
             self._sizes[: len(roots)],
         )
+
+    def is_given(self, place: int) -> bool:
+        """Whether a watched element says of the same fields as then that they were given."""
+        recipe, value = self.recipes[place], self.values[place]
+        return recipe is not None and (recipe.cls is dict or _given(value) == recipe.given)
 
     def _roots(self) -> list[dict[str, Any]]:
         """The dict that holds the fields of each watched element, as it is now."""
@@ -338,6 +353,13 @@ def _holds(seen: Container) -> bool:
     if keys is None:
         return all(map(is_, container, values))
     return all(map(is_, container.values(), values)) and all(map(is_, container, keys))
+
+
+def _as_seen(seen: Iterator[Container]) -> Any:
+    """A container as it was listed, with those inside it, which were listed behind it."""
+    _, keys, values = next(seen)
+    inside = [v if type(v) in _IMMUTABLE else _as_seen(seen) for v in values]
+    return inside if keys is None else dict(zip(keys, inside, strict=True))
 
 
 def _copy_inside(value: Any) -> Any:

@@ -56,36 +56,25 @@ class Elements:
     shape: Shape | None
     spare: Spare | None = None
     _places: dict[int, int] | None = None
-    _unchanged: bool | None = None
 
     @property
     def size(self) -> int:
         """Packed bytes of the whole list."""
         return len(array_header(len(self.refs))) + (self.ends[-1] if self.ends else 0)
 
-    def recheck(self) -> None:
-        """Believe nothing found out before: the objects are in other hands."""
-        self._unchanged = None
-
-    def unchanged(self) -> bool:
-        """Whether every object is what it was; looked up once after each ``recheck``."""
-        if self._unchanged is None:
-            self._unchanged = self.watch.is_unchanged()
-        return self._unchanged
-
     def start_of(self, values: list[Any]) -> int:
         """How many elements a list starts with: all of them, unchanged and none opaque, or 0."""
         known = self.watch.values
         if len(values) < len(known) or not all(map(is_, values, known)):
             return 0
-        return len(known) if None not in self.watch.recipes and self.unchanged() else 0
+        return len(known) if None not in self.watch.recipes and self.watch.is_unchanged() else 0
 
     def place(self, value: Any) -> int | None:
-        """Where an object stands in the list, if it is one of the elements and unchanged."""
+        """Where an object stands in the list, if it is one of the elements that are watched."""
         if self._places is None:
             self._places = {id(v): i for i, v in enumerate(self.watch.values)}
         at = self._places.get(id(value))
-        return at if at is not None and self.watch.recipes[at] is not None and self.unchanged() else None
+        return at if at is not None and self.watch.is_given(at) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -236,26 +225,29 @@ class Encoding:
         values = value.copy()
         before = self._current(self._cache.held.get(slot))
         same = 0 if before is None else before.start_of(values)
-        watch: Watch | None
+        # What is watched first and compared or packed then is seen to change, whenever its holder changes it.
         if before is not None and same:
             found, ends, bodies = before.refs.copy(), before.ends[:], before.bodies.copy()
             watch = before.watch.extended(values) if len(values) > same else before.watch
         else:
-            found, ends, bodies, watch = [], array("Q"), {}, None
+            found, ends, bodies, watch = [], array("Q"), {}, Watch.over(values)
+        # What is appended to known elements is new; elsewhere an element may have moved.
+        moved, unchanged = None if same else before, None
         end = ends[-1] if ends else 0
         for position in range(same, len(values)):
             item = values[position]
-            # What is appended to known elements is new; elsewhere an element may have moved.
-            at = None if before is None or watch is not None else before.place(item)
-            if before is None or at is None:
+            at = None if moved is None or watch.recipes[position] is None else moved.place(item)
+            if at is not None and moved is not None and unchanged is None:
+                unchanged = moved.watch.is_unchanged()
+            if moved is None or at is None or not unchanged:
                 ref, body = self._element(item)
                 bodies[position] = body
                 end += len(body)
             else:
-                ref = before.refs[at]
-                end += before.ends[at] - (before.ends[at - 1] if at else 0)
-                if at in before.bodies:
-                    bodies[position] = before.bodies[at]
+                ref = moved.refs[at]
+                end += moved.ends[at] - (moved.ends[at - 1] if at else 0)
+                if at in moved.bodies:
+                    bodies[position] = moved.bodies[at]
             found.append(ref)
             ends.append(end)
         shape = None
@@ -263,15 +255,12 @@ class Encoding:
             shape, same = before.shape, same or _alike(found, before.refs)
         ref, shape = self._builder.list_like(found, shape, same)
         spare = None if before is None else before.spare
-        return Held(
-            ref, self._generation, Elements(found, ends, watch or Watch.over(values), bodies, shape, spare)
-        )
+        return Held(ref, self._generation, Elements(found, ends, watch, bodies, shape, spare))
 
     def _current(self, held: Held | None) -> Elements | None:
         """A held list's elements, if its chunks are stored in this generation."""
         if held is None or held.elements is None or held.generation != self._generation:
             return None
-        held.elements.recheck()
         return held.elements
 
     def write(self, value: Any) -> bytes:
@@ -359,8 +348,9 @@ def take(
             opaque = {i: bodies[i] for i, recipe in enumerate(watch.recipes) if recipe is None}
             ends = array("Q", accumulate(map(len, bodies)))
             elements = Elements(tree.refs, ends, watch, opaque, None)
-            cache.hold({slot: Held(references[channel], generation, elements)})
+            # In hand before it is held: another thread's load would take what nobody else has for its own.
             out[channel] = values.copy()
+            cache.hold({slot: Held(references[channel], generation, elements)})
         else:
             payload = joined(tree)
             cache.hold({slot: Held(references[channel], generation, payload=payload)})
@@ -369,36 +359,35 @@ def take(
 
 
 def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None:
-    """A held value for a new owner and what stands for it now; ``None`` when it must be read again. Call it
-    under the cache's lock: it hands elements out again that nobody else holds, and copies of all others."""
+    """A held value for a new owner and what stands for it now; ``None`` when it must be read. Call it under
+    the cache's lock: it hands elements out again that nobody else holds, and copies of all others, made from
+    what was seen of them, not from what their holders do to them meanwhile."""
     if held.payload is not None:
         return serde.value(*held.payload), held
     elements = held.elements
     if elements is None:
         return None
     bodies, watched = elements.bodies, elements.watch
+
+    def made(at: int) -> Any:
+        return serde.unpack(bodies[at])
+
     count = len(watched.recipes)
     # Elements that were put, not read, are decoded once, so that a value is the same however it is read.
     start = min((i for i in bodies if watched.recipes[i] is not None), default=count)
     spare = elements.spare
-    if watched.is_alone():
-        if not watched.is_unchanged():
-            return None
+    if watched.is_alone() and watched.is_unchanged():
         watch, spare = watched.part(0, start), None
     elif spare is not None and _is_free(spare, elements.refs):
         front = len(spare.refs)
-        # Of the objects in other hands only those count that the spare ones do not stand for.
-        if not watched.part(front, count).is_unchanged():
-            return None
         watch, spare, start = spare.watch, _spare(elements, start), front
     else:
-        if not watched.is_unchanged():
-            return None
-        watch, spare = watched.copies(start, lambda at: serde.unpack(bodies[at])), _spare(elements, start)
+        watch, spare = watched.copies(start, made), _spare(elements, start)
     if start < count:
-        rest = [
-            serde.unpack(bodies[i]) if i in bodies else _copy(watched.values[i]) for i in range(start, count)
-        ]
+        rest = watched.part(start, count).copies(count - start, lambda at: made(start + at)).values
+        for at in bodies:
+            if at >= start and watched.recipes[at] is not None:
+                rest[at - start] = made(at)
         watch = watch.extended(watch.values + rest)
     opaque = {i: bodies[i] for i in bodies if watch.recipes[i] is None}
     new = Elements(elements.refs, elements.ends, watch, opaque, elements.shape, spare)
@@ -418,14 +407,6 @@ def _spare(elements: Elements, count: int) -> Spare | None:
     if None in elements.watch.recipes[:count]:
         return None
     return Spare(elements.refs[:count], elements.watch.part(0, count))
-
-
-def _copy(value: Any) -> Any:
-    """A copy of an element that is watched and unchanged."""
-    make = identity.copier(value)
-    if make is None:
-        raise TypeError("an opaque element has its packed form")
-    return make()
 
 
 def _alike(left: list[bytes], right: list[bytes]) -> int:

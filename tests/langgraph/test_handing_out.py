@@ -11,6 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 import perdure
+from perdure.langgraph import identity
 from perdure.langgraph.identity import Watch
 from perdure.langgraph.values import Encoding, ThreadCache
 from perdure.model.records import Partition
@@ -175,9 +176,9 @@ def test_in_whatever_order_holders_load_change_put_and_let_go(saver: perdure.Per
         hands = hands[-3:]
 
 
-def after(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, act: Callable[[], object]) -> None:
-    """Let something happen once, right after the next call of a method: what another thread may do there."""
-    method, left = getattr(cls, name), [act]
+def after(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callable[[], object]) -> None:
+    """Let something happen once, right after the next call of a function: what another thread may do then."""
+    method, left = getattr(where, name), [act]
 
     def called(*args: Any, **named: Any) -> Any:
         answer = method(*args, **named)
@@ -185,7 +186,7 @@ def after(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, act: Callable[[
             left.pop()()
         return answer
 
-    monkeypatch.setattr(cls, name, called)
+    monkeypatch.setattr(where, name, called)
 
 
 def test_a_load_by_another_thread_while_the_value_is_read_shares_nothing(
@@ -256,3 +257,17 @@ def test_a_message_that_was_given_something_private_can_be_moved(saver: perdure.
     for _ in range(2):
         assert loaded(saver) == conversation(5)[1:]
     assert loaded(saver)[0].__pydantic_private__ is None
+
+
+@pytest.mark.parametrize("step", ["_recipe", "_list_inside"])
+@pytest.mark.parametrize("field", ["additional_kwargs", "response_metadata"])
+def test_what_a_holder_puts_inside_while_a_list_is_watched_is_seen_to_change(
+    monkeypatch: pytest.MonkeyPatch, step: str, field: str
+) -> None:
+    message = AIMessage("a", id="1", response_metadata={"of": {"in": 1}})
+    after(monkeypatch, identity, step, lambda: getattr(message, field).update(of={"in": 1, "more": []}))
+    watch = Watch.over([message])
+    monkeypatch.undo()
+    if watch.is_unchanged():
+        message.__dict__[field]["of"]["more"].append("later")
+        assert not watch.is_unchanged()

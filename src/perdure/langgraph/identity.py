@@ -56,10 +56,10 @@ Container = tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]
 
 class Recipe:
     """How to copy elements of one shape: their class, the fields that hold an empty dict, those that hold an
-    empty list, those that hold a container with something in it, and those that a model was given. Recipes
-    are interned: equal shapes share one."""
+    empty list (``empty``: either), those that hold a container with something in it, and those that a model
+    was given. Recipes are interned: equal shapes share one."""
 
-    __slots__ = ("cls", "dicts", "full", "given", "lists")
+    __slots__ = ("cls", "dicts", "empty", "full", "given", "lists")
 
     _known: ClassVar[dict[tuple[type, Names, Names, Names, frozenset[str]], Recipe]] = {}
 
@@ -67,6 +67,7 @@ class Recipe:
         self.cls = cls
         self.dicts = dicts
         self.lists = lists
+        self.empty = frozenset((*dicts, *lists))
         self.full = full
         self.given = given
 
@@ -136,23 +137,26 @@ class Watch:
         """The watch of a list that starts with this one's elements, still unchanged."""
         recipes, containers, marks = self.recipes.copy(), [*self._containers], [*self._marks]
         roots: list[dict[str, Any]] = []
+        empty, size = [*self._at], len(self._leaves)
         for value in values[len(recipes) :]:
-            root = _root(value)
+            held = _root(value)
+            # Taken at once: whoever holds it may change it at any moment.
+            root = None if held is None else dict.copy(held)
             recipe = None if root is None else _recipe(value, root, containers)
             recipes.append(recipe)
             marks.append(len(containers))
             if root is not None and recipe is not None:
                 roots.append(root)
-        leaves = tuple(chain.from_iterable(map(dict.values, roots)))
-        empty = [i for i, v in enumerate(leaves, len(self._leaves)) if type(v) in (dict, list) and not v]
+                empty += [at for at, name in enumerate(root, size) if name in recipe.empty]
+                size += len(root)
         return Watch(
             values,
             recipes,
             tuple(containers),
             tuple(marks),
             self._fields + tuple(chain.from_iterable(roots)),
-            self._leaves + leaves,
-            (*self._at, *empty),
+            self._leaves + tuple(chain.from_iterable(map(dict.values, roots))),
+            tuple(empty),
             (*self._sizes, *map(len, roots)),
         )
 
@@ -336,14 +340,16 @@ def _list_inside(value: Any, found: list[Container], depth: int) -> bool:
     if depth > _DEPTH:
         return False
     if kind is dict:
-        if not all(type(k) in _IMMUTABLE for k in value):
+        at_once = value.copy()
+        keys, values = tuple(at_once), tuple(at_once.values())
+        if not all(type(k) in _IMMUTABLE for k in keys):
             return False
-        found.append((value, tuple(value), tuple(value.values())))
-        return all(_list_inside(v, found, depth + 1) for v in value.values() if type(v) not in _IMMUTABLE)
-    if kind is list:
-        found.append((value, None, tuple(value)))
-        return all(_list_inside(v, found, depth + 1) for v in value if type(v) not in _IMMUTABLE)
-    return False
+    elif kind is list:
+        keys, values = None, tuple(value)
+    else:
+        return False
+    found.append((value, keys, values))
+    return all(_list_inside(v, found, depth + 1) for v in values if type(v) not in _IMMUTABLE)
 
 
 def _holds(seen: Container) -> bool:

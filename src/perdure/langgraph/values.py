@@ -2,8 +2,8 @@
 
 For each thread the cache holds the digests that are stored, and for each list channel its elements as they
 were last handed out or put: an element that is provably unchanged is neither serialised nor hashed again,
-and a value that is provably the one stored is copied instead of decoded. The cache can only save work: a
-value is recognised by its reference, an element by its identity and its witness.
+and one that was read is copied as it was then instead of decoded. The cache can only save work: a value is
+recognised by its reference, an element by its identity and its watch.
 """
 
 from __future__ import annotations

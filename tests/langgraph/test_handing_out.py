@@ -216,7 +216,7 @@ def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
         assert hands[-1] == conversation(5)
 
 
-@pytest.mark.parametrize("step", [(Encoding, "_element"), (Watch, "is_unchanged"), (Watch, "over")])
+@pytest.mark.parametrize("step", [(Encoding, "_element"), (Watch, "is_unchanged"), (Watch, "extended")])
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_edit_while_a_list_is_put_is_stored_by_the_next_put(
     saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], first: int
@@ -229,11 +229,7 @@ def test_an_edit_while_a_list_is_put_is_stored_by_the_next_put(
         for message in state:
             message.content = "edited " + str(message.content)
 
-    if step[1] == "over":
-        made = Watch.over
-        monkeypatch.setattr(Watch, "over", lambda values: (made(values), edit())[0])
-    else:
-        after(monkeypatch, *step, edit)
+    after(monkeypatch, *step, edit)
     head = step_on(saver, found.config, state, "c2")
     monkeypatch.undo()
     step_on(saver, head, state, "c3")
@@ -261,13 +257,31 @@ def test_a_message_that_was_given_something_private_can_be_moved(saver: perdure.
 
 @pytest.mark.parametrize("step", ["_recipe", "_list_inside"])
 @pytest.mark.parametrize("field", ["additional_kwargs", "response_metadata"])
+@pytest.mark.parametrize("is_replaced", [False, True])
 def test_what_a_holder_puts_inside_while_a_list_is_watched_is_seen_to_change(
-    monkeypatch: pytest.MonkeyPatch, step: str, field: str
+    monkeypatch: pytest.MonkeyPatch, step: str, field: str, is_replaced: bool
 ) -> None:
     message = AIMessage("a", id="1", response_metadata={"of": {"in": 1}})
-    after(monkeypatch, identity, step, lambda: getattr(message, field).update(of={"in": 1, "more": []}))
+
+    def edit() -> None:
+        more = {"of": {"in": 1, "more": []}}
+        if is_replaced:
+            setattr(message, field, more)
+        else:
+            getattr(message, field).update(more)
+
+    after(monkeypatch, identity, step, edit)
     watch = Watch.over([message])
     monkeypatch.undo()
     if watch.is_unchanged():
         message.__dict__[field]["of"]["more"].append("later")
         assert not watch.is_unchanged()
+
+
+def test_something_private_on_a_message_that_was_let_go_is_not_handed_out(
+    saver: perdure.PerdureSaver,
+) -> None:
+    hand = loaded(saver)
+    object.__setattr__(hand[1], "__pydantic_private__", {"mine": []})
+    del hand
+    assert loaded(saver)[1].__pydantic_private__ is None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -65,6 +68,15 @@ def step_on(saver: perdure.PerdureSaver, head: Any, state: list[Any], name: str)
     """Store a state as the next of the loop that a config belongs to; the config to go on from."""
     stored = put(saver, {"messages": state}, head, name=name)
     return {"configurable": {**head["configurable"], **stored["configurable"]}}
+
+
+@pytest.fixture
+def switching_often() -> Iterator[None]:
+    """Threads take turns every few instructions."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @pytest.fixture
@@ -285,3 +297,31 @@ def test_something_private_on_a_message_that_was_let_go_is_not_handed_out(
     object.__setattr__(hand[1], "__pydantic_private__", {"mine": []})
     del hand
     assert loaded(saver)[1].__pydantic_private__ is None
+
+
+def test_threads_that_load_change_and_put_at_once_see_what_is_stored(
+    saver: perdure.PerdureSaver, switching_often: None
+) -> None:
+    stored = said(conversation(5))
+
+    def work(name: str) -> None:
+        rng, hands = random.Random(name), []
+        for number in range(100):
+            hand = loaded(saver)
+            assert said(hand) == stored
+            if rng.random() < 0.2:
+                put(saver, {"messages": hand})
+            for message in hand:
+                message.content = name
+                message.additional_kwargs[name] = [number]
+            hands.append(hand)
+            if rng.random() < 0.3:
+                time.sleep(0.0005)
+            assert {m.content for hand in hands for m in hand} == {name}
+            assert {key for hand in hands for m in hand for key in m.additional_kwargs} == {name}
+            hands = hands[-rng.randrange(1, 4) :] if rng.random() < 0.5 else []
+            if rng.random() < 0.05:
+                saver._caches.forget(Partition("", THREAD))
+
+    with ThreadPoolExecutor(6) as executor:
+        list(executor.map(work, "abcdef"))

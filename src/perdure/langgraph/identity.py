@@ -228,14 +228,9 @@ class Watch:
                 values.append(opaque(place))
                 continue
             end = at + next(sizes)
-            root = dict(zip(self._fields[at:end], self._leaves[at:end], strict=True))
+            root = _made(recipe, self._fields[at:end], self._leaves[at:end], seen)
             at = end
-            for name in recipe.dicts:
-                root[name] = {}
-            for name in recipe.lists:
-                root[name] = []
             for name in recipe.full:
-                root[name] = _as_seen(seen)
                 _list_inside(root[name], containers, 0)
             roots.append(root)
             values.append(root if recipe.cls is dict else _model(recipe, root, self.values[place]))
@@ -265,18 +260,19 @@ class Watch:
 
 
 def copier(value: Any) -> Callable[[], Any] | None:
-    """What makes copies of a value that share nothing mutable with it; ``None`` for an opaque value. The
-    value itself must not change any more."""
+    """What makes copies of a value, as it is now, that share nothing mutable with it; ``None`` for an opaque
+    value."""
     root = _root(value)
-    recipe = None if root is None else _recipe(value, root, [])
+    containers: list[Container] = []
+    recipe = None if root is None else _recipe(value, root, containers)
     if root is None or recipe is None:
         return None
-    return partial(_copy, recipe, root, value)
+    return partial(_copy, recipe, tuple(root), tuple(root.values()), containers, value)
 
 
-def _copy(recipe: Recipe, root: dict[str, Any], value: Any) -> Any:
-    new = _copy_root(recipe, root)
-    return new if recipe.cls is dict else _model(recipe, new, value)
+def _copy(recipe: Recipe, fields: Names, leaves: tuple[Any, ...], seen: list[Container], like: Any) -> Any:
+    new = _made(recipe, fields, leaves, iter(seen))
+    return new if recipe.cls is dict else _model(recipe, new, like)
 
 
 def _root(value: Any) -> dict[str, Any] | None:
@@ -312,14 +308,17 @@ def _recipe(value: Any, root: dict[str, Any], containers: list[Container]) -> Re
     return Recipe.of(kind, tuple(dicts), tuple(lists), tuple(full), given)
 
 
-def _copy_root(recipe: Recipe, root: dict[str, Any]) -> dict[str, Any]:
-    new = root.copy()
+def _made(
+    recipe: Recipe, fields: Names, leaves: tuple[Any, ...], seen: Iterator[Container]
+) -> dict[str, Any]:
+    """The dict of an element's fields as they were seen, the containers inside it one after another."""
+    new = dict(zip(fields, leaves, strict=True))
     for name in recipe.dicts:
         new[name] = {}
     for name in recipe.lists:
         new[name] = []
     for name in recipe.full:
-        new[name] = _copy_inside(new[name])
+        new[name] = _as_seen(seen)
     return new
 
 
@@ -366,15 +365,6 @@ def _as_seen(seen: Iterator[Container]) -> Any:
     _, keys, values = next(seen)
     inside = [v if type(v) in _IMMUTABLE else _as_seen(seen) for v in values]
     return inside if keys is None else dict(zip(keys, inside, strict=True))
-
-
-def _copy_inside(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        return {k: v if type(v) in _IMMUTABLE else _copy_inside(v) for k, v in value.items()}
-    if kind is list:
-        return [v if type(v) in _IMMUTABLE else _copy_inside(v) for v in value]
-    return value
 
 
 # What a watch alone comes to, counted on elements that nobody else can hold: empty containers, full ones, and

@@ -32,6 +32,8 @@ _WRITES = (Commit, Stage, Drop)
 _LONG_TRIP_S = 0.001
 _MOMENT_MOST_S = 0.02
 _UNDER_WAY = _NEVER = float("inf")
+_NEAR_S = 0.002
+_COMPANY_S = 0.02
 
 
 class _Process:
@@ -58,6 +60,12 @@ class Job:
     future: Future[Any] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     awaited: asyncio.Future[Any] | None = None
+
+
+def company_at(distance_s: float) -> float:
+    """The ``company`` of a gatherer whose shortest trip takes so long: near the server a trip is mostly work;
+    over a network it is mostly way, and nobody waits for one."""
+    return _COMPANY_S if distance_s < _NEAR_S else 0.0
 
 
 class Gatherer:

@@ -20,7 +20,7 @@ from perdure.errors import PerdureError, Unavailable, Unmigrated
 from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
 from perdure.storage.bell import ServerBell
-from perdure.storage.gather import Gatherer, Job
+from perdure.storage.gather import Gatherer, Job, company_at
 from perdure.storage.kv import layout
 from perdure.storage.kv import redis_requests as requests
 from perdure.storage.kv import redis_scripts as scripts
@@ -42,8 +42,6 @@ PATIENCE = 10.0
 """Seconds for which a request waits for a server to come back before it is ``Unavailable``."""
 
 _GROUP_MAX = 128
-_NEAR_S = 0.002
-_COMPANY_S = 0.02
 _LOGGER = logging.getLogger("perdure.storage.redis")
 
 
@@ -96,8 +94,7 @@ class RedisDriver:
         self._idle.append(links)
 
     def _execute(self, group: Sequence[Job]) -> None:
-        # Near the server a trip is mostly work; over a network it is mostly way, and nobody waits for one.
-        self._gatherer.company = _COMPANY_S if self._topology.distance_s < _NEAR_S else 0.0
+        self._gatherer.company = company_at(self._topology.distance_s)
         with self._links() as links:
             sent: list[tuple[Job, Call]] = []
             for job in group:

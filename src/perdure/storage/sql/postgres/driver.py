@@ -34,7 +34,7 @@ from perdure.model.ops import (
 from perdure.model.program import Effect
 from perdure.model.records import INDEXED, Key, Kind, Partition, Record
 from perdure.storage.bell import ServerBell
-from perdure.storage.gather import Gatherer, Job
+from perdure.storage.gather import Gatherer, Job, company_at
 from perdure.storage.port import Bell, Limits
 from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.bell import PostgresWire
@@ -54,8 +54,6 @@ _GROUP_BYTES = 32 << 20
 _ATTEMPTS = 4
 _DROP_ROWS = 5_000
 _ROLLBACKS = 8
-_NEAR_S = 0.002
-_COMPANY_S = 0.02
 
 
 class PostgresDriver:
@@ -120,9 +118,8 @@ class PostgresDriver:
         """This thread's connection, made if need be, with patience."""
         link = self._link()
         link.connect(patiently=True)
-        # Near the server a trip is mostly work; over a network it is mostly way, and nobody waits for one.
-        near = min(each.distance_s for each in self._links) < _NEAR_S
-        self._writes.company = self._reads.company = _COMPANY_S if near else 0.0
+        nearest = min(each.distance_s for each in self._links)
+        self._writes.company = self._reads.company = company_at(nearest)
         return link
 
     # Writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any, ParamSpec
 
@@ -140,13 +140,14 @@ async def serving(
     limits: Limits | None = None,
     http: Http | None = None,
     observers: Any = None,
+    of: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Served]:
-    """A server over a database, for as long as the block lasts."""
+    """A server over a database, for as long as the block lasts, of these graphs or those above."""
     settings = Settings(poll=0.2)
     async with (
         AsyncExitStack() as clients,
         perdure.connect(url, migrate=True) as db,
-        Runtime(db, graphs(), settings=settings, all_tenants=True, observers=observers) as runtime,
+        Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers) as runtime,
     ):
         host = Host.over(runtime, gate or Open(), limits)
         async with served(create_app(None, http), host) as address:

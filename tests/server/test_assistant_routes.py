@@ -62,7 +62,8 @@ async def test_t15_an_assistant_lives_through_its_versions(url: str) -> None:
         )
         assert second["version"] == 2
         assert second["metadata"] == {"team": "a", "tier": 1}
-        assert second["config"] == {"configurable": {"tone": "dry"}}
+        # Its context and what it configures are one.
+        assert second["config"] == {"configurable": {"mood": "calm"}}
         assert second["description"] == "Sells"
         assert second["created_at"] == made["created_at"]
         assert second["updated_at"] > made["updated_at"]
@@ -81,7 +82,7 @@ async def test_t15_an_assistant_lives_through_its_versions(url: str) -> None:
         ] == [3, 2]
 
         again = await client.assistants.set_latest(assistant_id, 1)
-        assert (again["version"], again["name"], again["context"]) == (1, "Sales", {})
+        assert (again["version"], again["name"], again["context"]) == (1, "Sales", {"tone": "dry"})
         assert (await client.assistants.get(assistant_id))["version"] == 1
         assert (await client.assistants.update(assistant_id, name="Sales 4"))["version"] == 4
         with pytest.raises(NotFoundError):
@@ -223,14 +224,12 @@ async def test_a_run_gets_its_assistants_config_and_context(url: str) -> None:
             values: Any = await client.runs.wait(None, assistant_id, input=said("hi"), **more)
             return str(values["messages"][-1]["content"])
 
-        dry = await client.assistants.create(
-            "aware", {"configurable": {"tone": "dry"}}, context={"mood": "calm"}
-        )
+        dry = await client.assistants.create("aware", {"configurable": {"tone": "dry", "mood": "calm"}})
         assistant_id = dry["assistant_id"]
         assert await answer(assistant_id) == "mood=calm tone=dry"
         assert await answer(assistant_id, context={"mood": "gay"}) == "mood=gay tone=dry"
         assert await answer(assistant_id, config={"configurable": {"tone": "loud"}}) == "mood=calm tone=loud"
-        await client.assistants.update(assistant_id, context={"mood": "sad"})
+        await client.assistants.update(assistant_id, context={"mood": "sad", "tone": "dry"})
         assert await answer(assistant_id) == "mood=sad tone=dry"
         await client.assistants.set_latest(assistant_id, 1)
         assert await answer(assistant_id) == "mood=calm tone=dry"

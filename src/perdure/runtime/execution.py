@@ -17,6 +17,7 @@ from perdure.langgraph.loads import EPOCH
 from perdure.model.messages import DONE, WAITING
 from perdure.runtime.agents import COMMAND, RESUME, Agent
 from perdure.runtime.answers import still_to_give
+from perdure.runtime.contexts import context_of, mirrored
 from perdure.runtime.effects import JOURNAL, Journal
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.protocol import BY_BLOCK
@@ -33,7 +34,8 @@ async def attempt(
     again. What it tells goes to the ``tape``, if it is to tell anything. When cancelled, it returns only
     after the last of its writes has ended."""
     options = Options.read(held.messages[0].options)
-    config = now = config_of(agent, held, journal, options)
+    context = context_of(graph, options.context)
+    config = now = config_of(agent, held, journal, options, context)
     has_begun = held.head != held.run.base
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
@@ -42,7 +44,7 @@ async def attempt(
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
-    how = _how(agent, options)
+    how = _how(agent, options, context)
     try:
         if tape is None or options.telling is None:
             values = await graph.ainvoke(given, config, **how)
@@ -80,9 +82,9 @@ def _at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
     return {**config, "configurable": configurable}
 
 
-def _how(agent: Agent, options: Options) -> dict[str, Any]:
-    how: dict[str, Any] = {"durability": options.durability or agent.durability}
-    for name in ("context", "interrupt_before", "interrupt_after"):
+def _how(agent: Agent, options: Options, context: Any) -> dict[str, Any]:
+    how: dict[str, Any] = {"durability": options.durability or agent.durability, "context": context}
+    for name in ("interrupt_before", "interrupt_after"):
         if (asked := getattr(options, name)) is not None:
             how[name] = asked
     return how
@@ -148,11 +150,13 @@ async def _parts(
         teller.event(event)
 
 
-def config_of(agent: Agent, held: Held, journal: Journal, options: Options) -> RunnableConfig:
+def config_of(
+    agent: Agent, held: Held, journal: Journal, options: Options, context: Any = None
+) -> RunnableConfig:
     """The config of a run's invocation: the agent's own, the messages', then what the run is."""
     configurable = {
         **agent.config.get("configurable", {}),
-        **(options.config.get("configurable") or {}),
+        **mirrored(context, options.config.get("configurable") or {}),
         "thread_id": held.partition.thread,
         EPOCH: held.epoch,
         JOURNAL: journal,

@@ -15,9 +15,6 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.bodies import NewRun, Ref
 from perdure.server.host import Caller
 
-OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
-"""What LangGraph keeps among what can be configured, and a request says elsewhere."""
-
 
 class NoCheckpoint(Refusal):
     """A checkpoint that a request names is not there."""

@@ -18,12 +18,13 @@ from starlette.requests import Request
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting, PerdureError, TryLater, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
+from perdure.runtime.contexts import OF_LANGGRAPH
 from perdure.runtime.options import Told
 from perdure.server import bodies, faults, shapes, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.bodies import NewRun, Ref
 from perdure.server.catalogue import Row
-from perdure.server.checkpoints import OF_LANGGRAPH, NoCheckpoint
+from perdure.server.checkpoints import NoCheckpoint
 from perdure.server.host import Caller
 from perdure.server.routes.states import config_of, graph_id_of, snapshot
 from perdure.server.submissions import submit

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from perdure.engine.inbox import Strategy
 from perdure.errors import Conflict, NotFound
 from perdure.runtime import Options, Telling, Ticket
+from perdure.runtime.contexts import is_reserved
 from perdure.runtime.encoding import plain
 from perdure.runtime.options import WEBHOOK, Told
 from perdure.server.addresses import Unreachable
@@ -18,7 +19,7 @@ from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.bodies import NewRun, Ref
 from perdure.server.catalogue import THERE, Row
-from perdure.server.checkpoints import OF_LANGGRAPH, require_start, start_of
+from perdure.server.checkpoints import require_start, start_of
 from perdure.server.host import Caller
 from perdure.server.shapes import given
 
@@ -208,9 +209,11 @@ def _options(
 ) -> Options:
     config = {**assistant.config, **new.config}
     user = caller.user
-    said = {**(assistant.config.get("configurable") or {}), **(new.config.get("configurable") or {})}
+    own, asked = assistant.config.get("configurable") or {}, new.config.get("configurable") or {}
+    # What the assistant configures under the name of something in the run's context gives way to that.
+    said = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
     configurable = {
-        **{name: value for name, value in said.items() if not _is_kept_back(name)},
+        **{name: value for name, value in said.items() if not is_reserved(name)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
@@ -229,7 +232,7 @@ def _options(
         "configurable": configurable,
         "metadata": {**(config.get("metadata") or {}), **about, "thread_id": thread_id},
     }
-    context = {**assistant.context, **new.context} or None
+    context = {**_mirror(assistant.context, own), **_mirror(new.context, asked)} or None
     durability = new.durability
     if durability is None and new.checkpoint_during is not None:
         durability = "async" if new.checkpoint_during else "exit"
@@ -259,10 +262,10 @@ def _options(
     )
 
 
-def _is_kept_back(name: str) -> bool:
-    """Whether it is not a client's to configure. Who asks is what was verified: nobody says so of himself.
-    LangGraph's own begins with two underscores, and a graph that calls another one sends its own along."""
-    return name in OF_LANGGRAPH or name.startswith(("langgraph_auth_", "__"))
+def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A context, or what was configured instead of one. A graph that calls another one sends its own
+    configuration along, reserved names among it."""
+    return context or {name: value for name, value in configurable.items() if not is_reserved(name)}
 
 
 async def _submitted(

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from perdure.errors import Conflict
+from perdure.runtime.contexts import is_reserved
 from perdure.server import drawing, shapes
 from perdure.server.assistants import Assistant, no_assistant
 from perdure.server.auth.filters import Filter
@@ -96,13 +97,14 @@ async def create(caller: CallerNow, new: _New) -> Json:
     conditions = await caller.may("assistants", "create", value)
     metadata = value["metadata"] or {}
     require_stamp(conditions, metadata)
+    both = _mirrored(value["config"] or {}, value["context"] or {})
     asked = Assistant(
         value["assistant_id"],
         new.graph_id,
         value["name"],
         description=new.description,
-        config=value["config"] or {},
-        context=value["context"] or {},
+        config=both["config"],
+        context=both["context"],
         metadata=metadata,
     )
     made = await assistants.create(tenant, asked)
@@ -161,7 +163,12 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
             raise no_assistant(assistant_id)
         metadata = {**before.metadata, **(value.get("metadata") or {})}
         require_stamp(conditions, metadata)
-        return replace(before, **parts, metadata=metadata)
+        if "context" in parts and "config" not in parts:
+            config = {name: held for name, held in before.config.items() if name != "configurable"}
+            mirrored = _mirrored(config, parts["context"])
+        else:
+            mirrored = _mirrored(parts.get("config", {}), parts.get("context", {}))
+        return replace(before, **{**parts, **{k: v for k, v in mirrored.items() if v}}, metadata=metadata)
 
     made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, changed)
     if made is None:
@@ -248,6 +255,19 @@ async def subgraph(
     """The JSON schemas of the subgraph of a namespace."""
     found = await caller.assistant(assistant_id, "read")
     return Json(await drawing.subgraphs(caller.graph(found.graph_id), namespace, recurse=recurse))
+
+
+def _mirrored(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The config and the context of an assistant: what is given as one of them can be read in the other."""
+    configurable = config.get("configurable")
+    if configurable and context:
+        raise Refusal(400, "config.configurable and context exclude each other; send one of them")
+    if configurable:
+        context = {name: held for name, held in configurable.items() if not is_reserved(name)}
+    elif context:
+        held = {name: value for name, value in context.items() if not is_reserved(name)}
+        config = {**config, "configurable": held}
+    return {"config": config, "context": context}
 
 
 def _id_of(said: str | None) -> str:

@@ -1,0 +1,55 @@
+"""The context of a run: an instance of the graph's context schema, made of what the run was given.
+
+As on LangGraph's server: a graph with a context schema always gets an instance, with the schema's defaults
+for what was not given, keys that the schema lacks are dropped, and what the context holds can be read among
+``config["configurable"]`` as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from langgraph.pregel import Pregel
+from pydantic import AliasChoices, BaseModel
+from typing_extensions import is_typeddict
+
+OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
+"""What LangGraph keeps among what can be configured."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a configurable name is not a client's to set: LangGraph's own, which begin with two underscores
+    or name a checkpoint, and those of the verified user."""
+    return name in OF_LANGGRAPH or name.startswith(("langgraph_auth_", "__"))
+
+
+def context_of(graph: Pregel[Any, Any, Any, Any], given: Any) -> Any:
+    """What ``ainvoke(context=…)`` is to get: ``given`` without the keys that the graph's schema lacks, and an
+    empty mapping when nothing was given, so that LangGraph makes an instance with the schema's defaults."""
+    if given is None:
+        given = {}
+    names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
+    return given if names is None else {name: value for name, value in given.items() if name in names}
+
+
+def mirrored(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be configured, with what the context holds."""
+    held = context if isinstance(context, Mapping) else {}
+    return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
+
+
+def _names(schema: Any) -> frozenset[str] | None:
+    """The keys that a schema has; ``None`` when it is no schema, or has none: then any key will do."""
+    names: set[str] = set()
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        for name, field in schema.model_fields.items():
+            alias = field.validation_alias
+            several = alias.choices if isinstance(alias, AliasChoices) else [alias]
+            names |= {name, *(each for each in several if isinstance(each, str))}
+    elif is_typeddict(schema):
+        names |= set(schema.__annotations__)
+    elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
+        names |= {field.name for field in dataclasses.fields(schema) if field.init}
+    return frozenset(names) or None

@@ -1,0 +1,137 @@
+"""The suites that are run: where their text comes from, what they need, and which part is quick.
+
+Nothing of their text is in this repository. Each suite is in the source distribution of its package.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+_REASONS = Path(__file__).parent / "excluded.toml"
+_COMMON = (
+    "anyio",
+    "httpx",
+    "langgraph-checkpoint-postgres==3.2.0",
+    "langgraph-checkpoint-sqlite==3.1.2",
+    "psycopg-pool",
+    "pycryptodome",
+    "pytest-asyncio",
+    "pytest-mock",
+    "pytest-repeat",
+    "pytest-timeout",
+    "redis",
+    "syrupy",
+)
+
+MAX_EXCLUDED = 15
+"""How many tests of graphs and agents may be left out, each with a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One suite: a package's release, where its tests are below the root of its source, and what is run."""
+
+    name: str
+    package: str
+    version: str
+    tests: str = "tests"
+    files: str = "test_*.py"
+    quick: tuple[str, ...] = ()
+    """The files of the bounded part that `make test` runs."""
+    without: tuple[str, ...] = ()
+    """Files that concern no saver and cannot run here."""
+    requires: tuple[str, ...] = ()
+    checkout: str = ""
+    """Where the package is below the root of its repository, for those who give a checkout."""
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What is installed beside Perdure to run it."""
+        return (f"{self.package}=={self.version}", *_COMMON, *self.requires)
+
+
+SUITES = (
+    Suite(
+        "langgraph",
+        "langgraph",
+        "1.2.22",
+        quick=("test_time_travel.py", "test_interruption.py", "test_delta_channel_fork.py"),
+        without=("test_delta_channel_benchmark.py",),
+        requires=("uvloop", "langgraph-cli"),
+        checkout="libs/langgraph",
+    ),
+    Suite(
+        "prebuilt",
+        "langgraph-prebuilt",
+        "1.1.2",
+        quick=("test_react_agent.py",),
+        checkout="libs/prebuilt",
+    ),
+    Suite(
+        "langchain",
+        "langchain",
+        "1.4.7",
+        tests="tests/unit_tests/agents",
+        quick=("test_react_agent.py",),
+        requires=("langchain-tests", "langchain-openai", "pytest-socket", "toml", "blockbuster"),
+        checkout="libs/langchain_v1",
+    ),
+)
+"""Suites of graphs and agents: what they do with a saver or a store must not depend on whose it is."""
+
+SAVER_SUITES = (
+    Suite(
+        "checkpoint",
+        "langgraph-checkpoint",
+        "4.3.2",
+        files="test_[ms][et]*.py",
+        requires=("numpy", "pandas", "dataclasses-json"),
+        checkout="libs/checkpoint",
+    ),
+    Suite(
+        "checkpoint-sqlite",
+        "langgraph-checkpoint-sqlite",
+        "3.1.2",
+        requires=("langgraph-checkpoint-conformance==0.0.2", "pytest-retry"),
+        checkout="libs/checkpoint-sqlite",
+    ),
+    Suite(
+        "checkpoint-postgres",
+        "langgraph-checkpoint-postgres",
+        "3.2.0",
+        requires=("langgraph-checkpoint-conformance==0.0.2",),
+        checkout="libs/checkpoint-postgres",
+    ),
+)
+"""Suites of the stock savers and stores themselves; much of them tests how those store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Tests that are expected to differ, by suite and id without parameters, with the reason."""
+
+    by_id: dict[tuple[str, str], str]
+
+    def of(self, suite: str, node: str) -> str | None:
+        """Why a test may fail, or nothing when it may not. One for a class or file covers its tests."""
+        name = node.partition("[")[0]
+        while name:
+            if reason := self.by_id.get((suite, name)):
+                return reason
+            name = name.rpartition("::")[0]
+        return None
+
+
+def read_reasons(path: Path = _REASONS) -> Reasons:
+    """The committed list. `ValueError` for an entry without a reason, or more of them than are allowed."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("test", [])
+    for entry in entries:
+        if not entry.get("reason", "").strip():
+            raise ValueError(f"{path.name}: {entry['id']} has no reason")
+    counted = {suite.name for suite in SUITES}
+    excluded = [entry["id"] for entry in entries if entry["suite"] in counted]
+    if len(excluded) > MAX_EXCLUDED:
+        raise ValueError(f"{path.name}: {len(excluded)} tests are left out, at most {MAX_EXCLUDED} may be")
+    return Reasons({(entry["suite"], entry["id"]): entry["reason"] for entry in entries})

@@ -1,0 +1,140 @@
+"""Where suites are run: their source and an environment of their own, outside the repository."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from .catalogue import Suite
+
+ROOT = Path(__file__).resolve().parents[2]
+_EXTRAS = ("encryption", "postgres", "redis", "dynamodb", "d1")
+
+
+class Unobtainable(Exception):
+    """A source or a package that cannot be had here; the message says how to get it."""
+
+
+def cache_folder() -> Path:
+    """Where sources, environments and outcomes of stock savers are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "perdure" / "suites"
+
+
+def source_of(suite: Suite, work: Path, given: Path | None) -> Path:
+    """The root of a suite's source: in a checkout of its repository, or a source distribution, fetched once.
+
+    Raises:
+        Unobtainable: There are no tests in the checkout, or the distribution cannot be downloaded.
+    """
+    if given is not None:
+        for root in (given / suite.checkout, given):
+            if (root / suite.tests).is_dir():
+                return root
+        raise Unobtainable(
+            f"no {suite.checkout}/{suite.tests} in {given}; check out the repository of {suite.package} "
+            f"at the tag of release {suite.version}"
+        )
+    root = work / "sources" / f"{suite.package}-{suite.version}"
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent) as folder:
+            _download(suite, work, Path(folder))
+            (archive,) = Path(folder).glob("*.tar.gz")
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+            (unpacked,) = [path for path in Path(folder).iterdir() if path.is_dir()]
+            unpacked.rename(root)
+    if not (root / suite.tests).is_dir():
+        raise Unobtainable(
+            f"the source distribution of {suite.package} {suite.version} holds no {suite.tests}; check out "
+            "its repository at that release and pass it: --source FOLDER"
+        )
+    return root
+
+
+def _download(suite: Suite, work: Path, folder: Path) -> None:
+    pip = work / "pip" / "bin" / "python"
+    if not pip.exists():
+        venv.create(work / "pip", with_pip=True)
+    command = [str(pip), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), f"{suite.package}=={suite.version}"], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise Unobtainable(
+            f"pip cannot download the source of {suite.package} {suite.version}: {_last_line(done.stderr)}; "
+            "check out its repository at that release and pass it: --source FOLDER"
+        )
+
+
+def copy_tests(suite: Suite, source: Path, folder: Path) -> Path:
+    """A copy of the suite's tests and settings to run in, without the package beside them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    top = Path(suite.tests).parts[0]
+    shutil.copytree(source / top, folder / top)
+    if (source / "pyproject.toml").exists():
+        shutil.copy(source / "pyproject.toml", folder)
+    return folder
+
+
+def environment_of(suites: Sequence[Suite], work: Path) -> Path:
+    """The Python of an environment with what the suites need and what Perdure needs, made once.
+
+    Raises:
+        Unobtainable: A package cannot be installed.
+    """
+    requirements = sorted({*_own_requirements(), *(r for suite in suites for r in suite.requirements)})
+    named = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
+    folder = work / "environments" / named
+    python = folder / "bin" / "python"
+    if (folder / "complete").exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    if uv := _uv():
+        _install([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
+        _install([uv, "pip", "install", "--quiet", "--python", str(python), *requirements])
+    else:
+        venv.create(folder, with_pip=True)
+        _install([str(python), "-m", "pip", "install", "--quiet", *requirements])
+    (folder / "complete").touch()
+    return python
+
+
+def _own_requirements() -> list[str]:
+    """What Perdure needs, at the versions that its own tests run with."""
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = read["project"]
+    named = [*project["dependencies"], *(r for e in _EXTRAS for r in project["optional-dependencies"][e])]
+    pins = [
+        p
+        for p in read["tool"]["uv"]["constraint-dependencies"]
+        if p.startswith(("langchain-core", "pytest=="))
+    ]
+    return [*named, *pins]
+
+
+def _install(command: list[str]) -> None:
+    # Run in the repository, where uv finds the pins of every package.
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise Unobtainable(f"the suites' packages cannot be installed: {_last_line(done.stderr)}")
+
+
+def _uv() -> str | None:
+    own = ROOT / ".uv" / "bin" / "uv"
+    return os.environ.get("UV") or shutil.which("uv") or (str(own) if own.exists() else None)
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason was given")

@@ -1,0 +1,70 @@
+"""Compares a backend's outcomes with those of the stock savers, and prints what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .catalogue import Reasons
+from .running import Outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a backend did with the tests of one suite that pass on stock savers."""
+
+    suite: str
+    backend: str
+    passed: int
+    excluded: dict[str, str]
+    """Node id of a test that failed and may, to the reason."""
+    failed: dict[str, str]
+    """Node id of a test that failed and may not, to its error."""
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Its line of the table."""
+        total = self.passed + len(self.excluded) + len(self.failed)
+        counts = (total, self.passed, len(self.excluded), len(self.failed))
+        return (self.suite, self.backend, *map(str, counts))
+
+
+HEADER = ("suite", "backend", "stock passes", "passed", "excluded", "failed")
+
+
+def compare(suite: str, backend: str, stock: Outcomes, ours: Outcomes, reasons: Reasons) -> Comparison:
+    """Hold a backend to every test that stock passes. One that was not run, or was skipped, has failed."""
+    passed = 0
+    excluded: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for node, expected in stock.items():
+        if expected.result != "passed":
+            continue
+        found = ours.get(node)
+        if found is not None and found.result == "passed":
+            passed += 1
+        elif reason := reasons.of(suite, node):
+            excluded[node] = reason
+        else:
+            failed[node] = _error(node, ours)
+    return Comparison(suite, backend, passed, excluded, failed)
+
+
+def _error(node: str, ours: Outcomes) -> str:
+    if (found := ours.get(node)) is not None:
+        return found.reason or found.result
+    whole = ours.get(node.partition("::")[0])
+    return whole.reason if whole is not None else "it was not run"
+
+
+def lines(comparisons: list[Comparison]) -> Iterator[str]:
+    """The table, then what failed, then what was left out with its reason."""
+    rows = [HEADER, *(comparison.row for comparison in comparisons)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for comparison in comparisons:
+        for title, found in (("failed", comparison.failed), ("excluded", comparison.excluded)):
+            if found:
+                yield f"\n{comparison.suite} on {comparison.backend}, {title}:"
+                yield from (f"  {node}: {reason}" for node, reason in sorted(found.items()))

@@ -1,0 +1,136 @@
+"""Runs a suite file by file, on stock savers or on a backend of Perdure, and reads what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from .catalogue import Suite
+from .places import ROOT
+
+STOCK = "stock"
+_FILE_S = 900
+_TEST_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one test: "passed", "failed" or "skipped", and the first line of the error."""
+
+    result: str
+    reason: str = ""
+
+
+Outcomes = Mapping[str, Outcome]
+"""By node id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the savers of a suite stand on: "stock", or the URLs of two empty databases of Perdure."""
+
+    name: str
+    variables: Mapping[str, str]
+
+
+def opened(name: str, stack: ExitStack) -> Backend:
+    """A backend by its name, with a server where it needs one; its databases are removed with the stack."""
+    # The servers of our own tests, which are no package that could be imported from here by type.
+    backends = import_module("tests.backends")
+    postgres = import_module("tests.servers.postgres")
+
+    variables = {"NO_DOCKER": "true", "LANGGRAPH_TEST_FAST": "true"}
+    if name in (STOCK, "postgresql"):
+        variables["PERDURE_SUITE_POSTGRES"] = postgres.shared().url("")
+    if name != STOCK:
+        variables["PERDURE_SUITE_URL"] = stack.enter_context(backends.EMPTY[name]())
+        variables["PERDURE_SUITE_SEALED_URL"] = stack.enter_context(backends.EMPTY[name]())
+    return Backend(name, variables)
+
+
+def files_of(suite: Suite, folder: Path, quick: bool, only: str) -> list[Path]:
+    """The test files to run, in order: all, or those of the bounded part, whose path has ``only`` in it."""
+    found = sorted(p for p in (folder / suite.tests).rglob(suite.files) if p.name not in suite.without)
+    return [p for p in found if (not quick or p.name in suite.quick) and only in str(p.relative_to(folder))]
+
+
+def run_files(
+    python: Path, folder: Path, files: Sequence[Path], backend: Backend, jobs: int, tests: str = ""
+) -> dict[str, Outcome]:
+    """The outcomes of the tests in some files, each file in a process of its own."""
+    outcomes: dict[str, Outcome] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        for found in pool.map(lambda file: _run_file(python, folder, file, backend, tests), files):
+            outcomes.update(found)
+    return outcomes
+
+
+def _run_file(python: Path, folder: Path, file: Path, backend: Backend, tests: str) -> dict[str, Outcome]:
+    name = str(file.relative_to(folder))
+    written = folder / ".outcomes" / f"{backend.name}-{name.replace('/', '-')}.jsonl"
+    written.parent.mkdir(exist_ok=True)
+    written.unlink(missing_ok=True)
+    paths = [str(ROOT / "src"), str(Path(__file__).parent)]
+    variables = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PERDURE_"))},
+        **backend.variables,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PERDURE_SUITE_OUTCOMES": str(written),
+    }
+    command = [
+        str(python),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "stand_ins",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+    ]
+    command += ["--timeout", str(_TEST_S), *(["-k", tests] if tests else []), name]
+    with open(written.with_suffix(".log"), "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(_FILE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return {name: Outcome("failed", f"not over after {_FILE_S} s")}
+    if not written.exists():
+        return {
+            name: Outcome(
+                "failed", f"pytest ended with {process.returncode}: see {written.with_suffix('.log')}"
+            )
+        }
+    return {
+        node: Outcome(result, reason)
+        for node, result, reason in map(json.loads, written.read_text(encoding="utf-8").splitlines())
+    }
+
+
+def kept(path: Path) -> dict[str, Outcome]:
+    """Outcomes that were kept by an earlier run; none when there was none."""
+    if not path.exists():
+        return {}
+    return {node: Outcome(*found) for node, found in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def keep(path: Path, outcomes: Outcomes) -> None:
+    """Keep outcomes for later runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    read = {node: [outcome.result, outcome.reason] for node, outcome in outcomes.items()}
+    path.write_text(json.dumps(read, indent=0, sort_keys=True), encoding="utf-8")

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from perdure.engine import checkpoints, content, moving, moving_items, retention, tags
+from perdure.engine import checkpoints, content, findings, moving, moving_items, retention, tags
 from perdure.engine.content import Digest, Report
-from perdure.engine.findings import Finding, Repaired
+from perdure.engine.findings import Damage, Finding, Repaired
 from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
 from perdure.engine.measure import Measure, measure
 from perdure.engine.moving import At, Moved, Place, Terms
 from perdure.engine.transact import Budget
-from perdure.errors import Sealed
+from perdure.errors import Corrupt, Sealed
 from perdure.langgraph import inspect
 from perdure.langgraph.inspect import CheckpointView
 from perdure.langgraph.saver import OnConflict, PerdureSaver
@@ -43,11 +43,13 @@ DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langg
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """An entry of the catalogue. ``updated_at`` is the time of the latest checkpoint, ISO 8601."""
+    """An entry of the catalogue. ``updated_at`` is the time of the latest checkpoint, ISO 8601. ``error``
+    says why the latest checkpoint cannot be read."""
 
     tenant: str
     thread_id: str
     updated_at: str | None
+    error: str | None = None
 
 
 class Database:
@@ -102,18 +104,12 @@ class Database:
     async def threads(self) -> AsyncIterator[Thread]:
         """The tenant's threads, by id."""
         for partition in await arun(retention.all_threads(self._tenant), self._driver):
-            found = await arun(checkpoints.load(partition, "", None), self._driver)
-            yield Thread(
-                partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None
-            )
+            yield await arun(_thread(partition), self._driver)
 
     def threads_sync(self) -> Iterator[Thread]:
         """As ``threads``, blocking."""
         for partition in run(retention.all_threads(self._tenant), self._driver):
-            found = run(checkpoints.load(partition, "", None), self._driver)
-            yield Thread(
-                partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None
-            )
+            yield run(_thread(partition), self._driver)
 
     def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
         """Anchor a checkpoint, the latest when no id is given, so that no pruning removes it; its id."""
@@ -151,7 +147,12 @@ class Database:
             return run(check_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
         found: list[Finding] = []
         for partition in run(retention.all_threads(self._tenant), self._driver):
-            found += run(check_thread(partition, self._digest), self._driver)
+            try:
+                found += run(check_thread(partition, self._digest), self._driver)
+            except Corrupt as error:
+                found.append(
+                    Finding(partition.thread, "", None, Damage.UNREADABLE, str(error), findings.RESTORE)
+                )
         return found
 
     def repair(self, thread_id: str) -> Repaired:
@@ -271,6 +272,17 @@ class Database:
         for store in list(self._stores):
             store.stop_ttl_sweeper()
         self._driver.close()
+
+
+def _thread(partition: Partition) -> Program[Thread]:
+    try:
+        found = yield from checkpoints.load(partition, "", None)
+    except Corrupt as error:
+        return Thread(partition.tenant, partition.thread, None, str(error))
+    if found.checkpoint is None and found.view.head is not None:
+        missing = f"its head names checkpoint {found.view.head.checkpoint_id}, which is not stored"
+        return Thread(partition.tenant, partition.thread, None, missing)
+    return Thread(partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None)
 
 
 class _Between:

@@ -149,7 +149,7 @@ def test_what_does_not_open_is_found(queue: Queue) -> None:
     queue.accept()
     ((record,),) = queue.memory.perform(Fetch(HERE, (Get(INBOX, (1,)),)))
     commit(queue, Put(INBOX, (1,), record.fields, b"{", expect=record.version))
-    assert found(queue) == ["message 1 cannot be read: JSONDecodeError"]
+    assert found(queue) == ["message 1 cannot be read: Corrupt"]
 
 
 def test_a_queue_that_moves_while_it_is_read_is_read_again(queue: Queue) -> None:

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
-from perdure.errors import Unmigrated
+from perdure.errors import Conflict, Corrupt, Unmigrated
 from perdure.model.records import THREADS
 from perdure.storage.url import backend_of, redacted
 
@@ -73,9 +73,15 @@ def fsck(
         names = thread_ids or list(threads)
         damaged = 0
         for name in names:
-            findings = database.fsck(name)
-            if findings and repair:
-                repaired = database.repair(name)
+            try:
+                findings = database.fsck(name)
+                repaired = database.repair(name) if findings and repair else None
+            except (Corrupt, Conflict) as error:
+                # One thread that cannot be checked now must not keep the others from being checked.
+                err.print(f"thread {name!r} was not checked: {escape(str(error))}", soft_wrap=True)
+                damaged += 1
+                continue
+            if repaired is not None:
                 for finding in repaired.mended:
                     out.print(f"mended: {escape(str(finding))}")
                 findings = list(repaired.left)

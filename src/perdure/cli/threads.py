@@ -12,7 +12,7 @@ from rich.table import Table
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
 from perdure.cli.carry import export, import_, jsonable
 from perdure.cli.queue import dead, inbox, outbox, retry, runs
-from perdure.errors import NotFound
+from perdure.errors import Corrupt, NotFound
 from perdure.langgraph.inspect import ChannelView
 from perdure.model.records import Partition
 
@@ -39,11 +39,16 @@ def list_threads(
         for thread in database.threads_sync():
             count += 1
             if as_json:
-                out.print_json(
-                    json.dumps({"thread_id": thread.thread_id, "updated_at": thread.updated_at}), indent=None
-                )
+                entry = {"thread_id": thread.thread_id, "updated_at": thread.updated_at}
+                if thread.error is not None:
+                    entry["error"] = thread.error
+                out.print_json(json.dumps(entry), indent=None)
             else:
-                table.add_row(escape(thread.thread_id), thread.updated_at or "")
+                shown = thread.updated_at or ""
+                table.add_row(
+                    escape(thread.thread_id),
+                    shown if thread.error is None else "cannot be read: run perdure fsck",
+                )
         if as_json:
             return
         if count:
@@ -114,11 +119,19 @@ def digest(
     It is the same wherever the thread is: another backend, another key or none.
     """
     with opened(db, tenant, key_file) as database:
+        unreadable = 0
         for name in thread_ids or [thread.thread_id for thread in database.threads_sync()]:
-            found = database.digest(name)
+            try:
+                found = database.digest(name)
+            except Corrupt as error:
+                unreadable += 1
+                err.print(f"{escape(name)} cannot be read: {escape(str(error))}", soft_wrap=True)
+                continue
             if not found.checkpoints and not found.writes:
                 raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
             out.print(f"{found.hex}  {escape(name)}", soft_wrap=True)
+    if unreadable:
+        raise typer.Exit(1)
 
 
 @threads.command()

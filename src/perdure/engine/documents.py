@@ -7,27 +7,31 @@ It knows no collection by name, and nothing of what a document says. Times are m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from perdure.engine.transact import retrying
-from perdure.model.messages import encode
+from perdure.errors import Corrupt
+from perdure.model.messages import decode, encode
 from perdure.model.ops import Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, Partition, Record
 
 
 class Document(NamedTuple):
-    """A document as it was read. ``version`` is what a change of it expects."""
+    """A document as it was read. ``version`` is what a change of it expects. ``fault`` says why a document
+    of a listing has no body."""
 
     name: str
     body: Mapping[str, Any]
     updated_at: int
     version: int
+    fault: Corrupt | None = None
 
     @classmethod
     def read(cls, record: Record) -> Document:
-        return cls(record.key[1], json.loads(record.body), record.fields["updated_at"], record.version)
+        """The document of a record; ``Corrupt`` when its body is not what was stored."""
+        return cls(record.key[1], decode(record), record.fields["updated_at"], record.version)
 
 
 Change = Callable[[Document | None], Mapping[str, Any] | None]
@@ -58,17 +62,42 @@ def put(
     version and others change the document all the time.
     """
     if isinstance(expect, Expect) and expect is not Expect.ABSENT:
-        # The version to count on from is not known before it is read.
-        def over(before: Document | None) -> Mapping[str, Any] | None:
-            return None if before is None and expect is Expect.PRESENT else body
-
-        return (yield from change(partition, collection, name, over, now, fresh))
+        return (yield from _over(partition, collection, name, body, now, expect, fresh))
     version = expect + 1 if isinstance(expect, int) else fresh
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
     outcome = yield from ask(Commit(partition, (write,)))
     # What is answered is what the next reader is told, not what was handed in.
     return Document(name, json.loads(stored), now, version) if isinstance(outcome, Committed) else None
+
+
+def _over(
+    partition: Partition,
+    collection: str,
+    name: str,
+    body: Mapping[str, Any],
+    now: int,
+    expect: Expect,
+    fresh: int,
+) -> Program[Document | None]:
+    """Set a document over whatever is there, readable or not: only its version is read."""
+
+    def load() -> Program[tuple[int | None]]:
+        (found,) = yield from ask(
+            Fetch(partition, (Range(DOCUMENT, (collection, name), limit=1, bodies=False),))
+        )
+        return (found[0].version if found else None,)
+
+    def attempt(view: tuple[int | None]) -> Program[tuple[Document | None] | None]:
+        (version,) = view
+        if version is None and expect is Expect.PRESENT:
+            return (None,)
+        seen: Expectation = Expect.ABSENT if version is None else version
+        after = yield from put(partition, collection, name, body, now, seen, fresh)
+        return None if after is None else (after,)
+
+    (document,) = yield from retrying(partition, None, load, attempt)
+    return document
 
 
 def change(
@@ -108,9 +137,33 @@ def newest(
 
     ``before`` goes on at that time and includes it, as several may have been changed in one microsecond: the
     caller passes over those that it has seen, and asks for more than it saw of that one moment. Documents of
-    one moment are in no particular order.
+    one moment are in no particular order. One that cannot be read has an empty body and a ``fault``.
     """
     after = None if before is None else before + 1
     item = Range(DOCUMENT, (collection,), "updated_at", reverse=True, after=after, limit=limit)
-    (found,) = yield from ask(Fetch(partition, (item,)))
-    return tuple(Document.read(record) for record in found)
+    try:
+        (found,) = yield from ask(Fetch(partition, (item,)))
+    except Corrupt:
+        # One record that does not open fails the whole answer: read each by itself.
+        (stubs,) = yield from ask(Fetch(partition, (item._replace(bodies=False),)))
+        return (yield from _each(partition, stubs))
+    return tuple(map(_readable, found))
+
+
+def _each(partition: Partition, stubs: Iterable[Record]) -> Program[tuple[Document, ...]]:
+    out: list[Document] = []
+    for stub in stubs:
+        try:
+            (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, stub.key),)))
+        except Corrupt as error:
+            out.append(Document(stub.key[1], {}, stub.fields["updated_at"], stub.version, error))
+        else:
+            out += map(_readable, found)
+    return tuple(out)
+
+
+def _readable(record: Record) -> Document:
+    try:
+        return Document.read(record)
+    except Corrupt as error:
+        return Document(record.key[1], {}, record.fields["updated_at"], record.version, error)

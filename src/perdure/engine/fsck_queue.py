@@ -11,18 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perdure.engine.documents import Document
 from perdure.engine.findings import RESTORE, Damage, Finding
 from perdure.engine.walking import Walk
+from perdure.errors import Corrupt
 from perdure.model.lane import IN, OUT, Lane
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
-from perdure.model.records import EPOCH, INBOX, LANE, OUTBOX, RUN, Kind, Partition
+from perdure.model.records import DOCUMENT, EPOCH, INBOX, LANE, OUTBOX, RUN, Key, Kind, Partition
 
-_KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply]], ...] = (
+_KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply | Document]], ...] = (
     (INBOX, "message", Message),
     (RUN, "run", Run),
     (OUTBOX, "reply", Reply),
+    (DOCUMENT, "document", Document),
 )
 _SHOWN = 3
 
@@ -34,13 +37,13 @@ class _Queue:
     inbox: Lane
     outbox: Lane
     open_run: str | None
-    stored: dict[Kind, set[Any]] = field(default_factory=lambda: {INBOX: set(), RUN: set(), OUTBOX: set()})
+    stored: dict[Kind, set[Any]] = field(default_factory=lambda: {kind: set() for kind, _, _ in _KINDS})
     runs: dict[str, Run] = field(default_factory=dict[str, Run])
     unreadable: list[str] = field(default_factory=list[str])
 
 
 def check_queue(partition: Partition) -> Program[list[Finding]]:
-    """Everything that is wrong with a thread's messages, runs and replies."""
+    """Everything that is wrong with a thread's messages, runs, replies and documents."""
     queue = yield from _read(partition)
     details = (*queue.unreadable, *_counted(queue), *_runs(queue))
     kinds = [Damage.UNREADABLE] * len(queue.unreadable)
@@ -62,12 +65,16 @@ def _read(partition: Partition) -> Program[_Queue]:
         while not walk.last:
             yield from walk.turn(partition)
             queue.stored[kind].update(stub.key[0] for stub in walk.stubs)
-            queue.unreadable += [f"{name} {key[0]} cannot be read: {error}" for key, error in walk.unreadable]
+            queue.unreadable += [
+                f"{name} {_named(key)} cannot be read: {error}" for key, error in walk.unreadable
+            ]
             for record in walk.records:
                 try:
                     read = reader.read(record)
-                except (ValueError, KeyError, TypeError) as error:
-                    queue.unreadable.append(f"{name} {record.key[0]} cannot be read: {type(error).__name__}")
+                except (Corrupt, ValueError, KeyError, TypeError) as error:
+                    queue.unreadable.append(
+                        f"{name} {_named(record.key)} cannot be read: {type(error).__name__}"
+                    )
                 else:
                     if isinstance(read, Run):
                         queue.runs[read.id] = read
@@ -109,6 +116,10 @@ def _runs(queue: _Queue) -> Iterator[str]:
         absent = [n for n in range(run.first, run.last + 1) if n not in queue.stored[INBOX]]
         if absent:
             yield f"the open run {run.id} took {_these('message', absent)}, not stored"
+
+
+def _named(key: Key) -> str:
+    return "/".join(map(str, key))
 
 
 def _these(name: str, numbers: Sequence[int]) -> str:

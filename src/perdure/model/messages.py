@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Literal
 
-from perdure.errors import TooLarge, Unserialisable
+from perdure.errors import Corrupt, TooLarge, Unserialisable
 from perdure.model.lane import INTERRUPT, Stop
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
@@ -83,7 +83,7 @@ class Message:
 
     @classmethod
     def read(cls, record: Record) -> Message:
-        said, fields = json.loads(record.body), record.fields
+        said, fields = decode(record), record.fields
         return cls(
             said["id"],
             said["payload"],
@@ -153,7 +153,7 @@ class Run:
             fields["base"],
             fields["started_at"],
             fields["updated_at"],
-            json.loads(record.body),
+            decode(record),
             record.version,
         )
 
@@ -196,7 +196,7 @@ class Reply:
 
     @classmethod
     def read(cls, record: Record) -> Reply:
-        said, fields = json.loads(record.body), record.fields
+        said, fields = decode(record), record.fields
         return cls(
             record.key[0],
             fields["run_id"],
@@ -244,6 +244,17 @@ def error_note(error: BaseException) -> str:
 def stored_text(text: str) -> str:
     """Text from elsewhere with a mark for each half of a character, which databases cannot hold."""
     return text.encode("utf-8", "replace").decode()
+
+
+def decode(record: Record) -> Any:
+    """The plain data of a body that ``encode`` made; ``Corrupt`` when it is no JSON."""
+    try:
+        return json.loads(record.body)
+    except ValueError as error:
+        name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
+        raise Corrupt(
+            f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`"
+        ) from error
 
 
 def encode(value: Any, what: str) -> bytes:

@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.errors import NotFound
+from perdure.errors import Corrupt, NotFound
 from perdure.model.lane import IN, Lane
 from perdure.model.messages import DONE, FAILED, ROLLED_BACK, Run
 from perdure.model.ops import Check, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, LANE, OF_THREAD, RUN, SERVER, Partition
+from perdure.model.records import DOCUMENT, HEAD, LANE, OF_THREAD, RUN, SERVER, Partition, Record
 from perdure.runtime import Runtime
 from perdure.server.config import ThreadTtl
 
@@ -28,14 +28,21 @@ THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
 """What holds of a thread that its clients know: a commit that carries it is refused once the thread is
 deleted."""
 
-_PAGE = 100
 _LOOKED_AT = 10
+_LOOKS = (
+    Get(DOCUMENT, OF_THREAD),
+    Get(LANE, (IN,)),
+    Range(RUN, by="first", reverse=True, limit=_LOOKED_AT),
+    Get(HEAD, ("",)),
+)
+_PAGE = 100
 _AT_ONCE = 16
 
 
 class Row(NamedTuple):
     """A thread as it stands. Times are microseconds since 1970. ``run`` is the newest that was not taken
-    back; ``has_state`` says whether it has a checkpoint."""
+    back; ``has_state`` says whether it has a checkpoint. With a ``fault`` some of the thread's records cannot
+    be read: the others are shown, and the status is ``error``."""
 
     thread_id: str
     metadata: Mapping[str, Any]
@@ -45,6 +52,7 @@ class Row(NamedTuple):
     run: Run | None
     has_state: bool
     ttl: Mapping[str, Any] | None
+    fault: Corrupt | None = None
 
     @property
     def graph_id(self) -> str | None:
@@ -186,7 +194,11 @@ class Catalogue:
         while True:
             program = documents.newest(_listing(tenant), "threads", _PAGE + len(seen), before)
             page = await self._database.arun(program)
-            wanted = [entry.name for entry in page if entry.name not in seen and may_be(entry.body)]
+            wanted = [
+                entry.name
+                for entry in page
+                if entry.name not in seen and (entry.fault is not None or may_be(entry.body))
+            ]
             for row in await self._standing(tenant, wanted):
                 yield row
             if len(page) < _PAGE:
@@ -251,24 +263,39 @@ def _listing(tenant: str) -> Partition:
 
 
 def _look(partition: Partition) -> Program[Row | None]:
-    found, lanes, runs, heads = yield from ask(
-        Fetch(
-            partition,
-            (
-                Get(DOCUMENT, OF_THREAD),
-                Get(LANE, (IN,)),
-                Range(RUN, by="first", reverse=True, limit=_LOOKED_AT),
-                Get(HEAD, ("",)),
-            ),
-        )
-    )
+    (found, lanes, runs, heads), fault = yield from _records(partition)
     lane = Lane.read(IN, lanes)
-    # What never began left nothing, as what was taken back.
-    kept = [run for run in map(Run.read, runs) if run.state != ROLLED_BACK and run.note.get("begun", True)]
-    document = Document.read(found[0]) if found else None
-    if document is None and not heads and not lane.version:
+    document: Document | None = None
+    kept: list[Run] = []
+    try:
+        document = Document.read(found[0]) if found else None
+    except Corrupt as error:
+        fault = error
+    try:
+        # What never began left nothing, as what was taken back.
+        kept = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
+    except Corrupt as error:
+        fault = error
+    if document is None and fault is None and not heads and not lane.version:
         return None
-    return _row(partition, document, lane, kept[0] if kept else None, bool(heads) or None)
+    row = _row(partition, document, lane, kept[0] if kept else None, bool(heads) or None)
+    return row if fault is None else row._replace(fault=fault, status="error")
+
+
+def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
+    """A thread's records, and why one of them is missing if it does not open."""
+    try:
+        return (yield from ask(Fetch(partition, _LOOKS))), None
+    except Corrupt as error:
+        fault = error
+    out: list[tuple[Record, ...]] = []
+    for look in _LOOKS:
+        try:
+            out += yield from ask(Fetch(partition, (look,)))
+        except Corrupt as error:
+            out.append(())
+            fault = error
+    return tuple(out), fault
 
 
 def _row(

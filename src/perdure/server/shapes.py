@@ -10,12 +10,13 @@ from fastapi import Response
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.engine.inbox import Standing
+from perdure.errors import Corrupt, TypeNotAllowed
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
 from perdure.server.assistants import Assistant
 from perdure.server.catalogue import Row
-from perdure.server.faults import sentence_of
+from perdure.server.faults import sentence, sentence_of
 
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 
@@ -49,8 +50,10 @@ def assistant(found: Assistant) -> dict[str, Any]:
     }
 
 
-def thread(row: Row, state: StateSnapshot | None) -> dict[str, Any]:
-    """A thread, with the values of its state if that was read."""
+def thread(row: Row, state: StateSnapshot | None, fault: Exception | None = None) -> dict[str, Any]:
+    """A thread, with the values of its state if that was read. With a ``fault``, in its state or in what else
+    is kept of it, the status is ``error`` and the error names the thread."""
+    fault = fault or row.fault
     has_values = state is not None and state.created_at is not None
     said: dict[str, Any] = {
         "thread_id": row.thread_id,
@@ -58,13 +61,30 @@ def thread(row: Row, state: StateSnapshot | None) -> dict[str, Any]:
         "updated_at": when(row.updated_at),
         "state_updated_at": when(row.updated_at) if state is None or not has_values else state.created_at,
         "metadata": dict(row.metadata),
-        "status": row.status,
+        "status": row.status if fault is None else "error",
         "config": {},
         "values": state.values if state is not None and has_values else None,
         "interrupts": {} if state is None else interrupts_by_task(state),
         "error": None if row.run is None or row.run.state != FAILED else run_error(row.run),
     }
+    if fault is not None:
+        said["error"] = unreadable(row.thread_id, fault)
     return said
+
+
+def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
+    """The error of a thread that cannot be read."""
+    kind = type(fault).__name__
+    match fault:
+        case TypeNotAllowed():
+            cause = f": {sentence(fault)}"
+        case Corrupt():
+            cause = f" ({kind}): stored bytes are missing or damaged; `perdure fsck` with its id says which."
+        case _:
+            cause = (
+                f" ({kind}): its values do not fit the graph that reads them; the server's log says where."
+            )
+    return {"error": kind, "message": f"Thread {thread_id!r} cannot be read{cause}"}
 
 
 def ttl(row: Row) -> dict[str, Any] | None:

@@ -7,9 +7,10 @@ import logging
 from types import TracebackType
 from typing import Self
 
+from perdure.errors import Corrupt
 from perdure.model.records import SERVER, STORE, Partition
 from perdure.runtime import Runtime
-from perdure.server.catalogue import Catalogue
+from perdure.server.catalogue import Catalogue, Row
 from perdure.server.config import ThreadTtl
 
 _log = logging.getLogger("perdure.server")
@@ -45,7 +46,6 @@ class Sweeper:
     async def sweep(self) -> int:
         """Remove what is over, or all of it but its latest state; how many threads that were. Items of the
         store whose time is over go as well."""
-        database = self._runtime.database
         now = await self._runtime.now()
         swept = 0
         tenants, stores = await self._tenants()
@@ -55,15 +55,24 @@ class Sweeper:
             async for row in self._catalogue.expired(tenant, now):
                 if swept >= self._most:
                     return swept
-                if (row.ttl or {}).get("strategy") == "keep_latest":
-                    await database.checkpointer(tenant=tenant).aprune([row.thread_id], strategy="keep_latest")
-                    await self._catalogue.touched(Partition(tenant, row.thread_id))
+                try:
+                    await self._remove(Partition(tenant, row.thread_id), row)
+                except Corrupt as error:
+                    # One thread that cannot be read must not keep the others from being swept.
+                    _log.warning("thread %r was not swept: %s", row.thread_id, type(error).__name__)
                 else:
-                    await self._catalogue.remove(Partition(tenant, row.thread_id))
-                swept += 1
+                    swept += 1
         if swept:
             _log.info("%d threads were swept whose time was over", swept)
         return swept
+
+    async def _remove(self, partition: Partition, row: Row) -> None:
+        if (row.ttl or {}).get("strategy") == "keep_latest":
+            saver = self._runtime.database.checkpointer(tenant=partition.tenant)
+            await saver.aprune([partition.thread], strategy="keep_latest")
+            await self._catalogue.touched(partition)
+        else:
+            await self._catalogue.remove(partition)
 
     async def _tenants(self) -> tuple[list[str], list[str]]:
         """Those who have threads, and those who have a store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,21 +11,22 @@ from typing import Any
 from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
-from perdure.errors import Conflict
+from perdure.errors import Conflict, Corrupt, PerdureError, TypeNotAllowed, Unserialisable
 from perdure.model.records import Partition
-from perdure.runtime.encoding import plain
+from perdure.runtime.encoding import encoded, plain
 from perdure.server import bodies, naming, shapes
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.bodies import Body
 from perdure.server.catalogue import Row, contains
 from perdure.server.host import Caller, CallerNow, ThreadId
-from perdure.server.routes.states import snapshot
+from perdure.server.routes.states import graph_id_of, snapshot
 from perdure.server.shapes import Json
 
 router = APIRouter(tags=["threads"])
 
 _AT_ONCE = 8
+_log = logging.getLogger("perdure.server")
 
 
 class _Prune(Body):
@@ -75,26 +77,43 @@ def _update(said: dict[str, Any]) -> StateUpdate:
 
 
 @router.post("/threads/search")
-async def search(caller: CallerNow, asked: bodies.ThreadSearch) -> Json:
-    """Find threads, those that were spoken to last first."""
+async def search(caller: CallerNow, asked: bodies.ThreadSearch) -> Response:
+    """Find threads, those that were spoken to last first. One that cannot be read is marked."""
     rows, has_more = await _found(caller, asked)
-    needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
-    shown: list[dict[str, Any]] = []
+    shown: list[str] = []
     for at in range(0, len(rows), _AT_ONCE):
-        batch = rows[at : at + _AT_ONCE]
-        shown += await asyncio.gather(
-            *(_shown(caller, row, with_state=bool(needs_state) or bool(asked.extract)) for row in batch)
-        )
-    if asked.extract:
-        for one in shown:
-            one["extracted"] = {name: _extracted(one, path) for name, path in asked.extract.items()}
-    if asked.select is not None:
-        keep = [*asked.select, *(["extracted"] if asked.extract else [])]
-        shown = [shapes.selected(one, keep) for one in shown]
+        shown += await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE]))
     headers = {"X-Pagination-Total": str(asked.offset + len(rows) + has_more)}
     if has_more:
         headers["X-Pagination-Next"] = str(asked.offset + len(rows))
-    return Json(shown, headers=headers)
+    return Response(f"[{','.join(shown)}]", media_type=Json.media_type, headers=headers)
+
+
+async def _entry(caller: Caller, row: Row, asked: bodies.ThreadSearch) -> str:
+    """A thread of a listing as JSON text: its values are encoded by themselves, so that those of one thread
+    cannot fail the others."""
+    needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
+    try:
+        state = await _state(caller, row) if needs_state or asked.extract else None
+        return encoded(_chosen(shapes.thread(row, state), asked))
+    except Exception as error:
+        return encoded(_chosen(shapes.thread(row, None, _fault_of(row, error)), asked))
+
+
+def _chosen(shown: dict[str, Any], asked: bodies.ThreadSearch) -> dict[str, Any]:
+    if asked.extract:
+        shown["extracted"] = {name: _extracted(shown, path) for name, path in asked.extract.items()}
+    if asked.select is None:
+        return shown
+    return shapes.selected(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
+
+
+def _fault_of(row: Row, error: Exception) -> Exception:
+    """The error, if it is of this thread's values alone; any other is raised: it is of the database."""
+    if isinstance(error, PerdureError) and not isinstance(error, Corrupt | TypeNotAllowed | Unserialisable):
+        raise error
+    _log.warning("thread %r is listed without values: %s", row.thread_id, type(error).__name__)
+    return error
 
 
 @router.post("/threads/count")
@@ -215,18 +234,36 @@ async def _matching(
         if not caller.sees(conditions, row.metadata):
             continue
         if asked.values:
-            state = await _state(caller, row)
-            if state is None or not contains(plain(state.values), asked.values):
+            try:
+                state = await _state(caller, row)
+                if state is None or not contains(plain(state.values), asked.values):
+                    continue
+            except Exception as error:
+                _fault_of(row, error)
                 continue
         yield row
 
 
-async def _shown(caller: Caller, row: Row, *, with_state: bool = True) -> dict[str, Any]:
-    return shapes.thread(row, await _state(caller, row) if with_state else None)
+async def _shown(caller: Caller, row: Row) -> dict[str, Any]:
+    try:
+        return shapes.thread(row, await _state(caller, row))
+    except Exception as error:
+        return shapes.thread(row, None, _fault_of(row, error))
 
 
 async def _state(caller: Caller, row: Row) -> StateSnapshot | None:
-    return await snapshot(caller, row) if row.has_state else None
+    if not row.has_state:
+        return None
+    found = await snapshot(caller, row)
+    if found.created_at is None and graph_id_of(caller, row) is not None:
+        # Removed meanwhile, or its head names a checkpoint that is not stored.
+        again = await caller.host.catalogue.look(caller.partition(row.thread_id))
+        if again is not None and again.has_state and (await snapshot(caller, again)).created_at is None:
+            raise Corrupt(
+                f"thread {row.thread_id!r}: its head names a checkpoint that is not stored; "
+                "run `perdure fsck`"
+            )
+    return found
 
 
 def _extracted(shown: dict[str, Any], path: str) -> Any:

@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 from perdure import HeadConflict, PerdureSaver
-from perdure.langgraph.loads import TOKEN
+from perdure.langgraph.loads import ThreadId
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
 
@@ -86,7 +86,8 @@ class Watching(PerdureSaver):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         found = super().get_tuple(config)
         if found is not None and (name := _RUNNING.get()):
-            at_head = found.config["configurable"][TOKEN].split(":")[2] == "h"
+            loaded = cast(ThreadId, found.config["configurable"]["thread_id"]).loop
+            at_head = loaded is not None and loaded.loaded.was_head
             writes = found.pending_writes or []
             asked = {task for task, channel, _ in writes if channel == INTERRUPT}
             done = {task for task, channel, _ in writes if channel not in WRITES_IDX_MAP}

@@ -21,6 +21,7 @@ from perdure.engine import journal
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, Ending, finish
 from perdure.errors import Corrupt, MissingExtra, PerdureError, Sealed, Unserialisable
+from perdure.langgraph.loads import ThreadId
 from perdure.model import refs
 from perdure.model.lane import Debounce
 from perdure.model.messages import Message, dedupe_digest
@@ -424,7 +425,7 @@ def test_neither_errors_nor_logs_repeat_what_was_typed(
         with pytest.raises(Corrupt) as spoiled:
             db.checkpointer().get_tuple(config(f"{THREAD}-long"))
         told.append("".join(traceback.format_exception(spoiled.value)))
-        stale = config(f"{THREAD}-short", checkpoint_id="elsewhere", __perdure_epoch=3)
+        stale = config(ThreadId.of(f"{THREAD}-short", epoch=3), checkpoint_id="elsewhere")
         with pytest.raises(PerdureError) as conflict:
             put(saver, {"text": CANARY}, stale, name="c8")
         told.append(str(conflict.value))

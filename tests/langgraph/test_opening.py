@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 import perdure
 from bench.proxy import Proxy
 from perdure import Database
-from perdure.langgraph.loads import EPOCH
+from perdure.langgraph.loads import ThreadId
 from perdure.model.ops import Commit, Fetch
 from perdure.model.records import WRITE
 from perdure.storage.port import Limits
@@ -138,7 +138,7 @@ def test_neither_is_one_that_holds_a_lease_nor_a_saver_that_forks(opened: tuple[
     db, driver = opened
     within(10, graph(db.checkpointer(on_conflict="fork")).ainvoke(given(), config()))
     with pytest.raises(perdure.Fenced):
-        within(10, graph(db.checkpointer()).ainvoke(given(), config(**{EPOCH: 1})))
+        within(10, graph(db.checkpointer()).ainvoke(given(), config(ThreadId.of("t", epoch=1))))
     assert driver.openings == 0
 
 

@@ -1,10 +1,10 @@
 """What each loop loaded, so that its later writes can be judged.
 
-LangGraph hands a loop's config to every put, and a configurable key that starts with two underscores travels
-with it without being persisted. ``get_tuple`` puts a token there: text that says which checkpoint was
-addressed, whether that was the head, and a nonce that names the loop. The token also carries what is known of
-the loop, which so lives as long as a config of it does. A loop that started on an absent thread gets no
-config back, so an absent load is remembered by thread and namespace instead.
+LangGraph hands a loop's config to every put, and its ``thread_id`` travels with it unchanged. ``get_tuple``
+returns that id as a ``ThreadId``: the same text, which carries the loop that began with this load. A config
+that was written down and read again has plain text there, and counts as one that no load preceded. A loop
+that started on an absent thread gets no config back, so an absent load is remembered by thread and namespace
+instead.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from threading import Lock
 from typing import Any
+
+from yaml.representer import Representer, SafeRepresenter
 
 from perdure.errors import PerdureError
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import Loaded
 from perdure.model.records import Partition
-
-TOKEN = "__perdure_load"  # noqa: S105 - a key's name
-EPOCH = "__perdure_epoch"
-"""The configurable key that carries the lease epoch."""
 
 _ABSENT_MAX = 4096
 _THREADS_MAX = 4096
@@ -32,10 +29,11 @@ _CONFLICTS_MAX = 32
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """One loop over a thread's namespace: what it loaded, the checkpoint that it loaded or wrote last, and
-    the one that it put, or tried to, on what it loaded."""
+    """One loop over a thread's namespace, its ``place``: what it loaded, the checkpoint that it loaded or
+    wrote last, and the one that it put, or tried to, on what it loaded."""
 
     nonce: str
+    place: tuple[Partition, str]
     loaded: Loaded
     seen: Mapping[tuple[str, int], int] = field(default_factory=dict)
     seen_nonces: tuple[str, ...] = ()
@@ -55,28 +53,74 @@ class Loop:
         return base if base is not None and base.id == parent and self.generation == generation else None
 
 
-class Token(str):
-    """A load as text, and while it stays in this process, the loop that began with it and who knows it."""
+class ThreadId(str):
+    """A thread's id that carries what belongs to a run on the thread, where no user of the id sees it: it is
+    equal to the plain text, and so are its hash, its representation and its serialised forms.
 
-    __slots__ = ("keeper", "loop")
+    ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
+    epoch under which writes are made, ``journal`` what a runtime hands to the nodes of its run.
+    """
 
-    keeper: Loops
-    loop: Loop
+    __slots__ = ("epoch", "journal", "keeper", "loop")
+
+    keeper: Loops | None
+    loop: Loop | None
+    epoch: int | None
+    journal: object
 
     @classmethod
-    def of(cls, text: str, keeper: Loops, loop: Loop) -> Token:
-        token = cls(text)
-        token.keeper, token.loop = keeper, loop
-        return token
+    def of(
+        cls,
+        thread: object,
+        *,
+        keeper: Loops | None = None,
+        loop: Loop | None = None,
+        epoch: int | None = None,
+        journal: object = None,
+    ) -> ThreadId:
+        """The id with more to carry; what it carries already stays where nothing new is given."""
+        before = thread if isinstance(thread, ThreadId) else None
+        new = cls(plain(thread))
+        new.keeper = keeper or (before.keeper if before is not None else None)
+        new.loop = loop or (before.loop if before is not None else None)
+        new.epoch = epoch if epoch is not None else before.epoch if before is not None else None
+        new.journal = journal if journal is not None else before.journal if before is not None else None
+        return new
 
-    def __copy__(self) -> Token:
+    def __str__(self) -> str:
+        """The id itself: LangGraph converts ids that it passes on."""
         return self
 
-    def __deepcopy__(self, memo: object) -> Token:
+    def __copy__(self) -> ThreadId:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ThreadId:
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
+        return str, (plain(self),)
+
+
+# PyYAML writes classes that it knows, and no subclasses of them.
+SafeRepresenter.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(plain(thread)))
+Representer.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(plain(thread)))
+
+
+def plain(thread: object) -> str:
+    """A thread's id as text that carries nothing."""
+    return str.__str__(thread) if isinstance(thread, str) else str(thread)
+
+
+def carried(configurable: Mapping[str, Any]) -> ThreadId | None:
+    """The thread's id in a config, if it carries something."""
+    thread = configurable.get("thread_id")
+    return thread if isinstance(thread, ThreadId) else None
+
+
+def holding(configurable: Mapping[str, Any], epoch: int, journal: object = None) -> dict[str, Any]:
+    """The configurable values for a caller that holds the thread's lease."""
+    thread = ThreadId.of(configurable["thread_id"], epoch=epoch, journal=journal)
+    return {**configurable, "thread_id": thread}
 
 
 class Loops:
@@ -98,37 +142,37 @@ class Loops:
         was_head: bool,
         version: int | None,
         generation: int,
-    ) -> str:
-        """Remember a load; its token, or nothing for an absent thread."""
+    ) -> Loop | None:
+        """Remember a load; the loop that begins with it, or nothing for an absent thread."""
         if checkpoint is None:
             with self._lock:
                 slot = (partition, namespace)
                 if slot not in self._absent:
-                    self._absent[slot] = Loop(nonce, Loaded(None, was_head=True))
+                    self._absent[slot] = Loop(nonce, slot, Loaded(None, was_head=True))
                 self._absent.move_to_end(slot)
                 _trim(self._absent, _ABSENT_MAX)
-            return ""
-        loop = Loop(
+            return None
+        return Loop(
             nonce,
+            (partition, namespace),
             Loaded(checkpoint.id, was_head, version),
             {(w.task_id, w.idx): w.version for w in writes},
             tuple(dict.fromkeys(w.nonce for w in writes if w.nonce)),
             checkpoint,
             generation,
         )
-        text = ":".join((nonce, _place(partition, namespace), "h" if was_head else "o", checkpoint.id))
-        return Token.of(text, self, loop)
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
         """The loop that a config belongs to; ``None`` for a bare call that no load preceded."""
-        token = configurable.get(TOKEN)
-        if isinstance(token, str) and token:
-            nonce, place, was_head, addressed = token.split(":", 3)
-            if place == _place(partition, namespace):
-                if isinstance(token, Token) and token.keeper is self:
-                    return token.loop
-                # Loaded by another process or saver, or written down since: it still says what was loaded.
-                return Loop(nonce, Loaded(addressed, was_head == "h"))
+        thread = carried(configurable)
+        # A loop's config names a checkpoint, if only none; without that it was made of the id alone.
+        if thread is not None and "checkpoint_id" in configurable:
+            loop = thread.loop
+            if loop is not None and loop.place == (partition, namespace):
+                if thread.keeper is self:
+                    return loop
+                # Loaded by another saver: what was loaded counts, and what that saver knows does not.
+                return Loop(loop.nonce, loop.place, Loaded(loop.loaded.addressed, loop.loaded.was_head))
         with self._lock:
             return self._absent.get((partition, namespace))
 
@@ -156,11 +200,6 @@ class Loops:
 def _bare(error: PerdureError) -> PerdureError:
     """The error without its traceback, whose frames hold everything that was to be written."""
     return type(error)(*error.args)
-
-
-def _place(partition: Partition, namespace: str) -> str:
-    packed = "\0".join((partition.tenant, partition.thread, namespace)).encode("utf-8", "surrogatepass")
-    return blake2b(packed, digest_size=8).hexdigest()
 
 
 def _trim(table: OrderedDict[Any, Any], most: int) -> None:

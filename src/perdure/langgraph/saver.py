@@ -29,13 +29,14 @@ from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.listing import Listing
-from perdure.langgraph.loads import Loop, Loops
+from perdure.langgraph.loads import Loop, Loops, ThreadId, plain
 from perdure.langgraph.opening import Openings, may_be_carried
 from perdure.langgraph.plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.serde import Serde, TypeName
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values import Caches, ThreadCache
-from perdure.model.checkpoint import CheckpointRecord
+from perdure.langgraph.versions import next_version
+from perdure.model.checkpoint import CheckpointRecord, Version
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
@@ -48,7 +49,7 @@ OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 _VIEWS_MAX = 20_000
 
 
-class PerdureSaver(BaseCheckpointSaver[int]):
+class PerdureSaver(BaseCheckpointSaver[Any]):
     """A native LangGraph checkpoint saver. Make one with ``Database.checkpointer``.
 
     All methods are safe to call from many threads and event loops at once. A write is durable when its
@@ -106,6 +107,9 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         LangGraph reports a failed background write only when nothing else failed; what it hides is here.
         """
         return self._loops.conflicts(thread_id)
+
+    def get_next_version(self, current: Version | None, channel: None) -> Version:
+        return next_version(current)
 
     # Reading
 
@@ -262,7 +266,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
     # Programs
 
     def _partition(self, thread_id: str) -> Partition:
-        return Partition(self._tenant, thread_id)
+        return Partition(self._tenant, plain(thread_id))
 
     def _first_version(self) -> int:
         """Where a new thread's versions start. A thread's generation is raised by one at a time, so that a
@@ -294,7 +298,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
 
     def _read(self, at: Address, namespace: str, found: checkpoints.Found) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
-        token = self._loops.start(
+        loop = self._loops.start(
             at.partition,
             namespace,
             f"{self._name}{next(self._fresh):x}",
@@ -304,7 +308,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
         )
-        if found.checkpoint is None:
+        if found.checkpoint is None or loop is None:
             return None
         # Only the latest state is worth remembering: loops start from it again and again.
         cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
@@ -318,7 +322,8 @@ class PerdureSaver(BaseCheckpointSaver[int]):
             found.view.generation,
         )
         self._caches.weigh(at.partition)
-        return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, token)
+        thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
+        return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, thread)
 
     def _list(self, pages: Listing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._packer, self._digest))
@@ -456,7 +461,7 @@ class PerdureSaver(BaseCheckpointSaver[int]):
         plan.encoder.acknowledge()
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
-        partition = self._partition(str(thread_id))
+        partition = self._partition(thread_id)
         yield from retention.delete_thread(partition)
         self._forget(partition)
 

@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.engine import values as engine_values
 from perdure.errors import PerdureError, Unserialisable
-from perdure.langgraph.loads import EPOCH, TOKEN
+from perdure.langgraph.loads import ThreadId, carried, plain
 from perdure.langgraph.pause import collection_paused
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, Pool, ThreadCache, recall, take
@@ -36,13 +36,15 @@ _COUNTERS = "counters_since_delta_snapshot"
 
 
 class Address(NamedTuple):
-    """What a config addresses. ``namespace`` is ``None`` where the config names none."""
+    """What a config addresses. ``namespace`` is ``None`` where the config names none, ``thread`` where the
+    thread's id carries nothing."""
 
     partition: Partition
     namespace: str | None
     checkpoint_id: str | None
     epoch: int | None
     configurable: Mapping[str, Any]
+    thread: ThreadId | None
 
 
 def address(tenant: str, config: RunnableConfig | None, partition: Partition | None = None) -> Address:
@@ -53,17 +55,12 @@ def address(tenant: str, config: RunnableConfig | None, partition: Partition | N
             raise ValueError(
                 'a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}'
             )
-        partition = Partition(tenant, str(thread_id))
+        partition = Partition(tenant, plain(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text(*partition, namespace or "", checkpoint_id or "")
-    epoch = configurable.get(EPOCH)
-    return Address(
-        partition,
-        namespace,
-        checkpoint_id,
-        int(epoch) if epoch is not None else None,
-        configurable,
-    )
+    thread = carried(configurable)
+    epoch = None if thread is None else thread.epoch
+    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread)
 
 
 def require_text(*names: str) -> None:
@@ -79,19 +76,21 @@ def require_text(*names: str) -> None:
 
 
 def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
-    """The config of a checkpoint that was put there, without a loop's token."""
+    """The config of a checkpoint that was put there, without a loop."""
     return config_of(at.partition, at.namespace or ROOT, checkpoint_id)
 
 
-def config_of(partition: Partition, namespace: str, checkpoint_id: str, token: str = "") -> RunnableConfig:
-    configurable: dict[str, Any] = {
-        "thread_id": partition.thread,
-        "checkpoint_ns": namespace,
-        "checkpoint_id": checkpoint_id,
+def config_of(
+    partition: Partition, namespace: str, checkpoint_id: str, thread: str | None = None
+) -> RunnableConfig:
+    """The config that names a checkpoint. ``thread`` is the thread's id with what it carries."""
+    return {
+        "configurable": {
+            "thread_id": partition.thread if thread is None else thread,
+            "checkpoint_ns": namespace,
+            "checkpoint_id": checkpoint_id,
+        }
     }
-    if token:
-        configurable[TOKEN] = token
-    return {"configurable": configurable}
 
 
 def metadata(config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]) -> dict[str, Any]:
@@ -287,10 +286,10 @@ class noted:  # noqa: N801 - read as a statement: with noted(…)
 
 
 def to_tuple(
-    serde: Serde, partition: Partition, record: CheckpointRecord, values: Values, token: str = ""
+    serde: Serde, partition: Partition, record: CheckpointRecord, values: Values, thread: str | None = None
 ) -> CheckpointTuple:
-    """LangGraph's shape of a stored checkpoint. The token goes into its config, and into the parent's: a
-    copy of a checkpoint is put beside it, on its parent."""
+    """LangGraph's shape of a stored checkpoint. The ``thread`` that carries a load goes into its config, and
+    into the parent's: a copy of a checkpoint is put beside it, on its parent."""
     checkpoint: dict[str, Any] = {
         "v": record.v,
         "ts": record.ts,
@@ -305,10 +304,10 @@ def to_tuple(
             checkpoint.update(serde.unpack(record.extra))
     parent = record.parent_id
     return CheckpointTuple(
-        config=config_of(partition, record.namespace, record.id, token),
+        config=config_of(partition, record.namespace, record.id, thread),
         checkpoint=checkpoint,  # type: ignore[arg-type]
         metadata=read_metadata(serde, partition, record),
-        parent_config=None if parent is None else config_of(partition, record.namespace, parent, token),
+        parent_config=None if parent is None else config_of(partition, record.namespace, parent, thread),
         pending_writes=values.writes,
     )
 

@@ -17,7 +17,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import Held
-from perdure.langgraph.loads import EPOCH
+from perdure.langgraph.loads import holding
 from perdure.model.messages import ANSWERS
 
 _RESUME = "__resume__"
@@ -75,7 +75,7 @@ async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableCo
         for task_id, channel, value in found.pending_writes or ()
     ):
         return
-    configurable = {**found.config.get("configurable", {}), EPOCH: held.epoch}
+    configurable = holding(found.config["configurable"], held.epoch)
     # None counts as nothing: an answer of None cannot be given without a name.
     await saver.aput_writes({"configurable": configurable}, [(_RESUME, None)], _NOBODY)
 

@@ -22,14 +22,12 @@ from perdure.database import Database
 from perdure.engine import journal
 from perdure.engine.runs import Held
 from perdure.errors import NotAllowed
+from perdure.langgraph.loads import carried
 from perdure.model.messages import encode
 from perdure.model.records import Partition
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-JOURNAL = "__perdure_journal"
-"""The configurable key that carries the journal of a run to its nodes."""
 
 _TASK_ID = "__pregel_task_id"
 
@@ -116,8 +114,8 @@ def _configurable() -> dict[str, Any]:
 
 
 def _journal() -> Journal | None:
-    kept = _configurable().get(JOURNAL)
-    return kept if isinstance(kept, Journal) else None
+    thread = carried(_configurable())
+    return thread.journal if thread is not None and isinstance(thread.journal, Journal) else None
 
 
 def _name(label: str) -> str:

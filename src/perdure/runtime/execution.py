@@ -13,12 +13,12 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import Ending, Held
-from perdure.langgraph.loads import EPOCH
+from perdure.langgraph.loads import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.runtime.agents import COMMAND, RESUME, Agent
 from perdure.runtime.answers import still_to_give
 from perdure.runtime.contexts import context_of, mirrored
-from perdure.runtime.effects import JOURNAL, Journal
+from perdure.runtime.effects import Journal
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.protocol import BY_BLOCK
 from perdure.runtime.telling import Tape, Teller
@@ -157,9 +157,7 @@ def config_of(
     configurable = {
         **agent.config.get("configurable", {}),
         **mirrored(context, options.config.get("configurable") or {}),
-        "thread_id": held.partition.thread,
-        EPOCH: held.epoch,
-        JOURNAL: journal,
+        "thread_id": ThreadId.of(held.partition.thread, epoch=held.epoch, journal=journal),
     }
     metadata = {
         **agent.config.get("metadata", {}),

@@ -30,7 +30,7 @@ from langgraph.types import Command, interrupt
 from perdure.database import Database, open_database
 from perdure.engine import runs
 from perdure.errors import PerdureError
-from perdure.langgraph.loads import EPOCH as EPOCH_KEY
+from perdure.langgraph.loads import carried
 from perdure.model.lane import IN
 from perdure.model.messages import OPEN, WAITING, Message, Reply
 from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put
@@ -185,7 +185,10 @@ def _is_noted(job: Job, name: str) -> bool:
 def _ran(journal: Journal) -> None:
     """Note that a step begins, by its task, and under which epoch."""
     configurable = get_config().get("configurable", {})
-    journal.line("ran", configurable["__pregel_task_id"], configurable[EPOCH_KEY])
+    thread = carried(configurable)
+    if thread is None or thread.epoch is None:
+        raise AssertionError("a step of a run does not know under which epoch it runs")
+    journal.line("ran", configurable["__pregel_task_id"], thread.epoch)
 
 
 def _provider(journal: Journal) -> Callable[[str, Reply], Any]:

@@ -11,7 +11,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empt
 
 from perdure.database import Database
 from perdure.errors import PerdureError
-from perdure.langgraph.loads import EPOCH as EPOCH_KEY
+from perdure.langgraph import loads
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import Clock, PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
@@ -124,14 +124,12 @@ def at(
     place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
     if checkpoint_id is not None:
         place["checkpoint_id"] = checkpoint_id
-    if epoch is not None:
-        place[EPOCH_KEY] = epoch
-    return {"configurable": place}
+    return {"configurable": place if epoch is None else loads.holding(place, epoch)}
 
 
 def holding(config: RunnableConfig, epoch: int) -> RunnableConfig:
     """The same config in the hands of a lease's holder."""
-    return {"configurable": {**configurable(config), EPOCH_KEY: epoch}}
+    return {"configurable": loads.holding(configurable(config), epoch)}
 
 
 def on(loaded: RunnableConfig, checkpoint_id: str | None) -> RunnableConfig:

@@ -11,7 +11,9 @@
     ├── NotAllowed          the caller did not ask for this right by name
     ├── Corrupt             stored bytes are not what their name says
     │   └── Sealed          stored bytes do not open with the keys at hand, or ought to be sealed and are not
-    ├── TypeNotAllowed      a value's type is not on the allowlist
+    ├── Unreadable          stored values are whole, and this program does not build them
+    │   ├── TypeNotAllowed  a value's type is none that this checkpointer builds
+    │   └── TypeNotFound    a stored value's type is not here, under its name: renamed, removed, not imported
     ├── Unserialisable      a value cannot be written so that it comes back
     ├── TooLarge            a value passes what the backend takes
     ├── TryLater            a queue is full
@@ -76,8 +78,16 @@ class Sealed(Corrupt):
     """Stored bytes do not open with the keys at hand, or are in the clear although a key is set."""
 
 
-class TypeNotAllowed(PerdureError):
-    """A value's type is not on the allowlist: name it in ``checkpointer(allow=[...])``."""
+class Unreadable(PerdureError):
+    """Stored values are whole, and this program does not build them; the thread can be read when it does."""
+
+
+class TypeNotAllowed(Unreadable):
+    """A value's type is none that this checkpointer builds: name it in ``checkpointer(allow=[...])``."""
+
+
+class TypeNotFound(Unreadable):
+    """A stored value's type is not in this program: it was renamed, removed, or its module not imported."""
 
 
 class Unserialisable(PerdureError):

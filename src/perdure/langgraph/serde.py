@@ -32,7 +32,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPA
 from langgraph.store.base import Item
 from langgraph.types import Send
 
-from perdure.errors import Corrupt, TypeNotAllowed, Unserialisable
+from perdure.errors import Corrupt, TypeNotAllowed, TypeNotFound, Unreadable, Unserialisable
 from perdure.model import refs
 
 # LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus), and one of our own.
@@ -142,7 +142,7 @@ class Serde:
             return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=_UNPACK)
         except (ormsgpack.MsgpackDecodeError, ValueError) as error:
             cause = _hook.failed()
-            if isinstance(cause, TypeNotAllowed | Corrupt):
+            if isinstance(cause, Unreadable | Corrupt):
                 raise cause from cause.__cause__
             raise Corrupt(f"a stored value cannot be unpacked: {error}") from (cause or error)
 
@@ -322,8 +322,9 @@ def _resolve(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise Corrupt(
-            f"a stored value is of type {module}.{name}, which this program does not have: {error}"
+        raise TypeNotFound(
+            f"a stored value is of type {module}.{name}, which this program does not have: {error}; give the "
+            "type its name back, or keep an alias under the old one"
         ) from error
 
 

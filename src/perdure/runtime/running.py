@@ -17,7 +17,7 @@ from perdure.database import Database
 from perdure.engine import events, runs, upkeep
 from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Held
-from perdure.errors import Fenced, PerdureError, TooLarge, TypeNotAllowed, Unavailable, Unserialisable
+from perdure.errors import Fenced, PerdureError, TooLarge, Unavailable, Unreadable, Unserialisable
 from perdure.model.lane import OUT, ROLLBACK
 from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Run, error_note
 from perdure.model.ops import Put
@@ -47,7 +47,7 @@ HEED_S = 5.0
 DELETED = "deleted"
 """Why a run ends whose thread was deleted: there is nothing left to end."""
 
-_HOPELESS = (TypeNotAllowed, Unserialisable, TooLarge)
+_HOPELESS = (Unreadable, Unserialisable, TooLarge)
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,8 @@ from perdure.errors import (
     TooLarge,
     TooSlow,
     TryLater,
-    TypeNotAllowed,
     Unavailable,
+    Unreadable,
     Unserialisable,
 )
 from perdure.server.auth.identity import Refusal
@@ -28,7 +28,7 @@ from perdure.server.auth.identity import Refusal
 _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
 
-_FOR_CLIENTS = (Conflict, NotFound, NotAllowed, TryLater, TooSlow, TypeNotAllowed)
+_FOR_CLIENTS = (Conflict, NotFound, NotAllowed, TryLater, TooSlow, Unreadable)
 """Errors whose sentences are of threads, runs and types alone. What others say is for whoever runs the
 server: it may name the database and its user, and quote its driver."""
 
@@ -84,7 +84,7 @@ def status_of(error: PerdureError) -> int:
             return 429
         case TooLarge():
             return 413
-        case TypeNotAllowed() | Unserialisable():
+        case Unreadable() | Unserialisable():
             return 422
         case NotAllowed():
             return 403

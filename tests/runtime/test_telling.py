@@ -541,6 +541,33 @@ def test_what_comes_later_can_be_taken_back(near: Storage, talk: Talk) -> None:
     go(main())
 
 
+def test_what_comes_later_holds_its_key_before_its_time(storage: Storage, talk: Talk) -> None:
+    """Sent again without a delay it is the same message, and those behind it are not held up."""
+
+    async def main() -> None:
+        database, line = storage.open()
+        async with working(database, talk.graph, works=False) as front:
+            late = await front.submit("ada", {"messages": [("user", "late")]}, after=900.0, dedupe_key="k")
+            now = await front.submit("ada", {"messages": [("user", "now")]}, dedupe_key="k")
+            assert (now.id, now.is_duplicate) == (late.id, True)
+            assert await front.run_id(now) == late.id
+            assert (await front.look(now)).message.id == late.id
+            behind = await front.submit("ada", {"messages": [("user", "behind")]}, after=901.0)
+            other = await front.submit("ada", {"messages": [("user", "other")]}, after=1800.0, dedupe_key="o")
+            await front.submit("ada", {"messages": [("user", "other")]}, dedupe_key="o")
+            assert await front.cancel("ada", other.id)
+            line.ahead_us = 1_200_000_000
+            assert not await front.cancel("ada", "none")
+        again, line = storage.open()
+        line.ahead_us = 1_200_000_000
+        async with working(again, talk.graph) as runtime:
+            for ticket in (late, behind):
+                assert (await runtime.wait(ticket, 30)).id == ticket.id
+        assert [said for _, said in talk.calls] == ["late", "behind"]
+
+    go(main())
+
+
 def test_what_comes_later_is_accepted_once_under_a_key(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         database, _ = near.open()

@@ -7,14 +7,16 @@ from typing import Literal, NamedTuple
 
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
-from perdure.engine.transact import retrying
+from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Busy, Corrupt, NotFound, NotWaiting, TryLater
 from perdure.model.lane import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 from perdure.model.messages import (
     ANSWERS,
     DEAD,
     FAILED,
+    INTERRUPTED,
     OPEN,
+    ROLLED_BACK,
     UNKNOWN,
     WAITING,
     Message,
@@ -32,7 +34,10 @@ Strategy = Literal["enqueue", "reject", "interrupt", "rollback"]
 and keeps what it stored, or ends it and takes that back."""
 
 _BODIES = 50
+_KEYED = 16
+"""How many messages due at one microsecond are read at first to find one by its key."""
 _ALONE_MAX = 64
+_RUNS = 50
 
 
 class Accepted(NamedTuple):
@@ -79,12 +84,10 @@ class Accept:
     def _load(self) -> Program[_Seen]:
         dedupe = (Get(DEDUPE, (self.message.dedupe,)),) if self.message.dedupe else ()
         found, *rest = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), *dedupe)))
+        before = None
         if rest and rest[0]:
-            seq: int = rest[0][0].fields["seq"]
-            (row,) = yield from ask(Fetch(self.partition, (Get(INBOX, (seq,)),)))
-            message_id = Message.read(row[0]).id if row else self.message.id
-            return _Seen(Lane.read(IN, found), Accepted(seq, message_id, True))
-        return _Seen(Lane.read(IN, found))
+            before = yield from accepted_before(self.partition, self.message.dedupe, rest[0][0])
+        return _Seen(Lane.read(IN, found), before)
 
     def _refusal(self, lane: Lane) -> Exception | None:
         thread = self.partition.thread
@@ -176,6 +179,37 @@ class Accept:
         if not named and ids:
             message = replace(message, options={**message.options, ANSWERS: ids})
         return lane._replace(waiting=None), message
+
+
+def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
+    """The acceptance of the message that holds a dedupe key, given the key's record; ``None`` when the key
+    was forgotten meanwhile. ``Corrupt`` when that message is not stored or cannot be read."""
+    seq: int = found.fields["seq"]
+    limit = _KEYED
+    for _ in range(ATTEMPTS):
+        item: Get | Range = Get(INBOX, (seq,))
+        if seq < 0:
+            item = Range(DOCUMENT, (LATER,), by="updated_at", after=-seq - 1, limit=limit)
+        keys, rows = yield from ask(Fetch(partition, (Get(DEDUPE, (digest,)), item)))
+        if not keys:
+            return None
+        if keys[0].fields["seq"] != seq:
+            # A postponed message has entered the inbox in between.
+            seq = keys[0].fields["seq"]
+            continue
+        if seq > 0 and rows:
+            return Accepted(seq, Message.read(rows[0]).id, True)
+        same = [row for row in rows if row.fields["updated_at"] == -seq]
+        for message in map(readable, same):
+            if message is not None and message.dedupe == digest:
+                return Accepted(0, message.id, True)
+        if len(same) < limit:
+            break
+        limit *= 4
+    raise Corrupt(
+        f"thread {partition.thread!r}: a message was accepted under this dedupe key and cannot be read; "
+        "nothing of this one was stored. Run `perdure fsck`, or send it under another key"
+    )
 
 
 class _Seen(NamedTuple):
@@ -271,34 +305,89 @@ def postponed(document: Document) -> Message:
     )
 
 
-def withdraw(partition: Partition, message_id: str, how: Stop) -> Program[bool]:
+def readable(record: Record) -> Message | None:
+    """The message in a document's record; ``None`` when it cannot be read."""
+    try:
+        return postponed(Document.read(record))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
+    """The operations that let a postponed message enter the inbox as one that was taken back."""
+    question = lane.waiting
+    lane = lane.accepted(now, Debounce())._replace(waiting=question)
+    message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
+    lane, over = _over(lane, message, now)
+    ops: list[Op] = [message.put(), lane.put(fresh), *over]
+    if message.dedupe:
+        ops.append(dedupe_put(message.dedupe, message.seq, Expect.ANY))
+    return ops
+
+
+def _over(lane: Lane, message: Message, now: int) -> tuple[Lane, list[Op]]:
+    """The lane once a message was taken back that is the only one pending in it: where no run is open and
+    nothing is to be sent of its end, its run is over at once and needs no worker."""
+    if lane.run_id is not None or lane.pending != 1 or message.seq != lane.last or message.channel:
+        return lane, []
+    state = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED
+    run = Run(
+        message.id,
+        message.seq,
+        message.seq,
+        state,
+        message.graph,
+        message.channel,
+        lane.epoch,
+        0,
+        None,
+        now,
+        now,
+        {"begun": False},
+    )
+    return lane.passed(lane.last), [run.put()]
+
+
+def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
     """Take back a message that still waits: its turn comes and passes. Whether it waited. A question that it
     answered is open again, unless something else was said since."""
 
-    def load() -> Program[tuple[Lane, Message | None, Run | None]]:
+    def load() -> Program[tuple[Lane, Message | None, Run | None, bool]]:
         lanes, runs = yield from ask(
-            Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=1)))
+            Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=_RUNS)))
         )
         lane = Lane.read(IN, lanes)
         message = yield from _pending(partition, lane, message_id)
-        asks = Run.read(runs[0]) if runs else None
+        # Runs of messages that were taken back changed nothing.
+        asks = next((run for run in map(Run.read, runs) if run.note.get("begun", True)), None)
+        others: list[Record] = []
         if message is not None:
-            (behind,) = yield from ask(Fetch(partition, (Range(INBOX, after=(message.seq,), bodies=False),)))
-            if any(record.fields["mode"] != "withdrawn" for record in behind):
+            (behind,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
+            others = [
+                record
+                for record in behind
+                if record.fields["mode"] != "withdrawn" and record.key[0] != message.seq
+            ]
+            if any(record.key[0] > message.seq for record in others):
                 # What comes next starts over, and takes the question with it.
                 asks = None
-        return lane, message, asks
+        return lane, message, asks, not others
 
-    def attempt(seen: tuple[Lane, Message | None, Run | None]) -> Program[bool | None]:
-        lane, message, asks = seen
+    def attempt(seen: tuple[Lane, Message | None, Run | None, bool]) -> Program[bool | None]:
+        lane, message, asks, is_last = seen
         if message is None:
             return False
         if message.is_withdrawn:
             return True
         if message.mode == "answer" and asks is not None and asks.state == WAITING:
             lane = lane._replace(waiting=asks.id)
+        message = message.withdrawn(how)
+        lane, over = _over(lane, message, now)
+        if is_last and lane.pending:
+            # Nothing is left that could wait for more.
+            lane = lane._replace(ready_at=now)
         # The lane is stored anew, so that whoever knows the message as it was does not take it.
-        ops = (lane.put(0), message.withdrawn(how).put(Expect.PRESENT))
+        ops = (lane.put(0), message.put(Expect.PRESENT), *over)
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
 

@@ -120,7 +120,8 @@ class Claim:
             )
             rest = seen.messages[len(messages) :]
             since = rest[0].accepted_at if rest else now if lane.last > last.seq else None
-            lane = lane.taken(run.id, last.seq, since)
+            question = lane.waiting if first.is_withdrawn else None
+            lane = lane.taken(run.id, last.seq, since)._replace(waiting=question)
         if run.graph not in self.graphs:
             return (None,)
         lane = lane.held(self.owner, epoch, now, self.ttl)
@@ -207,7 +208,9 @@ def finish(
         return inbox, Lane.read(OUT, lanes[1])
 
     def attempt(lanes: tuple[Lane, Lane | None]) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
-        inbox = lanes[0].closed(waiting=run.id if ending.state == WAITING else None)
+        # The run of a message that was taken back leaves the thread's question open.
+        question = lanes[0].waiting if held.messages[0].is_withdrawn else None
+        inbox = lanes[0].closed(waiting=run.id if ending.state == WAITING else question)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *told]
         replies: tuple[Reply, ...] = ()
         if ending.replies:

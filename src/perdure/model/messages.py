@@ -217,8 +217,10 @@ def dedupe_digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
-def dedupe_put(digest: bytes, seq: int) -> Put:
-    return Put(DEDUPE, (digest,), {"seq": seq}, expect=Expect.ABSENT)
+def dedupe_put(digest: bytes, seq: int, expect: Expect = Expect.ABSENT) -> Put:
+    """The operation that stores a dedupe key. ``seq`` is the message's number, or, for one that is postponed
+    and has none yet, minus the time at which it is due."""
+    return Put(DEDUPE, (digest,), {"seq": seq}, expect=expect)
 
 
 def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:

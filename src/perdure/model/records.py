@@ -197,7 +197,8 @@ INBOX = Kind(
 but being taken back before that."""
 
 DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_integer("seq"),))
-"""Under which number a message was accepted whose sender may send it again."""
+"""Under which number a message was accepted whose sender may send it again. A postponed message has none yet:
+``seq`` is then minus the time at which it is due, by which its document is found."""
 
 RUN = Kind(
     "run",

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 _LEVELS = {
     "checkpoint.large": logging.WARNING,
     "message.refused": logging.WARNING,
+    "message.unreadable": logging.ERROR,
     "reply.dead": logging.ERROR,
     "reply.lost": logging.WARNING,
     "reply.ready": logging.WARNING,

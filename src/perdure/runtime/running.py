@@ -282,10 +282,10 @@ class Runner:
 
     async def _stopped(self, held: Held, how: str) -> bool:
         """End a run that was asked to end; a rollback takes back what it stored."""
+        note = {"begun": False} if held.messages[0].is_withdrawn else {}
         if how == ROLLBACK:
             await self._database.take_back(held.partition, held.run.id)
-            return await self._finish(held, Ending(ROLLED_BACK, {}))
-        note = {"begun": False} if held.messages[0].is_withdrawn else {}
+            return await self._finish(held, Ending(ROLLED_BACK, note))
         return await self._finish(held, Ending(INTERRUPTED, note))
 
     async def _failed(self, held: Held, error: BaseException) -> bool:

@@ -6,9 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +19,7 @@ from perdure.engine.events import Event
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
 from perdure.errors import NotFound, PerdureError, TryLater
 from perdure.langgraph.store import PerdureStore
-from perdure.model.lane import INTERRUPT, ROLLBACK, Debounce
+from perdure.model.lane import IN, INTERRUPT, ROLLBACK, Debounce
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.ops import Check, Now
 from perdure.model.program import ask
@@ -184,7 +182,7 @@ class Runtime:
         if after > 0:
             if together or strategy != "enqueue":
                 raise ValueError("what comes later waits for its turn; leave out together and strategy")
-            return await self._postpone(partition, message, after, dedupe_key, within)
+            return await self._postpone(partition, message, after, within)
         debounce = self._settings.debounce(quiet, max_wait)
         return await self._accept(partition, message, debounce, strategy, within, alone)
 
@@ -218,13 +216,8 @@ class Runtime:
         partition: Partition,
         message: Message,
         after: float,
-        dedupe_key: str | None,
         within: Check | None,
     ) -> Ticket:
-        if dedupe_key:
-            # Sent again it has the same name, whether it waits still or has taken its turn.
-            name = f"{partition.thread}\0{dedupe_key}"
-            message = replace(message, id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
         now = await self._clock.now()
         due = now + round(after * 1_000_000)
         most, fresh = self._settings.max_pending, self._database.fresh()
@@ -298,10 +291,15 @@ class Runtime:
     # Looking
 
     async def look(self, ticket: Ticket) -> Standing:
-        """Where an accepted message stands: the run that took it, if one has."""
-        return await self._database.arun(
-            inbox.look(Partition(ticket.tenant, ticket.thread_id), ticket.number)
-        )
+        """Where an accepted message stands: the run that took it, if one has. ``NotFound`` when it was
+        removed since."""
+        partition = Partition(ticket.tenant, ticket.thread_id)
+        if ticket.number:
+            return await self._database.arun(inbox.look(partition, ticket.number))
+        standing = await self._database.arun(inbox.find(partition, ticket.id))
+        if standing is None:
+            raise NotFound(f"thread {ticket.thread_id!r} has no message {ticket.id!r}: it was removed")
+        return standing
 
     async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
         """Wait until the run of an accepted message has ended, whoever works on it; the run. ``TimeoutError``
@@ -324,6 +322,9 @@ class Runtime:
     async def run_id(self, ticket: Ticket) -> str:
         """The id of the run of an accepted message: its own, or that of the first of those with which it
         goes together."""
+        if not ticket.number:
+            # A postponed message becomes a run of its own.
+            return ticket.id
         partition = Partition(ticket.tenant, ticket.thread_id)
         program = inbox.run_id(partition, ticket.number, self._settings.max_batch)
         return await self._database.arun(program) or ticket.id
@@ -429,14 +430,18 @@ class Runtime:
         """Take back a message that still waits; whether it did."""
         partition = self._partition(thread_id, tenant)
         how = ROLLBACK if rollback else INTERRUPT
-        withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how))
+        now = await self._clock.now()
+        withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now))
         if not withdrawn:
-            now = await self._clock.now()
             postponed = later.withdraw(partition, run_id, how, now, self._database.fresh())
             withdrawn = await self._database.arun(postponed)
         if withdrawn:
             self._lanes.forget(partition)
             self._signals.ended(partition)
+            if self._works:
+                self._worker.dispatch.soon((partition, IN))
+            else:
+                self._signals.due(partition)
         return withdrawn
 
     async def retry_reply(self, thread_id: str, number: int, *, tenant: str | None = None) -> Reply:

@@ -97,11 +97,16 @@ class Worker:
     async def _bring(self, partition: Partition) -> bool:
         """Let into the inbox what waited for its time; whether there is more of it."""
         now = await self._clock.now()
-        program = later.bring(partition, now, self._database.limits.ops, self._database.fresh())
-        more = await self._database.arun(program)
+        limits = self._database.limits
+        budget = Budget(limits.ops, limits.bytes)
+        brought = await self._database.arun(later.bring(partition, now, budget, self._database.fresh()))
+        for name in brought.unreadable:
+            self._observers.event(
+                "message.unreadable", tenant=partition.tenant, thread=partition.thread, message=name
+            )
         self._lanes.forget(partition)
         self.dispatch.soon((partition, IN))
-        return more
+        return brought.has_more
 
     async def _forget_told(self, partition: Partition) -> bool:
         """Remove what a thread's runs told long ago; whether there is more of it."""

@@ -6,7 +6,7 @@ that is removed later, while a run waits, is the run's to fail with.
 
 from __future__ import annotations
 
-from perdure.engine import history, later
+from perdure.engine import history
 from perdure.model.messages import dedupe_digest
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
@@ -52,18 +52,12 @@ async def require_start(caller: Caller, thread_id: str, ref: Ref, key: str | Non
     try:
         await require(caller, thread_id, ref)
     except NoCheckpoint:
-        most = caller.host.runtime.settings.max_pending
         if key is None or not await caller.host.database.arun(
-            _was_accepted(caller.partition(thread_id), key, most)
+            _was_accepted(caller.partition(thread_id), key)
         ):
             raise
 
 
-def _was_accepted(partition: Partition, key: str, most: int) -> Program[bool]:
-    digest = dedupe_digest(key)
-    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (digest,)),)))
-    if found:
-        return True
-    # What comes later is noted under its key once its time has come.
-    waiting = yield from later.waiting(partition, most)
-    return any(message.dedupe == digest for message in waiting)
+def _was_accepted(partition: Partition, key: str) -> Program[bool]:
+    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe_digest(key),)),)))
+    return bool(found)

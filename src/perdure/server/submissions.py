@@ -328,5 +328,15 @@ async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: 
     before = standing.message
     command = None if new.command is None else new.command.model_dump(exclude_none=True)
     said = {"input": new.input if command is None else None, "command": command or None}
-    if (given(before.payload), before.options.get("about")) != (said, plain(options.about)):
+    if (given(before.payload), _undelayed(before.options.get("about"))) != (
+        said,
+        _undelayed(plain(options.about)),
+    ):
         raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
+
+
+def _undelayed(about: Any) -> Any:
+    """What is stored of a request without its delay: sent again with another delay it is the same run."""
+    if not isinstance(about, Mapping) or not isinstance(kwargs := about.get("kwargs"), Mapping):
+        return about
+    return {**about, "kwargs": {name: each for name, each in kwargs.items() if name != "after_seconds"}}

@@ -152,3 +152,22 @@ async def test_x02_headers_that_say_nothing_sensible_are_refused(server: Server)
                 thread_id, "chat", command={"goto": "talk"}, headers={"X-Multitask-Strategy": "coalesce"}
             )
         assert await client.runs.list(thread_id) == []
+
+
+@run
+async def test_a_run_that_comes_later_holds_its_key(server: Server) -> None:
+    """Whichever comes first under a key, with a delay or without, the other is the same run."""
+    async with server.client() as client:
+        thread_id = await new(client)
+        for delays in ((600, None), (None, 600)):
+            key = {"Idempotency-Key": str(uuid.uuid4())}
+            made: list[str] = []
+            for delay in delays:
+                given = {} if delay is None else {"after_seconds": delay}
+                asked = client.runs.create(thread_id, "chat", input=said("x"), headers=key, **given)
+                made.append((await asked)["run_id"])
+            assert made[0] == made[1]
+        waiting = await client.runs.list(thread_id, status="pending")
+        for one in waiting:
+            await client.runs.cancel(thread_id, one["run_id"])
+        assert await client.runs.list(thread_id, status="pending") == []

@@ -86,7 +86,7 @@ def test_it_is_stored_over_the_version_that_was_read(version: int) -> None:
     lane = Lane(IN, version).accepted(5, Debounce()).taken("r", 1, None).held("w", 3, 5, 10)
     put = lane.put(900)
     assert put.expect == (version or Expect.ABSENT)
-    assert put.version == (version + 1 if version else 900)
+    assert put.version > version if version else put.version == 900
     assert lane.stored(900).version == put.version
     record = Record(put.kind, put.key, put.fields, put.version)
     assert Lane.read(IN, (record,)) == lane.stored(900)

@@ -14,6 +14,7 @@ from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
+from perdure.model.versions import successor
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class CheckpointPut:
         # A fork's parent is not the head, so a prune may take it away meanwhile: it must still be there.
         forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
         parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
-        version = head.version + 1 if head else self.first_version
+        version = successor(head.version, record.id) if head else self.first_version
         moved = Put(
             HEAD,
             (namespace,),
@@ -165,12 +166,12 @@ class CheckpointPut:
             partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, self.budget
         )
         if outcome == Refused(CHECKPOINT, new.key):
-            raised = _raising(checks, generation)
+            raised = _raising(checks, generation, record.id)
             outcome = yield from commit_with_chunks(
                 partition, [*raised, *parent_check, moved, new], chunks, self.budget
             )
             if raised != checks:
-                after = after._replace(generation=generation + 1)
+                after = after._replace(generation=successor(generation, record.id))
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
                 raise NotFound(
@@ -254,7 +255,7 @@ class WritesPut:
                 )
             if write.idx < 0:
                 puts.append(_over(write, stored))
-                checks = _raising(checks, generation)
+                checks = _raising(checks, generation, write.task_id)
         outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, self.budget)
         return True if isinstance(outcome, Committed) else None
 
@@ -288,10 +289,10 @@ def _outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
     )
 
 
-def _raising(checks: tuple[Op, ...], generation: int) -> tuple[Op, ...]:
+def _raising(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:
     """The same guards, with the collection generation raised: what an overwritten record referred to may be
     reachable no more, so nobody may go on taking it for stored while a collection deletes it."""
-    raised = Put(GC, (), expect=generation, version=generation + 1)
+    raised = Put(GC, (), expect=generation, version=successor(generation, by))
     return tuple(raised if isinstance(op, Check) and op.kind is GC else op for op in checks)
 
 

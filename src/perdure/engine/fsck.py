@@ -24,6 +24,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.tree import Expansion
+from perdure.model.versions import successor
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
             return Repaired((), tuple(findings))
         fence, _ = guards(partition, view, None)
         # A new generation makes every writer, and every prune, plan anew on the mended thread.
-        generation = Put(GC, (), expect=view.generation or Expect.ABSENT, version=view.generation + 1)
+        generation = Put(GC, (), expect=view.generation or Expect.ABSENT, version=successor(view.generation, *(str(op.key) for op in ops)))
         outcome = yield from ask(Commit(partition, (fence, generation, *ops)))
         if isinstance(outcome, Committed):
             left = yield from check(partition, digest)
@@ -309,5 +310,5 @@ def _mended_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
             (namespace,),
             {"checkpoint_id": target, "seq": seq},
             expect=version or Expect.ABSENT,
-            version=version + 1,
+            version=successor(version, target),
         )

@@ -42,8 +42,8 @@ _RUNS = 50
 
 class Accepted(NamedTuple):
     """A message that is durable: its number on the thread, its id, and whether it had been accepted before.
-    If not, ``lane`` is the inbox then, ``message`` is what was stored, and ``is_first`` says that the thread
-    had no inbox."""
+    If not, ``lane`` is the inbox then, ``message`` is what was stored, ``is_first`` says that the thread had
+    no inbox, and ``over`` is the version of the inbox before."""
 
     seq: int
     id: str
@@ -51,6 +51,7 @@ class Accepted(NamedTuple):
     lane: Lane | None = None
     message: Message | None = None
     is_first: bool = False
+    over: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Accept:
                 )
             return None
         is_first = not lane.version
-        return Accepted(message.seq, message.id, False, lane.stored(self.fresh), message, is_first)
+        return Accepted(message.seq, message.id, False, lane.stored(self.fresh), message, is_first, lane.version)
 
     def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
         """The operations that take back what waits."""

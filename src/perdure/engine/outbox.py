@@ -18,6 +18,7 @@ from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, OUTBOX, Partition
+from perdure.model.versions import successor
 
 A = TypeVar("A")
 
@@ -71,7 +72,7 @@ class Take:
         lane, replies = seen
         if not replies or replies[0].channel not in self.channels:
             return (None,)
-        lane = lane.held(self.owner, lane.epoch + 1, self.now, self.ttl)
+        lane = lane.held(self.owner, successor(lane.epoch, self.owner, self.now), self.now, self.ttl)
         in_doubt = replies[0].state == SENDING
         ops: list[Op] = [lane.put(0)]
         if not in_doubt:

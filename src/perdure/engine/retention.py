@@ -51,6 +51,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.retention import Name, Plan, keep_newest, nearest_survivor, plan_removal, plan_retention
+from perdure.model.versions import successor
 
 _PAGE = 1000
 
@@ -297,15 +298,16 @@ def _take_away(partition: Partition, contents: Contents, plan: Plan, budget: Bud
     # Links before removals: cut short in between, no survivor has lost its parent.
     first = True
     for batch in batches([*relinked, *gone], budget, reserve=1 + len(moved) + len(kept_heads)):
+        raised = successor(generation, *(str(op.key) for op in batch))
         guard: list[Op] = [
-            Put(GC, (), expect=generation or Expect.ABSENT, version=generation + 1),
+            Put(GC, (), expect=generation or Expect.ABSENT, version=raised),
             *kept_heads,
         ]
         guard += moved if first else [Check(HEAD, op.key, op.version) for op in moved if isinstance(op, Put)]
         outcome = yield from ask(Commit(partition, (*guard, *batch)))
         if not isinstance(outcome, Committed):
             return None
-        generation += 1
+        generation = raised
         first = False
     return generation
 
@@ -334,7 +336,7 @@ def _moved_heads(contents: Contents, removed: set[Name]) -> list[Op]:
                     (namespace,),
                     {"checkpoint_id": target, "seq": head.seq},
                     expect=head.version,
-                    version=head.version + 1,
+                    version=successor(head.version, target),
                 )
             )
     return out

@@ -17,6 +17,7 @@ from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition
+from perdure.model.versions import successor
 
 
 class Held(NamedTuple):
@@ -93,7 +94,7 @@ class Claim:
         lane, now = seen.lane, self.now
         if not lane.is_due(now):
             return (None,)
-        epoch = seen.epoch + 1 if seen.epoch else self.fresh
+        epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch else self.fresh
         if lane.run_id is not None and seen.run is not None:
             messages = tuple(m for m in seen.messages if m.seq <= seen.run.last)
             run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
@@ -199,7 +200,7 @@ def finish(
             f"{budget - 4 - len(told)} can be sent at once; join some of them"
         )
     closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
-    over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=run.epoch + 1)
+    over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
 
     def load() -> Program[tuple[Lane, Lane | None]]:
         lanes = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)))))
@@ -231,6 +232,11 @@ def finish(
     # Without replies the inbox as it was last seen may do; whoever changed it since refuses the commit.
     known: tuple[Lane, Lane | None] | None = None if ending.replies else (held.lane, None)
     return (yield from retrying(partition, known, load, attempt))
+
+
+def closed_epoch(epoch: int) -> int:
+    """The epoch of a thread whose run was ended under ``epoch``."""
+    return successor(epoch, None)
 
 
 def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]:

@@ -8,6 +8,7 @@ from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, GC, TAG, Partition, Record
+from perdure.model.versions import successor
 
 
 def set_tag(
@@ -29,7 +30,7 @@ def set_tag(
                 partition,
                 (
                     Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
-                    Put(GC, (), expect=view.generation or Expect.ABSENT, version=view.generation + 1),
+                    Put(GC, (), expect=view.generation or Expect.ABSENT, version=successor(view.generation, name, target)),
                     Put(
                         TAG,
                         (name,),

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import LANE, Record
+from perdure.model.versions import successor
 
 IN = "inbox"
 OUT = "outbox"
@@ -138,12 +139,15 @@ class Lane(NamedTuple):
         values = self._asdict()
         values["due_at"] = self.due_at
         expect: Expectation = self.version or Expect.ABSENT
-        version = self.version + 1 if self.version else fresh
-        return Put(LANE, (self.name,), {n: values[n] for n in _FIELDS}, expect=expect, version=version)
+        fields = {n: values[n] for n in _FIELDS}
+        return Put(LANE, (self.name,), fields, expect=expect, version=self._next_version(fresh))
 
     def stored(self, fresh: int) -> Lane:
         """As it stands once ``put`` is committed."""
-        return self._replace(version=self.version + 1 if self.version else fresh)
+        return self._replace(version=self._next_version(fresh))
+
+    def _next_version(self, fresh: int) -> int:
+        return successor(*self[1:]) if self.version else fresh
 
     @classmethod
     def read(cls, name: str, found: tuple[Record, ...]) -> Lane:

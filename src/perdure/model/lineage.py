@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from perdure.model.versions import successor
+
 ROOT = ""
 """The root namespace, the only one with compare-and-set: a subgraph is fenced through its root."""
 
@@ -54,7 +56,7 @@ def claim(loaded: Loaded, checkpoint_id: str | None, nonce: str) -> Claim | None
         or loaded.version is None
     ):
         return None
-    return Claim(checkpoint_id, loaded.version, loaded.version + 1 + int(nonce, 16) % (1 << 20))
+    return Claim(checkpoint_id, loaded.version, successor(loaded.version, nonce))
 
 
 def judge(

@@ -32,7 +32,7 @@ class Lanes:
         before = self._known.get(partition)
         if accepted.is_first:
             self._remember(partition, Known(accepted.lane, 0, (accepted.message,)))
-        elif before is not None and before.lane.version + 1 == accepted.lane.version:
+        elif before is not None and before.lane.version == accepted.over:
             messages = (*before.messages, accepted.message)
             self._remember(partition, Known(accepted.lane, before.epoch, messages))
         elif before is None or before.lane.version < accepted.lane.version:

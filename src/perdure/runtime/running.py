@@ -263,7 +263,7 @@ class Runner:
         self._tell(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         if replies:
             self._dispatch.soon((held.partition, OUT))
-        self._lanes.ended(held.partition, lane, held.epoch + 1)
+        self._lanes.ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.told(held.partition, lane, now)
         if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:

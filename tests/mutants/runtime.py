@@ -61,8 +61,10 @@ BREAKS = [
         "time-to-live only",
         "who takes over is told apart from who held",
         rewritten(
-            runs.Claim, "_attempt", "epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch",
-            "epoch = seen.epoch if seen.epoch"
+            runs.Claim,
+            "_attempt",
+            "epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch",
+            "epoch = seen.epoch if seen.epoch",
         ),
     ),
     Break(

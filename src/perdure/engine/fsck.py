@@ -68,7 +68,12 @@ def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
             return Repaired((), tuple(findings))
         fence, _ = guards(partition, view, None)
         # A new generation makes every writer, and every prune, plan anew on the mended thread.
-        generation = Put(GC, (), expect=view.generation or Expect.ABSENT, version=successor(view.generation, *(str(op.key) for op in ops)))
+        generation = Put(
+            GC,
+            (),
+            expect=view.generation or Expect.ABSENT,
+            version=successor(view.generation, *(str(op.key) for op in ops)),
+        )
         outcome = yield from ask(Commit(partition, (fence, generation, *ops)))
         if isinstance(outcome, Committed):
             left = yield from check(partition, digest)

@@ -135,7 +135,9 @@ class Accept:
                 )
             return None
         is_first = not lane.version
-        return Accepted(message.seq, message.id, False, lane.stored(self.fresh), message, is_first, lane.version)
+        return Accepted(
+            message.seq, message.id, False, lane.stored(self.fresh), message, is_first, lane.version
+        )
 
     def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
         """The operations that take back what waits."""

@@ -30,7 +30,12 @@ def set_tag(
                 partition,
                 (
                     Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
-                    Put(GC, (), expect=view.generation or Expect.ABSENT, version=successor(view.generation, name, target)),
+                    Put(
+                        GC,
+                        (),
+                        expect=view.generation or Expect.ABSENT,
+                        version=successor(view.generation, name, target),
+                    ),
                     Put(
                         TAG,
                         (name,),

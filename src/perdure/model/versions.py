@@ -1,4 +1,4 @@
-"""Versions of records: which number follows, so that two histories that part never share one again.
+"""Successors of record versions, chosen so that two histories that part never share one again.
 
 A database can come back older than it was: a replica is promoted, a backup restored. A process that goes on
 living remembers versions of what is gone, and the records count on from an earlier one. If versions only
@@ -15,7 +15,9 @@ _STRIDE_BITS = 20
 
 
 def successor(version: int, *content: object) -> int:
-    """The version that follows ``version`` when ``content`` is written: larger, and another for other content.
+    """Return the version that follows ``version`` when ``content`` is written.
+
+    It is larger, and differs for other content.
 
     ``content`` is text, integers, ``None`` or bytes. Two contents get the same number once in a million
     times.

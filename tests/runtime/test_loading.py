@@ -16,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.errors import NotLoaded
 from perdure.runtime import loading
+from perdure.runtime.factories import Factory
 from perdure.runtime.files import names_file
 
 GRAPH = """
@@ -270,6 +271,14 @@ async def of_default(config=None):
     return graph
 
 
+def of_nothing(name="x"):
+    return graph
+
+
+def of_much(config, tenant):
+    return graph
+
+
 @asynccontextmanager
 async def context():
     yield graph
@@ -277,10 +286,10 @@ async def context():
 )
 
 
-def test_a_factory_is_called_once_without_a_config(write: Write) -> None:
+def test_a_factory_of_a_config_is_called_for_each_use_and_one_of_nothing_once(write: Write) -> None:
     write("pi_agent.py", FACTORIES)
-    assert agent("./pi_agent.py:of_default").graph is found("./pi_agent.py:graph")
-    with pytest.raises(NotLoaded, match="needs arguments, so that it could make another graph for every run"):
-        agent("./pi_agent.py:of_config")
-    with pytest.raises(NotLoaded, match="makes a context, in which a graph would be made for every run"):
-        agent("./pi_agent.py:context")
+    for name in ("of_default", "of_config", "context"):
+        assert isinstance(agent(f"./pi_agent.py:{name}").graph, Factory), name
+    assert agent("./pi_agent.py:of_nothing").graph is found("./pi_agent.py:graph")
+    with pytest.raises(NotLoaded, match="needs other arguments than a run's config and a ServerRuntime"):
+        agent("./pi_agent.py:of_much")

@@ -296,7 +296,10 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("[http]\nallow_origins = []\n", "did you mean http.cors.allow_origins?"),
         ("[limits]\nzzzzzz = 1\n", "there is limits.body_bytes, limits.requests_per_minute, limits.streams"),
         ("port = 1\n", "perdure.toml has port, which is no setting; did you mean http.port?"),
-        ("zzzzzz = 1\n", "zzzzzz, which is no setting; there is database_url, graphs, env, development"),
+        (
+            "zzzzzz = 1\n",
+            "zzzzzz, which is no setting; there is database_url, graphs, assistants, env, development",
+        ),
         ("http = 3\n", "http in perdure.toml is 3; write it as a table, [http]"),
         (
             "[http]\nport = 'x'\n",

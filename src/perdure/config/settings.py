@@ -7,6 +7,7 @@ repeats the value: that is for whoever knows whether it is a secret. What a sett
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -185,6 +186,28 @@ def _graphs_of(text: str) -> dict[str, str]:
     return named(_words_of(text))
 
 
+def _headers(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The patterns of names to take and of names to leave, in lower case."""
+    if not isinstance(value, dict):
+        raise ValueError
+    if unknown := set(value) - {"includes", "include", "excludes", "exclude"}:
+        raise ValueError(f"it has {min(unknown)!r}; there is includes and excludes")
+    return _patterns(value, "include"), _patterns(value, "exclude")
+
+
+def _patterns(value: dict[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(each.lower() for each in _words(value.get(f"{name}s") or value.get(name) or ()))
+
+
+def _configs(value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise ValueError
+    for name, config in value.items():
+        if not isinstance(config, dict) or not isinstance(config.get("configurable") or {}, dict):
+            raise ValueError(f'{name} has to be a config, e.g. {{"configurable": {{"model": "small"}}}}')
+    return dict(value)
+
+
 def _env(value: Any) -> str | dict[str, str]:
     if isinstance(value, dict) and all(isinstance(held, str) and name for name, held in value.items()):
         return dict(value)
@@ -205,6 +228,8 @@ PREFIX = Kind("a path without a slash at its end, e.g. '/api'", str, _prefix)
 KEYS_URL = Kind("an https:// URL", str, _https)
 HOSTS = Kind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
 GRAPHS = Kind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
+HEADERS = Kind("a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers)
+CONFIGS = Kind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
 ENV = Kind("the path of a .env file, or a table of names and texts", str, _env)
 
 
@@ -242,6 +267,7 @@ _LISTED = [
         secret=True,
     ),
     _setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
+    _setting("assistants", CONFIGS, variables=("LANGGRAPH_CONFIG",)),
     _setting("env", ENV, variables=(), langgraph=True, secret=True),
     _setting("development", FLAG, False, variables=("PERDURE_DEVELOPMENT", "LANGGRAPH_DEV"), flag="--dev"),
     _setting("auth.path", PLACE, langgraph=True, is_place=True),
@@ -261,6 +287,13 @@ _LISTED = [
     _setting("http.port", _whole(0, _PORT_MAX), 2024, flag="--port"),
     _setting("http.app", PLACE, langgraph=True, is_place=True),
     _setting("http.mount_prefix", PREFIX, langgraph=True),
+    _setting("http.configurable_headers", HEADERS, langgraph=True),
+    _setting(
+        "http.middleware_order",
+        _one_of("middleware_first"),
+        "middleware_first",
+        langgraph=True,
+    ),
     _setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
     *(_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
     _setting("http.webhook_hosts", HOSTS, ()),

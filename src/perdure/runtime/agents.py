@@ -12,6 +12,7 @@ from langgraph.types import Command, Send
 
 from perdure.langgraph.serde import TypeName
 from perdure.model.messages import Message
+from perdure.runtime.factories import Factory
 
 ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
@@ -80,14 +81,15 @@ def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequen
 
 @dataclass(frozen=True)
 class Agent:
-    """A compiled graph, and how it is spoken with. ``graph`` is used as it is, but for its checkpointer and
-    store, which are the runtime's; ``allow`` names the types that its state may hold beside messages and the
-    standard library's, as for ``Database.checkpointer``. ``config`` is given to every run. With
+    """A compiled graph, or a factory of it, and how it is spoken with. ``graph`` is used as it is, but for
+    its checkpointer and store, which are the runtime's; ``allow`` names the types that its state may hold
+    beside messages and the standard library's, as for ``Database.checkpointer``. ``config`` is given to
+    every run. With
     ``durability="sync"`` a step begins when the one before is stored; ``"async"`` lets it begin sooner, so
     that after a crash more than one step may have to be repeated. ``apology`` is what a channel is told
     when a message was given up; ``None`` tells it nothing."""
 
-    graph: Pregel[Any, Any, Any, Any]
+    graph: Pregel[Any, Any, Any, Any] | Factory
     to_input: ToInput = to_input
     to_replies: ToReplies = to_replies
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -101,7 +103,12 @@ class Agent:
             raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
         if self.durability not in ("sync", "async"):
             raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
-        unsaved = [name for name, node in self.graph.nodes.items() if _is_unsaved(node.bound)]
+        if isinstance(self.graph, Pregel):
+            self.check(self.graph)
+
+    def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
+        """``ValueError`` when a graph cannot be run as this agent says."""
+        unsaved = [name for name, node in graph.nodes.items() if _is_unsaved(node.bound)]
         if unsaved and self.durability == "sync":
             raise ValueError(
                 f"the subgraphs {unsaved} are compiled with checkpointer=False, with which LangGraph cannot "

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel
 from typing_extensions import is_typeddict
 
 OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
-"""What LangGraph keeps among what can be configured."""
+"""The configurable names that LangGraph keeps for itself."""
 
 
 def is_reserved(name: str) -> bool:
@@ -26,8 +26,8 @@ def is_reserved(name: str) -> bool:
 
 
 def context_of(graph: Pregel[Any, Any, Any, Any], given: Any) -> Any:
-    """What ``ainvoke(context=…)`` is to get: ``given`` without the keys that the graph's schema lacks, and an
-    empty mapping when nothing was given, so that LangGraph makes an instance with the schema's defaults."""
+    """The argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema lacks, and
+    an empty mapping when nothing was given, of which LangGraph makes an instance with the defaults."""
     if given is None:
         given = {}
     names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
@@ -35,7 +35,7 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any) -> Any:
 
 
 def mirrored(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
-    """What can be configured, with what the context holds."""
+    """The configurable names and values, those of the context among them."""
     held = context if isinstance(context, Mapping) else {}
     return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
 

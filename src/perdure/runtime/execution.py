@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,21 +20,49 @@ from perdure.runtime.agents import COMMAND, RESUME, Agent
 from perdure.runtime.answers import still_to_give
 from perdure.runtime.contexts import context_of, mirrored
 from perdure.runtime.effects import Journal
+from perdure.runtime.graphs import Graphs
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.protocol import BY_BLOCK
 from perdure.runtime.telling import Tape, Teller
+from perdure.runtime.users import USER, user_of
+
+TENANT: ContextVar[str] = ContextVar("tenant")
+"""The tenant of the run that this is called within."""
 
 INTERRUPTS = "__interrupt__"
 
 
-async def attempt(
-    agent: Agent, graph: Pregel[Any, Any, Any, Any], held: Held, journal: Journal, tape: Tape | None
-) -> Ending:
+async def attempt(agent: Agent, graphs: Graphs, held: Held, journal: Journal, tape: Tape | None) -> Ending:
     """Run the graph for the held run, or go on with it: LangGraph applies an input once for each run id, and
     skips what the run has finished; an answer or a command that an earlier attempt used up is not given
     again. What it tells goes to the ``tape``, if it is to tell anything. When cancelled, it returns only
     after the last of its writes has ended."""
     options = Options.read(held.messages[0].options)
+    tenant = held.partition.tenant
+    making = graphs.opened(
+        held.run.graph,
+        tenant,
+        "threads.create_run",
+        config=config_of(agent, held, journal, options, options.context),
+        user=user_of((options.config.get("configurable") or {}).get(USER)),
+        context=options.context,
+    )
+    within = TENANT.set(tenant)
+    try:
+        async with making as graph:
+            return await _attempt(agent, graph, options, held, journal, tape)
+    finally:
+        TENANT.reset(within)
+
+
+async def _attempt(
+    agent: Agent,
+    graph: Pregel[Any, Any, Any, Any],
+    options: Options,
+    held: Held,
+    journal: Journal,
+    tape: Tape | None,
+) -> Ending:
     context = context_of(graph, options.context)
     config = now = config_of(agent, held, journal, options, context)
     has_begun = held.head != held.run.base
@@ -154,10 +183,13 @@ def config_of(
     agent: Agent, held: Held, journal: Journal, options: Options, context: Any = None
 ) -> RunnableConfig:
     """The config of a run's invocation: the agent's own, the messages', then what the run is."""
+    given = options.config.get("configurable") or {}
     configurable = {
         **agent.config.get("configurable", {}),
-        **mirrored(context, options.config.get("configurable") or {}),
+        **mirrored(context, given),
+        **({USER: user_of(given[USER])} if USER in given else {}),
         "thread_id": ThreadId.of(held.partition.thread, epoch=held.epoch, journal=journal),
+        "run_id": held.run.id,
     }
     metadata = {
         **agent.config.get("metadata", {}),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
+from perdure.errors import NotLoaded
 from perdure.langgraph.saver import OnStored
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime.agents import Agent
+from perdure.runtime.factories import Access, Factory, Use
+from perdure.runtime.users import GraphUser
 
 
 class Graphs:
@@ -36,11 +40,49 @@ class Graphs:
         return self._database.store(tenant=tenant, ttl=self._store_ttl)
 
     def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
-        """The graph with this database's checkpointer and store, a tenant's own."""
+        """The graph with this database's checkpointer and store, a tenant's own. ``NotLoaded`` for one that
+        is made for each use: that is for ``opened``."""
         if (name, tenant) not in self._bound:
             agent = self.agents[name]
-            saver = self._database.checkpointer(tenant=tenant, allow=agent.allow)
-            saver.on_stored = self._on_stored
-            store = agent.graph.store or self.store(tenant)
-            self._bound[name, tenant] = agent.graph.copy(update={"checkpointer": saver, "store": store})
+            if isinstance(agent.graph, Factory):
+                raise NotLoaded(
+                    f"the graph {name!r} is made for each use by {agent.graph.place}; take "
+                    "runtime.opened(…) instead of runtime.graph(…)"
+                )
+            self._bound[name, tenant] = self._with_ours(agent, agent.graph, tenant)
         return self._bound[name, tenant]
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        name: str,
+        tenant: str,
+        access: Access,
+        *,
+        config: Mapping[str, Any] | None = None,
+        user: GraphUser | None = None,
+        context: Any = None,
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        """As ``graph``, for as long as the block lasts: one that a factory makes is made for it."""
+        agent = self.agents[name]
+        if not isinstance(agent.graph, Factory):
+            yield self.graph(name, tenant)
+            return
+        given = {**agent.config, **(config or {})}
+        configurable = {
+            **agent.config.get("configurable", {}),
+            **given.get("configurable", {}),
+            "graph_id": name,
+        }
+        use = Use(access, {**given, "configurable": configurable}, self.store(tenant), user, context)
+        async with agent.graph.made(use) as made:
+            agent.check(made)
+            yield self._with_ours(agent, made, tenant)
+
+    def _with_ours(
+        self, agent: Agent, graph: Pregel[Any, Any, Any, Any], tenant: str
+    ) -> Pregel[Any, Any, Any, Any]:
+        saver = self._database.checkpointer(tenant=tenant, allow=agent.allow)
+        saver.on_stored = self._on_stored
+        store = graph.store or self.store(tenant)
+        return graph.copy(update={"checkpointer": saver, "store": store})

@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 from perdure.errors import NotLoaded
 from perdure.runtime import files
 from perdure.runtime.agents import Agent
+from perdure.runtime.factories import Factory, factory_of
 from perdure.runtime.files import Unplaced, importable, module_of, names_file
 from perdure.runtime.relay import Channel
 
@@ -89,12 +90,9 @@ def find(place: str, *, root: Path | None = None) -> Loaded:
 
 async def load_agent(loaded: Loaded) -> Agent:
     """The agent at a place: itself, a graph, compiled or not, or what a factory makes of these."""
-    made = loaded.found if isinstance(loaded.found, _GRAPHS) else await _made(loaded)
-    if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
-        raise NotLoaded(
-            f"{loaded.place} makes a context, in which a graph would be made for every run; name a graph, or "
-            "a function that returns the one for all runs"
-        )
+    made = loaded.found if isinstance(loaded.found, _GRAPHS) else await _graph_or_factory(loaded)
+    if isinstance(made, Factory):
+        return Agent(made)
     if isinstance(made, StateGraph):
         try:
             made = made.compile()
@@ -108,8 +106,10 @@ async def load_agent(loaded: Loaded) -> Agent:
     if not isinstance(made, Agent):
         raise NotLoaded(
             f"{loaded.place} is not a graph but {_kind(made)}; name a graph, compiled or not, an Agent, or a "
-            "function without arguments that returns one"
+            "function that returns one"
         )
+    if isinstance(made.graph, Factory):
+        return made
     _check_saver(loaded.place, made.graph.checkpointer)
     return made
 
@@ -177,6 +177,18 @@ def _imported(name: str, place: str, root: Path) -> ModuleType:
         raise _broken(place, error) from error
 
 
+async def _graph_or_factory(loaded: Loaded) -> Any:
+    """A factory for a function of a run's config or runtime; else what ``_made`` makes."""
+    factory = factory_of(loaded.place, loaded.found) if callable(loaded.found) else None
+    if factory is not None:
+        return factory
+    made = await _made(loaded)
+    if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
+        # What it holds open is for one use, and is made anew for the next.
+        return Factory(loaded.place, loaded.found, {})
+    return made
+
+
 async def _made(loaded: Loaded) -> Any:
     """What a factory makes; anything else as it is."""
     factory = loaded.found
@@ -185,12 +197,7 @@ async def _made(loaded: Loaded) -> Any:
     try:
         inspect.signature(factory).bind()
     except TypeError:
-        # LangGraph's own server calls it with the config of each run. Called once, it would serve every user
-        # what it made for the first.
-        raise NotLoaded(
-            f"{loaded.place} is a function that needs arguments, so that it could make another graph for "
-            "every run; name one without, or what it makes, and read the run's config in the graph's nodes"
-        ) from None
+        raise NotLoaded(f"{loaded.place} is a function that needs arguments; name one without") from None
     except ValueError:
         _log.debug("%s has no signature to look at", loaded.place)
     try:

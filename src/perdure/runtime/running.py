@@ -163,7 +163,7 @@ class Runner:
         task = asyncio.create_task(
             attempt(
                 agent,
-                self.graphs.graph(held.run.graph, held.partition.tenant),
+                self.graphs,
                 held,
                 Journal.of(self._database, held),
                 self._tapes.get(held.run.id),

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from perdure.model.records import Partition
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, said
 from perdure.runtime.answers import is_by_name
 from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.factories import Access
 from perdure.runtime.following import Following
 from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Logs, Observer, Observers
@@ -36,6 +38,7 @@ from perdure.runtime.running import DELETED
 from perdure.runtime.settings import Settings
 from perdure.runtime.signals import ENDED, Signals
 from perdure.runtime.tickets import Ticket, message_of, options_of
+from perdure.runtime.users import GraphUser
 from perdure.runtime.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
@@ -388,6 +391,20 @@ class Runtime:
         return self._worker.runner.graphs.graph(
             self._graph_name(name), self._tenant if tenant is None else tenant
         )
+
+    def opened(
+        self,
+        name: str,
+        access: Access,
+        *,
+        tenant: str | None = None,
+        user: GraphUser | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        """As ``graph``, for as long as the block lasts, and for graphs that a factory makes for each use."""
+        whose = self._tenant if tenant is None else tenant
+        graphs = self._worker.runner.graphs
+        return graphs.opened(self._graph_name(name), whose, access, user=user, config=config)
 
     async def runs(self, thread_id: str, *, limit: int = 100, tenant: str | None = None) -> Sequence[Run]:
         """The newest runs of a thread, newest first."""

@@ -52,11 +52,17 @@ Change = Callable[[Assistant], Assistant]
 
 
 class Assistants:
-    """The assistants of a server, by id or by their graph's name. ``descriptions`` are those of the graphs
-    themselves, by name."""
+    """The assistants of a server, by id or by their graph's name. ``descriptions`` and
+    ``configs`` are those of the graphs' own, by name."""
 
-    def __init__(self, runtime: Runtime, descriptions: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        descriptions: Mapping[str, str] | None = None,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self._runtime = runtime
+        self._configs = configs or {}
         self._descriptions = descriptions or {}
         self._database = runtime.database
         self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
@@ -155,11 +161,14 @@ class Assistants:
 
     def _system(self, assistant_id: str) -> Assistant:
         graph_id = self._own[assistant_id]
+        config = dict(self._configs.get(graph_id, {}))
         return Assistant(
             assistant_id,
             graph_id,
             graph_id,
             description=self._descriptions.get(graph_id),
+            config=config,
+            context=dict(config.get("configurable") or {}),
             metadata={"created_by": "system"},
         )
 

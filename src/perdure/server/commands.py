@@ -282,12 +282,13 @@ async def _checkpoints(caller: Caller, request: Request, thread_id: str, params:
     graph_id = graph_id_of(caller, row)
     if graph_id is None or not row.has_state:
         return {"checkpoints": []}
-    found = caller.graph(graph_id).aget_state_history(
-        config_of(thread_id, Ref(checkpoint_ns="|".join(asked.namespace))),
-        before=None if asked.before is None else config_of(thread_id, None, asked.before),
-        limit=asked.limit,
-    )
-    return {"checkpoints": [_summary(state) async for state in found]}
+    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
+        found = graph.aget_state_history(
+            config_of(thread_id, Ref(checkpoint_ns="|".join(asked.namespace))),
+            before=None if asked.before is None else config_of(thread_id, None, asked.before),
+            limit=asked.limit,
+        )
+        return {"checkpoints": [_summary(state) async for state in found]}
 
 
 def _summary(state: StateSnapshot) -> dict[str, Any]:

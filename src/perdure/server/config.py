@@ -48,7 +48,9 @@ class Cors:
 @dataclass(frozen=True, slots=True)
 class Http:
     """Where the server listens, and which routes it has. ``app`` is the place of the user's own ASGI
-    application; with ``enable_custom_route_auth`` its routes are behind the same door as ours.
+    application; with ``enable_custom_route_auth`` its routes are behind the same door as ours, inside of
+    its middleware, which is what ``middleware_order`` can say. ``configurable_headers`` are the patterns of
+    names of headers that runs can read, and of those that they cannot.
     ``webhook_hosts`` may be called at the end of runs although they are not public. With ``page`` there is a
     chat page at ``/chat``. Port 0 takes a free one."""
 
@@ -57,6 +59,8 @@ class Http:
     app: str | None = None
     mount_prefix: str | None = None
     enable_custom_route_auth: bool = False
+    configurable_headers: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    middleware_order: Literal["middleware_first"] = "middleware_first"
     disable_assistants: bool = False
     disable_threads: bool = False
     disable_runs: bool = False
@@ -102,6 +106,7 @@ class Config:
 
     database_url: str = field(repr=False)
     graphs: Mapping[str, GraphPlace]
+    assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
     auth: Auth
     http: Http
     limits: Limits
@@ -152,6 +157,7 @@ def load(
     return Config(
         database_url=settled.database_url(),
         graphs=settled.graphs("perdure serve ./agent.py:graph"),
+        assistants=_assistants(settled),
         auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
         http=_http(settled, is_development),
         limits=Limits(**settled.table("limits.")),
@@ -164,6 +170,17 @@ def load(
         sources=settled.sources,
         ignored=settled.ignored,
     )
+
+
+def _assistants(settled: Settled) -> dict[str, Any]:
+    given: dict[str, Any] = settled["assistants"] or {}
+    known = settled.graphs("perdure serve ./agent.py:graph")
+    if unknown := set(given) - set(known):
+        raise BadSetting(
+            f"{settled.name('assistants')} has a config for {min(unknown)!r}, which is no graph; the graphs "
+            f"are {', '.join(sorted(known))}"
+        )
+    return given
 
 
 def _http(settled: Settled, is_development: bool) -> Http:

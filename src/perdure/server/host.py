@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 from urllib.parse import unquote
@@ -16,6 +17,9 @@ from perdure.database import Database
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
+from perdure.runtime.execution import TENANT
+from perdure.runtime.factories import Access
+from perdure.runtime.users import user_of
 from perdure.server import naming
 from perdure.server.addresses import Reach
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
@@ -23,6 +27,7 @@ from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.catalogue import Catalogue, Row, missing
 from perdure.server.config import Limits, ThreadTtl
+from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
 
 _log = logging.getLogger("perdure.server")
@@ -30,6 +35,9 @@ _log = logging.getLogger("perdure.server")
 HEARTBEAT_S = 4.0
 """How often something is sent on a connection on which nothing else is: clients take three times as long a
 silence for a dead one."""
+
+LOOPBACK = "perdure.loopback"
+"""Set in the scope of a request that was made in this process, by the program itself."""
 
 RAW = "perdure.raw_path"
 """Set in the scope of a request whose path is matched as it came, before it is decoded."""
@@ -46,6 +54,7 @@ class Host:
     catalogue: Catalogue
     limits: Limits = field(default_factory=Limits)
     webhooks: Reach | None = None
+    headers: Headers = NO_HEADERS
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     throttle: Throttle = field(init=False)
     _apart: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
@@ -62,12 +71,14 @@ class Host:
         webhooks: Reach | None = None,
         ttl: ThreadTtl | None = None,
         descriptions: Mapping[str, str] | None = None,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+        headers: Headers = NO_HEADERS,
     ) -> Host:
-        """The parts for a runtime. ``ttl`` is that of threads that are made without one, ``descriptions`` are
-        those of graphs, by name."""
+        """The parts for a runtime. ``ttl`` is that of threads that are made without one, ``descriptions`` and
+        ``configs`` are those of graphs, by name, and ``headers`` those that runs can read."""
         catalogue = Catalogue(runtime, ttl)
-        assistants = Assistants(runtime, descriptions)
-        return cls(runtime, gate, assistants, catalogue, limits or Limits(), webhooks)
+        assistants = Assistants(runtime, descriptions, configs)
+        return cls(runtime, gate, assistants, catalogue, limits or Limits(), webhooks, headers)
 
     @property
     def database(self) -> Database:
@@ -98,9 +109,13 @@ class Caller:
 
     host: Host
     user: User
+    is_program: bool = False
+    """Whether it is the program itself, which no rule restricts."""
 
     async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
         """Ask the gate. ``value`` may be changed by it; the answer is what the user is restricted to."""
+        if self.is_program:
+            return None
         return await self.host.gate.authorize(self.user, resource, action, value)
 
     def sees(self, conditions: Filter | None, metadata: Mapping[str, Any]) -> bool:
@@ -148,9 +163,15 @@ class Caller:
         """Where a thread of this user's tenant is."""
         return Partition(self.user.tenant, thread_id)
 
-    def graph(self, graph_id: str) -> Pregel[Any, Any, Any, Any]:
-        """A graph over the threads of this user's tenant."""
-        return self.host.runtime.graph(graph_id, tenant=self.user.tenant)
+    def graph(
+        self, graph_id: str, access: Access, thread_id: str | None = None
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        """A graph over the threads of this user's tenant, for as long as the block lasts."""
+        user = user_of(self.user.dict())
+        configurable = {} if thread_id is None else {"thread_id": thread_id}
+        return self.host.runtime.opened(
+            graph_id, access, tenant=self.user.tenant, user=user, config={"configurable": configurable}
+        )
 
 
 def host_of(request: Request) -> Host:
@@ -167,6 +188,8 @@ def host_of(request: Request) -> Host:
 
 async def _caller(request: Request) -> Caller:
     host = host_of(request)
+    if request.scope.get(LOOPBACK):
+        return Caller(host, User("", TENANT.get("")), is_program=True)
     user = await host.gate.authenticate(request)
     host.throttle.admit(user, request.scope)
     return Caller(host, user)

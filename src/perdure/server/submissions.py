@@ -14,6 +14,7 @@ from perdure.runtime import Options, Telling, Ticket
 from perdure.runtime.contexts import is_reserved
 from perdure.runtime.encoding import plain
 from perdure.runtime.options import WEBHOOK, Told
+from perdure.runtime.users import USER
 from perdure.server.addresses import Unreachable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.identity import Refusal, require_stamp
@@ -111,7 +112,10 @@ async def submit(
             kept=is_kept,
             by=caller.host.runtime.name,
         )
-    options = _options(caller, new, assistant, thread_id, dict(value["metadata"] or {}), telling, start)
+    headers = caller.host.headers.of(request.headers)
+    options = _options(
+        caller, new, assistant, thread_id, dict(value["metadata"] or {}), telling, start, headers
+    )
     submitted = _submitted(
         caller, thread_id, new, assistant, options, key, strategy, together, quiet, interrupt_id
     )
@@ -206,6 +210,7 @@ def _options(
     metadata: Mapping[str, Any],
     telling: Telling | None,
     start: Ref | None,
+    headers: Mapping[str, str],
 ) -> Options:
     config = {**assistant.config, **new.config}
     user = caller.user
@@ -213,18 +218,18 @@ def _options(
     # What the assistant configures under the name of something in the run's context gives way to that.
     said = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
     configurable = {
-        **{name: value for name, value in said.items() if not is_reserved(name)},
+        **{name: value for name, value in {**said, **headers}.items() if not is_reserved(name)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
     }
     if user.identity:
-        configurable["langgraph_auth_user_id"] = user.identity
-        configurable["langgraph_auth_user"] = {
-            "identity": user.identity,
-            "permissions": list(user.permissions),
-            "display_name": user.display_name,
-            "is_authenticated": user.is_authenticated,
+        # It goes with the message to the worker that takes it, and is in nothing that is answered.
+        configurable |= {
+            USER: user.dict(),
+            "langgraph_auth_user_id": user.identity,
+            "langgraph_auth_permissions": list(user.permissions),
+            "user_id": user.identity,
         }
     about = {**metadata, "assistant_id": assistant.assistant_id}
     config = {

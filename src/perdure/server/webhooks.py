@@ -146,7 +146,13 @@ class Webhooks:
 async def values_of(runtime: Runtime, partition: Partition, run: Run) -> Any:
     """The values that a run left, whatever went on since: those of its last checkpoint. One that stored
     nothing, or was taken back, left what it found."""
-    graph = runtime.graph(run.graph, tenant=partition.tenant)
+    async with runtime.opened(run.graph, "threads.read", tenant=partition.tenant) as graph:
+        return await _values_of(runtime, graph, partition, run)
+
+
+async def _values_of(
+    runtime: Runtime, graph: Pregel[Any, Any, Any, Any], partition: Partition, run: Run
+) -> Any:
     here = await graph.aget_state(config_of(partition.thread))
     if (here.metadata or {}).get("run_id") == run.id:
         return shapes.outcome(here)

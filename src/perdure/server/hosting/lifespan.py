@@ -32,6 +32,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime.factories import Factory
 from perdure.runtime.loading import DEFAULT_NAME, Loaded, load_agent
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.host import Host
@@ -182,6 +183,13 @@ def _opened(database: Database, agents: Mapping[str, Agent], host: Host | None) 
     store = database.store()
     graphs: dict[str, Graph] = {}
     for name, agent in agents.items():
+        if isinstance(agent.graph, Factory):
+            if host is None:
+                raise BadSetting(
+                    f"graphs[{name!r}] is a function of a run's config or runtime; give a graph, or pass "
+                    "serve=True, so that there are runs to make it for"
+                )
+            continue
         # A store that a graph was compiled with is its author's choice, as for the runtime.
         own = store if agent.graph.store is None else None
         # Who wrote memory:// was told at the start what that means.

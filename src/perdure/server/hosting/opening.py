@@ -25,6 +25,7 @@ from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
+from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.host import Host
 from perdure.server.hosting.sweeper import Sweeper
 from perdure.server.webhooks import webhooks
@@ -78,7 +79,10 @@ async def _running(
     await stack.enter_async_context(runtime)
     reach = None if hooks is None else hooks.reach
     described = {name: place.description for name, place in config.graphs.items() if place.description}
-    host = Host.over(runtime, gate, config.limits, reach, config.checkpointer, described)
+    headers = Headers(*config.http.configurable_headers) if config.http.configurable_headers else NO_HEADERS
+    host = Host.over(
+        runtime, gate, config.limits, reach, config.checkpointer, described, config.assistants, headers
+    )
     stack.push_async_callback(host.close)
     sweeper = Sweeper(host.catalogue, runtime, config.checkpointer)
     await stack.enter_async_context(sweeper)

@@ -6,15 +6,18 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from perdure.errors import BadSetting
 from perdure.server.app import create_app
 from perdure.server.config import Config
+from perdure.server.host import Host
+from perdure.server.hosting.loopback import reachable
+from perdure.server.hosting.mounting import mounted
 from perdure.server.hosting.opening import opened, own_app
 
 
@@ -80,6 +83,21 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
+@asynccontextmanager
+async def application(config: Config, host: Host) -> AsyncIterator[FastAPI]:
+    """The application over what a configuration opened, with the user's own beside it and in reach of clients
+    without a URL, for as long as the block lasts."""
+    app = create_app(None, config.http)
+    app.state.perdure = host
+    own = await own_app(config)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(reachable(app))
+        if own is not None:
+            gate = host.gate if config.http.enable_custom_route_auth else None
+            await stack.enter_async_context(mounted(app, own, gate))
+        yield app
+
+
 async def serve(
     config: Config,
     listener: socket.socket,
@@ -91,13 +109,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM."""
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(opened(config, works=works, encryption_key=encryption_key))
-        app = create_app(None, config.http)
-        app.state.perdure = host
-        own = await own_app(config)
-        if own is not None:
-            if isinstance(own, Starlette):
-                await stack.enter_async_context(own.router.lifespan_context(own))
-            app.mount("", own)
+        app = await stack.enter_async_context(application(config, host))
 
         async def told() -> None:
             ready()

@@ -231,21 +231,24 @@ async def graph(
     if xray < 0:
         raise Refusal(422, "xray is true, false or a depth from 0 on")
     found = await caller.assistant(assistant_id, "read")
-    return Json(await drawing.drawn(caller.graph(found.graph_id), xray))
+    async with caller.graph(found.graph_id, "assistants.read") as made:
+        return Json(await drawing.drawn(made, xray))
 
 
 @router.get("/assistants/{assistant_id}/schemas")
 async def schemas(caller: CallerNow, assistant_id: AssistantName) -> Json:
     """The JSON schemas of an assistant's graph; null where there is none."""
     found = await caller.assistant(assistant_id, "read")
-    return Json(drawing.schemas(found.graph_id, caller.graph(found.graph_id)))
+    async with caller.graph(found.graph_id, "assistants.read") as made:
+        return Json(drawing.schemas(found.graph_id, made))
 
 
 @router.get("/assistants/{assistant_id}/subgraphs")
 async def subgraphs(caller: CallerNow, assistant_id: AssistantName, recurse: bool = False) -> Json:
     """The JSON schemas of the subgraphs of an assistant's graph, with ``recurse`` of theirs too."""
     found = await caller.assistant(assistant_id, "read")
-    return Json(await drawing.subgraphs(caller.graph(found.graph_id), None, recurse=recurse))
+    async with caller.graph(found.graph_id, "assistants.read") as made:
+        return Json(await drawing.subgraphs(made, None, recurse=recurse))
 
 
 @router.get("/assistants/{assistant_id}/subgraphs/{namespace}")
@@ -254,7 +257,8 @@ async def subgraph(
 ) -> Json:
     """The JSON schemas of the subgraph of a namespace."""
     found = await caller.assistant(assistant_id, "read")
-    return Json(await drawing.subgraphs(caller.graph(found.graph_id), namespace, recurse=recurse))
+    async with caller.graph(found.graph_id, "assistants.read") as made:
+        return Json(await drawing.subgraphs(made, namespace, recurse=recurse))
 
 
 def _mirrored(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -345,11 +345,10 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
     row = await caller.host.catalogue.get(caller.partition(thread_id))
     state = await snapshot(caller, row)
     if row.run is not None and row.run.id != run_id and row.graph_id is not None:
-        past = caller.graph(row.graph_id).aget_state_history(
-            config_of(thread_id), filter={"run_id": run_id}, limit=1
-        )
-        async for its_last in past:
-            state = its_last
+        async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
+            past = graph.aget_state_history(config_of(thread_id), filter={"run_id": run_id}, limit=1)
+            async for its_last in past:
+                state = its_last
     if state.created_at is None:
         return {}
     return shapes.outcome(state)

@@ -51,12 +51,12 @@ async def snapshot(
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
-    graph = caller.graph(graph_id)
-    try:
-        return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
-    except ValueError as error:
-        # LangGraph names a subgraph that is not there in this way.
-        raise NotFound(str(error)) from error
+    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+        try:
+            return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
+        except ValueError as error:
+            # LangGraph names a subgraph that is not there in this way.
+            raise NotFound(str(error)) from error
 
 
 async def _shown(
@@ -110,14 +110,15 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpda
             400, f"Thread {thread_id!r} has no graph; set metadata.graph_id, or run one on it first."
         )
     config = config_of(thread_id, asked.checkpoint, asked.checkpoint_id)
-    graph = caller.graph(graph_id)
-    if asked.as_node is not None and asked.as_node not in (*graph.nodes, "__input__", "__copy__", "__end__"):
-        raise Refusal(400, f"Node {asked.as_node} does not exist")
-    try:
-        after = await graph.aupdate_state(config, asked.values, as_node=asked.as_node)
-    except (InvalidUpdateError, ValueError, TypeError) as error:
-        raise Refusal(400, str(error)) from error
-    now = await graph.aget_state(config_of(thread_id))
+    async with caller.graph(graph_id, "threads.update", thread_id) as graph:
+        nodes = (*graph.nodes, "__input__", "__copy__", "__end__")
+        if asked.as_node is not None and asked.as_node not in nodes:
+            raise Refusal(400, f"Node {asked.as_node} does not exist")
+        try:
+            after = await graph.aupdate_state(config, asked.values, as_node=asked.as_node)
+        except (InvalidUpdateError, ValueError, TypeError) as error:
+            raise Refusal(400, str(error)) from error
+        now = await graph.aget_state(config_of(thread_id))
     run_id = None if row.run is None else row.run.id
     await caller.host.catalogue.edited(caller.partition(thread_id), run_id, goes_on=bool(now.next))
     return Json(shapes.checkpoint(after))
@@ -144,13 +145,15 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: bodies.History)
     graph_id = graph_id_of(caller, row)
     if graph_id is None or not row.has_state:
         return Json([])
-    found = caller.graph(graph_id).aget_state_history(
-        config_of(thread_id, asked.checkpoint),
-        filter=asked.metadata or None,
-        before=_before(thread_id, asked.before),
-        limit=asked.limit,
-    )
-    return Json([shapes.state(state, asked.select) async for state in found])
+    before = _before(thread_id, asked.before)
+    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+        found = graph.aget_state_history(
+            config_of(thread_id, asked.checkpoint),
+            filter=asked.metadata or None,
+            before=before,
+            limit=asked.limit,
+        )
+        return Json([shapes.state(state, asked.select) async for state in found])
 
 
 def _before(thread_id: str, said: str | dict[str, Any] | None) -> RunnableConfig | None:

@@ -63,9 +63,9 @@ async def create(caller: CallerNow, request: Request, new: bodies.NewThread) -> 
         await caller.host.catalogue.adopt(partition, found)
         return Json(await _shown(caller, found))
     if new.supersteps:
-        graph = caller.graph(str(graph_id))
         steps = [[_update(update) for update in step.get("updates", [])] for step in new.supersteps]
-        await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
+        async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
+            await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
         row = await caller.host.catalogue.get(partition)
     return Json(await _shown(caller, row))
 

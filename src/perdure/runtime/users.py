@@ -1,0 +1,74 @@
+"""The verified user of a run, as its graph sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+USER = "langgraph_auth_user"
+"""The configurable name under which LangGraph's server gives a graph the verified user."""
+
+
+class GraphUser(Mapping[str, Any]):
+    """A verified user: ``user.identity`` and ``user["identity"]``, and so every other field. It is no dict:
+    no field can make it pass for a user of LangGraph's studio."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = dict(fields)
+
+    @property
+    def identity(self) -> str:
+        return str(self._fields["identity"])
+
+    @property
+    def is_authenticated(self) -> bool:
+        return bool(self._fields.get("is_authenticated", True))
+
+    @property
+    def display_name(self) -> str:
+        return str(self._fields.get("display_name") or self.identity)
+
+    @property
+    def permissions(self) -> list[str]:
+        return list(self._fields.get("permissions") or ())
+
+    def dict(self) -> dict[str, Any]:
+        """All fields as JSON data."""
+        return dict(self._fields)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        # Fields may hold tokens, and a repr ends up in logs.
+        return "GraphUser(…)"
+
+    def __getattr__(self, name: str) -> Any:
+        # While a copy is being made it lacks its own part too.
+        if name == "_fields" or name.startswith("__") or name not in self._fields:
+            raise AttributeError(f"the user has no field {name!r}")
+        return _dotted(self._fields[name])
+
+
+def user_of(fields: Any) -> GraphUser | None:
+    """The user of the fields that were stored with a message, if any were."""
+    return GraphUser(fields) if isinstance(fields, Mapping) and fields.get("identity") else None
+
+
+class _Dotted(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the user has no field {name!r} there")
+        return _dotted(self[name])
+
+
+def _dotted(value: Any) -> Any:
+    return _Dotted(value) if isinstance(value, dict) else value

@@ -1,0 +1,56 @@
+"""LangGraph's client without a URL: ``get_client()`` in a graph, or in the application beside the API,
+reaches the server that it runs in.
+
+Such a client is the program itself and not one of its users: it is asked for no credentials and restricted by
+no rule. It sees the threads of the tenant for whose run it is called, and outside of a run those of the
+tenant without a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from langgraph_sdk._async import client
+from langgraph_sdk.client import configure_loopback_transports
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from perdure.server.host import LOOPBACK
+
+
+class _Within:
+    """The application, for requests that were made in this process."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, LOOPBACK: True, "root_path": ""}, receive, send)
+
+
+class _Bound(list[Any]):
+    """The SDK's list of transports that wait for an application: they get it at once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app: Any = app
+
+    def append(self, transport: Any) -> None:
+        transport.app = self._app
+
+
+@contextmanager
+def reachable(app: ASGIApp) -> Iterator[None]:
+    """Have clients without a URL reach an application, those that were made before and those made while the
+    block lasts."""
+    within = _Within(app)
+    sdk: Any = client
+    # Clients that a module made when it was imported; the SDK keeps them for this.
+    configure_loopback_transports(within)
+    before = sdk._registered_transports
+    sdk._registered_transports = _Bound(within)
+    try:
+        yield
+    finally:
+        sdk._registered_transports = before

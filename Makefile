@@ -17,7 +17,7 @@ D1_ENGINE := tests/servers/d1/node_modules/.package-lock.json
 JS_CLIENTS := tests/server/js/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint bench docs clean
+.PHONY: help demo test test-all chaos lint bench docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,7 +25,10 @@ help: ## Say what each target does
 demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
 	$(RUN) --extra demo perdure demo $(ARGS)
 
-test: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run every test, in random order
+test: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run the tests, in random order, but for the slow ones
+	$(RUN) --group test --all-extras pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-all: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run every test: the slow ones, and all backends everywhere
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
 
 chaos: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Every test at full size: all kill points, mutants, races; over an hour

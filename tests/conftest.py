@@ -1,7 +1,9 @@
 """What every test shares: how hard Hypothesis looks, and what happens when a real part is missing."""
 
 import os
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,24 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if IN_CI else "dev")
+
+
+ELSEWHERE = {"redis", "redis-cluster", "d1", "dynamodb"}
+"""Backends on which what is above the port runs in `make test-all` only: SQLite and PostgreSQL stand for all,
+and the storage suite and the contracts of saver and store show on every backend that they may."""
+EVERYWHERE = re.compile(r"tests/(storage|mutants)/|test_\w*(contract|conformance)\w*\.py$")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not EVERYWHERE.search(Path(item.path).as_posix()) and ELSEWHERE & _words(item):
+            item.add_marker(pytest.mark.slow)
+
+
+def _words(item: pytest.Item) -> set[str]:
+    """The words of a test's parameters; those of a backend's name stay together."""
+    spec = getattr(item, "callspec", None)
+    return set() if spec is None else set(re.findall(r"redis-cluster|\w+", spec.id))
 
 
 def missing(part: str, mend: str) -> None:

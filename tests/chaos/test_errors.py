@@ -36,6 +36,7 @@ def outcome(job: Job, state: str) -> tuple[bool, list[str]]:
         return told, [f"{job.fault} {job.when} effect {job.at}: {what}" for what in violations(job, state)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("durability", ["sync", "async"])
 @pytest.mark.parametrize("shape", ["graph", "flow"])

@@ -143,6 +143,7 @@ def test_nothing_acknowledged_is_lost_or_repeated_wherever_a_client_is_killed(
     assert killed >= max(1, reached_by_all * 0.9 - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [

@@ -91,6 +91,7 @@ async def kill_one(member: Member, after_s: float) -> None:
     member.start()
 
 
+@pytest.mark.slow
 @run
 async def test_a_process_is_killed_in_each_turn_and_a_conversation_goes_on(sailing: Fleet) -> None:
     seed = secrets.randbits(32)
@@ -293,6 +294,7 @@ async def talk_on(places: list[Place], stop: asyncio.Event) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @run
 async def test_while_the_database_is_away_nothing_false_is_said_and_afterwards_all_is_well(
     sailing: Fleet,
@@ -440,6 +442,7 @@ async def streamed(member: Member, begun: Counter[str]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @run
 async def test_everything_is_restarted_in_order_and_nobody_notices(sailing: Fleet) -> None:
     stop = asyncio.Event()

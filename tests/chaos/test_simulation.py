@@ -88,6 +88,7 @@ def test_a_seed_makes_the_same_history_again() -> None:
         meddling.result()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda b: b.name)
 def test_a_break_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ def test_several_graphs_are_told_apart_by_name_and_may_be_made_by_a_function(wor
     assert workers.ended(process) == 0
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_ends_its_run_and_claims_no_other(workers: Workers) -> None:
     process = workers.start("app:graph", "--drain", str(WITHIN))
     slow = workers.accept(("a", "slow"))
@@ -62,6 +63,7 @@ def test_told_to_stop_it_ends_its_run_and_claims_no_other(workers: Workers) -> N
     assert workers.notes() == ["first slow", "answer slow", "first late", "answer late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["graph", "stubborn"])
 def test_a_run_longer_than_the_drain_is_handed_over_and_ended_once(workers: Workers, graph: str) -> None:
     """``stubborn`` sits in a thread, where nothing can interrupt it."""
@@ -82,6 +84,7 @@ def test_a_run_longer_than_the_drain_is_handed_over_and_ended_once(workers: Work
     assert workers.notes() == ["first slow", f"{kind} slow", "answer slow"], "a committed step runs once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_it_at_once_and_nothing_is_lost(
     workers: Workers, number: int, code: int
@@ -100,6 +103,7 @@ def test_a_second_signal_ends_it_at_once_and_nothing_is_lost(
     assert workers.said("a") == ["slow", "echo slow"]
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_twice_at_once_is_one_request(workers: Workers) -> None:
     process = workers.start("app:graph", "--drain", str(WITHIN))
     slow = workers.accept(("a", "slow"))
@@ -112,6 +116,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_request(workers: Workers) -> N
     assert workers.wait(slow)[0].attempts == 1
 
 
+@pytest.mark.slow
 def test_it_works_for_its_tenant_only_or_for_every_tenant(workers: Workers) -> None:
     tickets = {name: workers.accept(("a", f"for {name}"), tenant=name) for name in ("", "ada", "eve")}
     process = workers.start("app:graph", "--tenant", "ada")

@@ -134,6 +134,7 @@ def test_who_comes_in_over_which_routes_is_not_its_matter(workers: Workers) -> N
     assert answered(workers, "a", "a") == "echo hi a"
 
 
+@pytest.mark.slow
 def test_items_of_the_store_are_over_when_the_configuration_says(workers: Workers) -> None:
     (workers.folder / "telling.py").write_text(TELLING)
     process = workers.start("telling:graph")

@@ -31,6 +31,7 @@ def scraped(url: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_variable", [True, False])
 def test_it_is_scraped_until_its_last_run_has_ended(workers: Workers, is_variable: bool) -> None:
     if is_variable:

@@ -29,6 +29,7 @@ def page(chromium: str) -> Iterator[Page]:
         yield shown
 
 
+@pytest.mark.slow
 def test_an_open_page_outlives_the_process(page: Page, tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path / "demo.db", port) as demo:

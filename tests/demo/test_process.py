@@ -62,6 +62,7 @@ def test_what_keeps_it_from_starting_is_said_in_a_sentence(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_said_and_another_one_used(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -75,6 +76,7 @@ def test_a_taken_port_is_said_and_another_one_used(tmp_path: Path) -> None:
             assert demo.threads() == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_an_answer_and_it_goes_on_at_the_next_start(tmp_path: Path) -> None:
     with running(tmp_path / "demo.db", free_port()) as demo:
         demo.write("t", LONG)
@@ -93,6 +95,7 @@ def test_ctrl_c_in_the_middle_of_an_answer_and_it_goes_on_at_the_next_start(tmp_
         assert "goes on" not in last
 
 
+@pytest.mark.slow
 def test_kill_9_at_each_of_several_answers_keeps_every_accepted_message(tmp_path: Path) -> None:
     asked = [f"Count from one to ten, number {number}." for number in range(2)]
     for text in asked:

@@ -149,6 +149,7 @@ def test_the_house_has_what_is_easily_lost(house: perdure.Database) -> None:
     assert_sound(house)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_house_moves_from_backend_to_backend_and_back(house: perdure.Database) -> None:
     expected = digests(house)
@@ -170,6 +171,7 @@ def test_a_house_moves_from_backend_to_backend_and_back(house: perdure.Database)
         assert [i.dict() for i in items] == [i.dict() for i in house.store().search(("users",))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [(None, KEY_A), (KEY_A, KEY_B), (KEY_B, None), (KEY_A, KEY_A)])
 def test_a_house_moves_between_keys(house: perdure.Database, keys: tuple[bytes | None, bytes | None]) -> None:
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')

@@ -65,6 +65,7 @@ def test_savers_that_take_turns_show_the_same(
         assert [saver.conflicts("t") for saver in savers] == [(), ()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", SUBGRAPHS)
 def test_a_subgraph_that_is_stored_before_its_root_changes_nothing(

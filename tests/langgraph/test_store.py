@@ -149,6 +149,7 @@ def look_alikes() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     return pairs
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800 if FULL else 120)
 def test_users_whose_names_look_alike_see_nothing_of_each_other(
     driver: Driver, request: pytest.FixtureRequest

@@ -162,6 +162,7 @@ def test_a_run_is_stopped(near: Storage, talk: Talk, rollback: bool) -> None:
     go(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rollback", [False, True])
 def test_a_run_that_another_worker_holds_is_stopped_by_its_next_renewal(
     storage: Storage, talk: Talk, rollback: bool

@@ -124,6 +124,7 @@ def test_without_notifications_it_waits_for_the_next_look(place: Place, talk: Ta
     go(main())
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_stopped_long_before_its_lease_is_renewed(
     place: Place, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,7 @@ def test_a_run_may_start_from_an_older_checkpoint(storage: Storage, talk: Talk) 
     go(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 9))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fork_is_made_once_wherever_its_worker_ends(near: Storage, number: int, when: str) -> None:

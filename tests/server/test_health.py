@@ -25,6 +25,7 @@ def url() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 @run
 async def test_ready_while_the_database_is_there_and_again_when_it_is_back() -> None:
     database = postgres.Postgres()

@@ -135,6 +135,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_open(place: Place) -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_twenty_starts_and_stops_leave_nothing(place: Place) -> None:
     app = app_with(place.migrated().url, serve=True, settings=QUICK)
     app.mount("/agents", perdure_app(app))

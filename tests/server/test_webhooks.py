@@ -293,6 +293,7 @@ class Ends(Heard):
             self._then()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("mark", ["sending", "sent"])
 def test_a_process_that_dies_leaves_the_notice_to_the_next_one_under_the_same_key(
@@ -350,6 +351,7 @@ graph = StateGraph(MessagesState).add_node("rest", lambda state: {}).add_edge(ST
 """
 
 
+@pytest.mark.slow
 def test_a_worker_process_tells_what_a_server_accepted(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'threads.db'}"
     (tmp_path / "app.py").write_text(APP)

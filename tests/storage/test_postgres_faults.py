@@ -129,6 +129,7 @@ class Writers:
             assert stored <= set(told) | self.unknown[at]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_server_stopped_hard_loses_nothing_that_was_acknowledged(url: str) -> None:
     server = postgres.durable()
@@ -146,6 +147,7 @@ def test_a_server_stopped_hard_loses_nothing_that_was_acknowledged(url: str) -> 
             writers.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_connections_are_ended_and_nobody_notices(url: str) -> None:
     with closing(open_driver(url)) as driver, psycopg.connect(url_of(url), autocommit=True) as other:
@@ -366,6 +368,7 @@ def test_a_server_that_says_nothing_counts_as_lost(url: str, monkeypatch: pytest
         assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "connected"), [("commits", True), ("commits", False), ("fetches", False), ("fetches", True)]
 )
@@ -437,6 +440,7 @@ def test_a_forked_child_that_closes_leaves_its_parent_s_connections(single: str)
         assert len(before) == 2
 
 
+@pytest.mark.slow
 def test_a_paused_client_holds_nothing(url: str) -> None:
     command = [sys.executable, "-m", "tests.storage.postgres_client", "write", url]
     with (
@@ -463,6 +467,7 @@ def test_a_paused_client_holds_nothing(url: str) -> None:
             client.kill()
 
 
+@pytest.mark.slow
 def test_somebody_s_open_transaction_is_named_and_waited_for_only_so_long(url: str) -> None:
     with closing(open_driver(url)) as driver, psycopg.connect(url_of(url)) as other:
         driver.perform(Commit(AT, (Put(GC, (), version=1),)))

@@ -30,6 +30,7 @@ def second(server: Server) -> Iterator[ServerProcess]:
         process.kill()
 
 
+@pytest.mark.slow
 @run
 async def test_t10_a_run_that_was_accepted_survives_the_servers_end(server: Server) -> None:
     with second(server) as doomed:
@@ -54,6 +55,7 @@ async def test_t10_a_run_that_was_accepted_survives_the_servers_end(server: Serv
         assert [s["metadata"]["step"] for s in history] == [1, 0, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Reconnecting without a Last-Event-ID")
 @run
 async def test_t11_a_stream_goes_on_at_another_server_when_the_first_is_killed(server: Server) -> None:

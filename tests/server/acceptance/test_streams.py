@@ -240,6 +240,7 @@ async def test_q05_a_stream_ends_with_end_so_that_the_client_asks_no_more(server
         assert asked == ["POST /threads", *[f"POST /threads/{thread_id}/runs/stream"] * 3]
 
 
+@pytest.mark.slow
 @near
 @run
 async def test_t03_silence_is_broken_by_heartbeats(server: Server) -> None:

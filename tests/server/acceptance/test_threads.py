@@ -217,6 +217,7 @@ def quoted(thread_id: str) -> str:
 AWKWARD = ["wa:+4917…/x", "..", ".", "a b%2Fc?d#e", "telegram:123", "ü/😀/%", "x" * 255]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thread_id", AWKWARD, ids=range(len(AWKWARD)))
 @run
 async def test_t24_a_thread_id_may_have_any_character_on_every_route(server: Server, thread_id: str) -> None:

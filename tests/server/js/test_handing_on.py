@@ -70,6 +70,7 @@ def doomed(server: Server) -> Iterator[Doomed]:
         process.process.communicate()
 
 
+@pytest.mark.slow
 @near
 @pytest.mark.parametrize("protocol", ["runs.stream", "threads.stream"])
 def test_t20_a_server_that_stops_hands_its_streams_on(

@@ -19,6 +19,7 @@
     ├── TryLater            a queue is full
     ├── TooSlow             a run tells more than its follower takes
     ├── Unavailable         the database does not answer or takes no writes
+    │   └── DatabaseReplaced    the database is no more what was opened
     ├── Unmigrated          the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
     ├── BadArchive          a file to import is no export, or not a whole one
@@ -109,6 +110,11 @@ class TooSlow(PerdureError):
 class Unavailable(PerdureError):
     """The database does not answer or takes no writes. Nothing of the failed write was stored, unless the
     message says that its answer was lost: then repeat the call by its run id."""
+
+
+class DatabaseReplaced(Unavailable):
+    """The open database is not what its URL names any more: it was removed, replaced, or brought back to an
+    older state. Nothing is read or acknowledged until it is opened again."""
 
 
 class Unmigrated(PerdureError):

@@ -38,6 +38,16 @@ def held() -> tuple[Put, ...]:
     return rows.head(), rows.checkpoint("c"), rows.chunk(b"c"), rows.write("t", 0), rows.tag("mine")
 
 
+def insert(put: Put) -> str:
+    """The statement by which that version's release wrote a record."""
+    values = [1, *put.key, *put.fields.values()]
+    values += [put.version] if put.kind.versioned else []
+    values += [put.body] if put.kind.body else []
+    literals = ("NULL" if v is None else f"X'{v.hex()}'" if isinstance(v, bytes) else repr(v) for v in values)
+    columns = ", ".join(("t", *put.kind.columns()))
+    return f"INSERT INTO perdure_{put.kind.name} ({columns}) VALUES ({', '.join(literals)})"
+
+
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
     with pytest.raises(Unmigrated, match=f"has schema version 2, not {backend.SCHEMA_VERSION}; run `perdure"):
         open_driver(url)
@@ -49,9 +59,9 @@ def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
 
 
 def test_threads_are_kept_and_queues_work(url: str) -> None:
-    target = Target.of(url)
-    with closing(backend.D1Driver(target.connect(), target.name)) as before:
-        rows.stored(before, *held())
+    thread = "INSERT INTO perdure_thread (pk, tenant, thread, space) VALUES (1, '{}', '{}', '{}')"
+    with Target.of(url).session() as transport:
+        transport.batch([(thread.format(*rows.HERE), ()), *((insert(put), ()) for put in held())])
     with closing(open_driver(url, migrate=True)) as driver:
         for put in held():
             record = rows.get(driver, put.kind, *put.key)
@@ -73,10 +83,12 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str) -> None:
 
 
 def shape(url: str) -> set[tuple[str, ...]]:
-    """The tables and indexes, as they were declared."""
+    """The tables and indexes, as they were declared; a column that was added stands last in its table."""
     with Target.of(url).session() as transport:
         question = "SELECT type AS c0, name AS c1, sql AS c2 FROM sqlite_schema WHERE name LIKE 'perdure_%'"
         (found,) = transport.batch([(question, ())])
-    out = {tuple(re.sub(r"\s+", " ", str(value)) for value in row) for row in found}
+    out = {
+        (kind, name, *sorted(re.sub(r"\s+", " ", sql).rstrip(")").split(", "))) for kind, name, sql in found
+    }
     assert len(out) > 25
     return out

@@ -50,7 +50,9 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str, tmp_path: Pa
                 name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
             ]
             indexes = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'index'")
-            out = {n: connection.execute(f"SELECT * FROM pragma_table_info('{n}')").fetchall() for n in names}
+            # A column that was added stands last; statements name their columns.
+            table = "SELECT name, type, \"notnull\", pk FROM pragma_table_info('{}') ORDER BY name"
+            out = {name: connection.execute(table.format(name)).fetchall() for name in names}
             return {**out, "indexes": sorted(name for (name,) in indexes)}
 
     assert columns(sqlite.file_of(url)) == columns(new)

@@ -38,7 +38,7 @@ class Range(NamedTuple):
     """Read the records whose key starts with ``prefix``, ordered by the rest of the key or by ``by``.
 
     ``after`` continues past a value of the ordering (for ``by``: that field's value; otherwise the full
-    key). ``bodies=False`` leaves bodies out.
+    key). ``bodies=False`` leaves bodies out. ``verify=False`` returns damaged records as well.
     """
 
     kind: Kind
@@ -48,6 +48,7 @@ class Range(NamedTuple):
     after: Any = None
     limit: int | None = None
     bodies: bool = True
+    verify: bool = True
 
 
 class Put(NamedTuple):

@@ -10,14 +10,23 @@ from functools import lru_cache
 from typing import Any
 
 from perdure.model.ops import Delete, Expect, Find, Put, Range
-from perdure.model.records import INDEXED, RESERVED, Kind, Record
+from perdure.model.records import INDEXED, RESERVED, Kind, Partition, Record
+from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
 
 Statement = tuple[str, tuple[Any, ...]]
 
 NOW = "SELECT CAST(unixepoch('subsec') * 1000000 AS INTEGER)"
-THREAD_PK = f"SELECT pk FROM {PREFIX}thread WHERE tenant = ? AND thread = ? AND space = ?"
-THREAD_NEW = f"INSERT INTO {PREFIX}thread (tenant, thread, space) VALUES (?, ?, ?)"
+THREAD_PK = (
+    f"SELECT pk, checksum, total, head, commits FROM {PREFIX}thread"
+    " WHERE tenant = ? AND thread = ? AND space = ?"
+)
+THREAD_TWIN = f"SELECT tenant, thread, space FROM {PREFIX}thread WHERE checksum = ?"
+THREAD_NEW = (
+    f"INSERT INTO {PREFIX}thread (tenant, thread, space, checksum, total, head, commits)"
+    " VALUES (?, ?, ?, ?, 0, 0, 0)"
+)
+THREAD_SUM = f"UPDATE {PREFIX}thread SET total = ?, head = ?, commits = ? WHERE pk = ?"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
 
 
@@ -46,14 +55,19 @@ def select_threads(effect: Find) -> Statement:
 @lru_cache(maxsize=64)
 def select_one(kind: Kind) -> str:
     """Reads one record by its key; the key columns are among the results."""
-    return f"SELECT {', '.join(kind.columns())} FROM {table(kind)} WHERE {_by_key(kind)}"
+    return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
 @lru_cache(maxsize=64)
 def select_version(kind: Kind) -> str:
-    """Reads a record's version, or 0 for kinds without versions."""
+    """Reads a record's version, or 0 for kinds without versions, and its checksum."""
     column = "version" if kind.versioned else "0"
-    return f"SELECT {column} FROM {table(kind)} WHERE {_by_key(kind)}"
+    return f"SELECT {column}, {checksums.NAME} FROM {table(kind)} WHERE {_by_key(kind)}"
+
+
+def select_checksums(kind: Kind) -> str:
+    """Reads the checksums of a partition's records."""
+    return f"SELECT {checksums.NAME} FROM {table(kind)} WHERE t = ?"
 
 
 def select_range(item: Range, t: int) -> Statement:
@@ -68,6 +82,7 @@ def select_range(item: Range, t: int) -> Statement:
 @lru_cache(maxsize=256)
 def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: bool, bodies: bool) -> str:
     columns = [c for c in kind.columns() if bodies or c != "body"]
+    columns.append(checksums.NAME)
     where = ["t = ?", *(f"{c.name} = ?" for c in kind.key[:depth])]
     order = [by] if by else [c.name for c in kind.key[depth:]]
     if after:
@@ -82,14 +97,14 @@ def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: boo
 @lru_cache(maxsize=64)
 def insert(kind: Kind) -> str:
     """Writes one record where there must be none."""
-    columns = ("t", *kind.columns())
+    columns = ("t", *kind.columns(), checksums.NAME)
     return f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
 
 
 @lru_cache(maxsize=64)
 def upsert(kind: Kind) -> str:
     """Writes one record over what is there; a kind that ``grows`` is rewritten only to raise that field."""
-    columns = ("t", *kind.columns())
+    columns = ("t", *kind.columns(), checksums.NAME)
     key = {c.name for c in kind.key} | {"t"}
     rest = [c for c in columns if c not in key]
     if kind.grows is not None:
@@ -102,7 +117,17 @@ def upsert(kind: Kind) -> str:
     return f"{insert(kind)} ON CONFLICT ({target}) DO {action}"
 
 
-def put(op: Put, t: int) -> Statement:
+def checksum(op: Put, partition: Partition) -> int:
+    """The checksum of the record that an operation writes."""
+    kind = op.kind
+    fields = [op.fields[c.name] for c in kind.fields]
+    return checksums.checksum(
+        partition, kind, op.key, fields, op.version if kind.versioned else 0, op.body if kind.body else b""
+    )
+
+
+def put(op: Put, t: int, of: int) -> Statement:
+    """Writes one record with its checksum."""
     kind = op.kind
     row: list[Any] = [t, *op.key]
     row.extend(op.fields[c.name] for c in kind.fields)
@@ -110,12 +135,14 @@ def put(op: Put, t: int) -> Statement:
         row.append(op.version)
     if kind.body:
         row.append(op.body)
+    row.append(of)
     return insert(kind) if op.expect is Expect.ABSENT else upsert(kind), tuple(row)
 
 
 @lru_cache(maxsize=64)
 def delete_one(kind: Kind) -> str:
-    return f"DELETE FROM {table(kind)} WHERE {_by_key(kind)}"
+    """Removes one record and returns its checksum."""
+    return f"DELETE FROM {table(kind)} WHERE {_by_key(kind)} RETURNING {checksums.NAME}"
 
 
 def delete(op: Delete, t: int) -> Statement:
@@ -147,14 +174,42 @@ def select_indexed(effect: Find) -> tuple[Kind, Statement]:
     return kind, (sql, (value, effect.tenant, effect.tenant, effect.limit))
 
 
-def record(kind: Kind, row: tuple[Any, ...], *, bodies: bool = True, versions: bool = True) -> Record:
-    """The record of a row of ``select_one``, ``select_range`` or ``select_indexed``."""
+def record(
+    kind: Kind, row: tuple[Any, ...], partition: Partition, *, bodies: bool = True, verify: bool = True
+) -> Record:
+    """The record of a row of ``select_one`` or ``select_range``. ``Corrupt`` when it is not what was written;
+    without ``verify`` only when it cannot be read at all."""
     keys, fields = len(kind.key), len(kind.fields)
-    rest = row[keys + fields :]
-    version = rest[0] if kind.versioned and versions else 0
-    body = rest[-1] if kind.body and bodies else b""
-    names = [c.name for c in kind.fields]
-    return Record(kind, row[:keys], dict(zip(names, row[keys : keys + fields], strict=True)), version, body)
+    key, values, rest = row[:keys], row[keys : keys + fields], row[keys + fields :]
+    version = rest[0] if kind.versioned else 0
+    body = rest[-2] if kind.body and bodies else b""
+    found = rest[-1]
+    if verify and found is not None:
+        read = body if bodies or not kind.body else None
+        if not _is_sound(found, partition, kind, key, values, version, read):
+            raise checksums.damaged(partition, kind, key)
+    return Record(kind, key, dict(zip(_names(kind), values, strict=True)), version, body)
+
+
+def _is_sound(
+    found: Any, partition: Partition, kind: Kind, key: Any, fields: Any, version: Any, body: bytes | None
+) -> bool:
+    try:
+        return checksums.matches(found, partition, kind, key, fields, version, body)
+    except (TypeError, ValueError, OverflowError):
+        # A column of another type than it was written with.
+        return False
+
+
+def hint(kind: Kind, row: tuple[Any, ...]) -> Record:
+    """The record of a row of ``select_indexed``: the key and the fields, which a commit verifies."""
+    keys = len(kind.key)
+    return Record(kind, row[:keys], dict(zip(_names(kind), row[keys:], strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _names(kind: Kind) -> tuple[str, ...]:
+    return tuple(c.name for c in kind.fields)
 
 
 def _by_key(kind: Kind) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from perdure.errors import TooLarge, Unserialisable
 from perdure.model.ops import Delete, Expect, Find, Found, Get, Op, Put, Range
 from perdure.model.records import INDEXED, KINDS, Column, Kind, Partition, Record
+from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql.schema import PREFIX, table
 
@@ -69,13 +70,14 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
         else:
             text, parameters = _ordered(item)
             statements.append((text, (*place_of, *parameters)))
-            looks.append(_Look(item.kind, item.bodies, (place,), ordered=True))
+            looks.append(_Look(partition, item.kind, item.bodies, item.verify, (place,), ordered=True))
     for (kind, depth, bodies), rows in groups.items():
         start = 0
         for packed, count in _packed(kind, [row for _, row in rows]):
             statements.append((_lookup(kind, depth, bodies), (*place_of, packed)))
             places = tuple(place for place, _ in rows[start : start + count])
-            looks.append(_Look(kind, bodies, places, ordered=False))
+            verify = all(getattr(items[place], "verify", True) for place in places)
+            looks.append(_Look(partition, kind, bodies, verify, places, ordered=False))
             start += count
     return statements, looks
 
@@ -83,7 +85,18 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
 class _Look:
     """How the rows of one statement answer the items of a fetch."""
 
-    def __init__(self, kind: Kind, bodies: bool, places: tuple[int, ...], *, ordered: bool) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        kind: Kind,
+        bodies: bool,
+        verify: bool,
+        places: tuple[int, ...],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._partition = partition
+        self._verify = verify
         self._kind = kind
         self._bodies = bodies
         self._places = places
@@ -93,7 +106,8 @@ class _Look:
         columns = _columns(self._kind, bodies=self._bodies)
         for row in rows:
             values = row if self._ordered else row[1:]
-            record = sql.record(self._kind, _values(columns, values), bodies=self._bodies)
+            found = _values(columns, values)
+            record = sql.record(self._kind, found, self._partition, bodies=self._bodies, verify=self._verify)
             answers[self._places[0 if self._ordered else row[0]]].append(record)
         if not self._ordered:
             for place in self._places:
@@ -171,7 +185,7 @@ def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
     return tuple(
         Found(
             Partition(*row[:own]),
-            sql.record(kind, _values(columns, row[own:]), bodies=False, versions=False),
+            sql.hint(kind, _values(columns, row[own:])),
         )
         for row in rows
     )
@@ -231,7 +245,7 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
     if puts:
         out.append((_new_thread(guarded=id_ is not None), place))
     for kind, group in _by_kind(puts):
-        for packed, _ in _packed(kind, [_put_row(op) for op in group if isinstance(op, Put)]):
+        for packed, _ in _packed(kind, [_put_row(op, partition) for op in group if isinstance(op, Put)]):
             out.append((_put(kind, id_ is not None), (*place, packed)))
     for kind, group in _by_kind([op for op in ops if isinstance(op, Delete)]):
         rows = [_row(zip(op.key, kind.key, strict=True)) for op in group]
@@ -326,14 +340,15 @@ def _delete(kind: Kind) -> str:
     return f"DELETE FROM {table(kind)} WHERE {' AND '.join(where)}"
 
 
-def _put_row(op: Put) -> list[Any]:
+def _put_row(op: Put, partition: Partition) -> list[Any]:
     kind = op.kind
     values: list[Any] = [*op.key, *(op.fields[c.name] for c in kind.fields)]
     if kind.versioned:
         values.append(op.version)
     if kind.body:
         values.append(op.body)
-    return _row(zip(values, _columns(kind), strict=True))
+    row = _row(zip(values, _columns(kind), strict=False))
+    return [*row, sql.checksum(op, partition)]
 
 
 def _by_kind(ops: Sequence[Put | Delete]) -> Iterator[tuple[Kind, list[Put | Delete]]]:
@@ -350,12 +365,13 @@ def _by_kind(ops: Sequence[Put | Delete]) -> Iterator[tuple[Kind, list[Put | Del
 
 @lru_cache(maxsize=64)
 def _columns(kind: Kind, *, bodies: bool = True) -> tuple[Column, ...]:
-    """The columns of a kind in the order of ``Kind.columns``."""
+    """The columns of a kind in the order of ``Kind.columns``, then the checksum."""
     out = [*kind.key, *kind.fields]
     if kind.versioned:
         out.append(Column("version", "integer"))
     if kind.body and bodies:
         out.append(Column("body", "bytes"))
+    out.append(Column(checksums.NAME, "integer", nullable=True))
     return tuple(out)
 
 

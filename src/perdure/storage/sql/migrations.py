@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import Unmigrated
-from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION, sqlite_schema
+from perdure.storage.sql.schema import HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
 
 # One entry a version: the statements that lead to it from the version before. They are history: a later
 # change of the declarations must not change what they do. An empty file gets the present schema at once.
@@ -62,7 +62,35 @@ STEPS: dict[int, tuple[str, ...]] = {
         " body BLOB NOT NULL)",
         "CREATE UNIQUE INDEX perdure_event_key ON perdure_event (t, seq)",
     ),
+    # What is there has no checksums and is read without them, until it is written again.
+    5: (
+        "ALTER TABLE perdure_thread ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_thread ADD COLUMN total INTEGER",
+        "ALTER TABLE perdure_thread ADD COLUMN head INTEGER",
+        "ALTER TABLE perdure_thread ADD COLUMN commits INTEGER",
+        "CREATE INDEX perdure_thread_checksum ON perdure_thread (checksum)",
+        "ALTER TABLE perdure_head ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_gc ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_epoch ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_checkpoint ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_chunk ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_write ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_tag ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_seal ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_item ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_lane ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_inbox ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_dedupe ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_run ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_outbox ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_effect ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_document ADD COLUMN checksum INTEGER",
+        "ALTER TABLE perdure_event ADD COLUMN checksum INTEGER",
+    ),
 }
+
+# What a file gets besides, and a database that is no file does not.
+FILE_STEPS: dict[int, tuple[str, ...]] = {5: HISTORY}
 
 
 def version(connection: apsw.Connection) -> int:
@@ -96,7 +124,7 @@ def apply(connection: apsw.Connection, path: Path) -> int:
         found = version(connection)
         if found > SCHEMA_VERSION:
             check(connection, path)
-        for statement in pending(found):
+        for statement in pending_file(found):
             connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
             connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))
@@ -113,3 +141,11 @@ def pending(found: int) -> tuple[str, ...]:
     if found == 0:
         return sqlite_schema()
     return tuple(statement for step in range(found + 1, SCHEMA_VERSION + 1) for statement in STEPS[step])
+
+
+def pending_file(found: int) -> tuple[str, ...]:
+    """As ``pending``, for a file."""
+    if found == 0:
+        return sqlite_file()
+    besides = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]
+    return (*pending(found), *besides)

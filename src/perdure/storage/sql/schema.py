@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.model.records import KINDS, Column, Kind
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"
@@ -21,6 +21,7 @@ def sqlite_schema() -> tuple[str, ...]:
     """The statements that make an empty SQLite database ready, in order."""
     statements = [
         sqlite_threads("thread"),
+        f"CREATE INDEX {PREFIX}thread_checksum ON {PREFIX}thread (checksum)",
     ]
     for kind in KINDS:
         statements.extend(_sqlite_table(kind))
@@ -31,11 +32,29 @@ def sqlite_schema() -> tuple[str, ...]:
     return tuple(statements)
 
 
+def sqlite_file() -> tuple[str, ...]:
+    """The statements that make an empty file ready: the schema, and the history by which a driver notices
+    that the file's content was replaced."""
+    return (*sqlite_schema(), *HISTORY)
+
+
+HISTORY = (
+    f"CREATE TABLE {PREFIX}history (id BLOB NOT NULL, state INTEGER NOT NULL,"
+    " one INTEGER PRIMARY KEY CHECK (one = 1))",
+    f"INSERT INTO {PREFIX}history (id, state, one) VALUES (randomblob(16), 0, 1)",
+)
+
+
 def sqlite_threads(name: str) -> str:
-    """The catalogue: a partition's number, by which its records are keyed, is never given twice."""
+    """The catalogue: a partition's number, by which its records are keyed, is never given twice. ``checksum``
+    is of its names, ``total`` the sum of its records' checksums, ``head`` the checksum of its root head,
+    ``commits`` the number of commits that wrote to it. They are NULL where nothing keeps them, and in rows
+    from before they were kept."""
     return (
         f"CREATE TABLE {PREFIX}{name} (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
-        " thread TEXT NOT NULL, space TEXT NOT NULL, UNIQUE (space, tenant, thread))"
+        " thread TEXT NOT NULL, space TEXT NOT NULL, checksum INTEGER, total INTEGER, head INTEGER,"
+        " commits INTEGER,"
+        " UNIQUE (space, tenant, thread))"
     )
 
 
@@ -44,6 +63,8 @@ def _sqlite_table(kind: Kind) -> list[str]:
     columns = ["t INTEGER NOT NULL", *(_column(c) for c in (*kind.key, *kind.fields))]
     if kind.versioned:
         columns.append("version INTEGER NOT NULL")
+    # Before the body, which may lie on pages of its own.
+    columns.append("checksum INTEGER")
     if kind.body:
         columns.append("body BLOB NOT NULL")
     key = ", ".join(["t", *(c.name for c in kind.key)])

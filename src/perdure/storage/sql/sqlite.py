@@ -10,17 +10,18 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import apsw
 
 from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable
 from perdure.model.ops import (
+    Check,
     Commit,
     Committed,
     Delete,
@@ -37,11 +38,12 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, WRITE, Key, Partition, Record
+from perdure.model.records import KINDS, RESERVED, WRITE, Key, Partition, Record
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.port import Limits
+from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
-from perdure.storage.sql import migrations, schema
+from perdure.storage.sql.sqlite_watch import FileWatch
 
 R = TypeVar("R")
 
@@ -59,8 +61,14 @@ class SqliteDriver:
         self._path = path
         with translated(path):
             self._writer = connect(path)
+            try:
+                self._watch = FileWatch(path, self._writer)
+            except BaseException:
+                self._writer.close()
+                raise
         self._limits = Limits(ops=1_000_000, bytes=256 << 20)
         self._closed = False
+        self._written: dict[int, int] = {}
         self._readers: list[apsw.Connection] = []
         self._reading = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
@@ -97,6 +105,7 @@ class SqliteDriver:
                 reader.close()
             self._readers.clear()
         self._writer.close()
+        self._watch.close()
 
     # Writing
 
@@ -109,14 +118,17 @@ class SqliteDriver:
                 try:
                     self._transact([job], trusting=False)
                 except Exception as error:
-                    job.error = _translate(error, self._path)
+                    job.error = _translate(error, self._path, _partition(job.effect))
 
     def _transact(self, group: Sequence[Job], *, trusting: bool) -> None:
         """Write a group in one transaction. ``trusting`` leaves it to the tables that what a put expects
         to be absent is absent; where it is not, everything is rolled back and looked at one by one."""
         writer = self._writer
+        self._watch.before_commit()
         writer.execute("BEGIN IMMEDIATE")
         try:
+            self._watch.advance()
+            self._written.clear()
             for job in group:
                 job.error = None
                 job.answer = self._apply(job.effect, trusting)
@@ -124,51 +136,90 @@ class SqliteDriver:
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
+            # What SQLite makes of a file that was replaced has many names.
+            self._watch.check()
             raise
+        self._watch.committed(self._written)
+        self._watch.after_commit()
 
     def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
         writer = self._writer
+        partition = effect.partition if isinstance(effect, Commit | Stage | Drop) else RESERVED
+        thread = _thread(writer, partition)
         if isinstance(effect, Drop):
-            t = _pk(writer, effect.partition)
-            if t is not None:
+            if thread is not None:
                 for kind in KINDS:
-                    writer.execute(sql.drop(kind), (t,))
-                writer.execute(sql.THREAD_DROP, (t,))
+                    writer.execute(sql.drop(kind), (thread.pk,))
+                writer.execute(sql.THREAD_DROP, (thread.pk,))
             return None
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
-        t = _pk(writer, effect.partition)
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
+        before: dict[int, int | None] = {}
+        if thread is not None:
+            self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
-            for op in ops:
-                if not (trusting and _is_new(op)) and not _holds(writer, t, op):
-                    return Refused(op.kind, op.key)
-        if t is None:
-            writer.execute(sql.THREAD_NEW, effect.partition)
-            t = writer.last_insert_rowid()
-        for op in ops:
-            if isinstance(op, Put):
-                writer.execute(*sql.put(op, t))
-            elif isinstance(op, Delete):
-                writer.execute(*sql.delete(op, t))
+            for place, op in enumerate(ops):
+                if not (trusting and _is_new(op)):
+                    held, before[place] = _holds(writer, thread, op)
+                    if not held:
+                        return Refused(op.kind, op.key)
+        if thread is None:
+            thread = _new_thread(writer, partition)
+        self._write(thread, partition, ops, before)
         return Committed() if isinstance(effect, Commit) else None
+
+    def _write(
+        self, thread: _Thread, partition: Partition, ops: Sequence[Op], before: Mapping[int, int | None]
+    ) -> None:
+        """Carry out operations whose expectations hold. ``before`` has the checksums of records that they
+        looked at, by the operation's place."""
+        writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
+        for place, op in enumerate(ops):
+            old: int | None = 0
+            new = 0
+            if isinstance(op, Put):
+                new = sql.checksum(op, partition)
+                if total is not None and op.kind.grows is None and op.expect is not Expect.ABSENT:
+                    old = before[place] if place in before else _checksum(writer, t, op)
+                writer.execute(*sql.put(op, t, new))
+            elif isinstance(op, Delete):
+                rows = writer.execute(*sql.delete(op, t)).fetchall()
+                old = cast("int | None", rows[0][0]) if rows else 0
+            else:
+                continue
+            if op.kind.grows is None:
+                total = None if total is None or old is None else checksums.added(total, new, -old)
+            if (op.kind, op.key) == checksums.ROOT_HEAD:
+                head = new
+        if all(isinstance(op, Check) for op in ops):
+            return
+        commits = (thread.commits or 0) + 1
+        writer.execute(sql.THREAD_SUM, (total, head, commits, t))
+        self._written[t] = commits
 
     # Reading
 
     @contextmanager
-    def _reader(self) -> Iterator[apsw.Connection]:
+    def _reader(self, partition: Partition | None) -> Iterator[apsw.Connection]:
         with self._reading:
             self._commits.refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
-        with translated(self._path):
-            reader = reader or connect(self._path, read_only=True)
+        with translated(self._path, partition):
             try:
-                yield reader
-            except BaseException:
-                # Cut short, by Ctrl-C say, it may be in the middle of a statement, and would not close.
-                reader.close(True)
+                reader = reader or connect(self._watch.path, read_only=True)
+                try:
+                    yield reader
+                except BaseException:
+                    # Cut short, by Ctrl-C say, it may be in the middle of a statement, and would not close.
+                    reader.close(True)
+                    raise
+            except Exception:
+                # What SQLite makes of a file that was replaced has many names.
+                self._watch.check()
                 raise
             self._put_back(reader)
+            self._watch.check()
 
     def _put_back(self, reader: apsw.Connection) -> None:
         with self._reading:
@@ -178,7 +229,7 @@ class SqliteDriver:
                 self._readers.append(reader)
 
     def _read(self, effect: Fetch | Find | Now) -> Any:
-        with self._reader() as reader:
+        with self._reader(_partition(effect)) as reader:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):
@@ -245,7 +296,7 @@ def schema_version(url: str) -> int:
 
 def pending(url: str) -> list[str]:
     """The statements that ``migrate`` would execute now."""
-    return list(migrations.pending(schema_version(url)))
+    return list(migrations.pending_file(schema_version(url)))
 
 
 def migrate(url: str) -> int:
@@ -285,54 +336,102 @@ def _is_small(effect: Fetch) -> bool:
     )
 
 
-def _pk(connection: apsw.Connection, partition: Partition) -> int | None:
+class _Thread(NamedTuple):
+    """A row of the catalogue. What is not kept is ``None``."""
+
+    pk: int
+    total: int | None
+    head: int | None
+    commits: int | None
+
+
+def _partition(effect: Effect[Any]) -> Partition | None:
+    return getattr(effect, "partition", None)
+
+
+def _thread(connection: apsw.Connection, partition: Partition) -> _Thread | None:
+    """A partition's row of the catalogue; ``Corrupt`` when the catalogue contradicts itself about it."""
     row = connection.execute(sql.THREAD_PK, partition).fetchone()
-    return None if row is None else cast(int, row[0])
+    if row is None:
+        if connection.execute(sql.THREAD_TWIN, (checksums.of_partition(partition),)).fetchone() is None:
+            return None
+        raise checksums.misled(partition, "the catalogue has it and does not find it by its name")
+    pk, found, *kept = row
+    if found is not None and found != checksums.of_partition(partition):
+        raise checksums.misled(partition, "the catalogue finds another one by its name")
+    return _Thread(cast(int, pk), *cast("list[int | None]", kept))
+
+
+def _new_thread(connection: apsw.Connection, partition: Partition) -> _Thread:
+    connection.execute(sql.THREAD_NEW, (*partition, checksums.of_partition(partition)))
+    return _Thread(connection.last_insert_rowid(), 0, 0, 0)
+
+
+def _checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
+    """The checksum of the record that an operation writes over; 0 for none."""
+    row = connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
+    return 0 if row is None else row[1]
 
 
 def _is_new(op: Op) -> bool:
     return isinstance(op, Put) and op.expect is Expect.ABSENT
 
 
-def _holds(connection: apsw.Connection, t: int | None, op: Op) -> bool:
+def _holds(connection: apsw.Connection, thread: _Thread | None, op: Op) -> tuple[bool, int | None]:
+    """Whether an operation's expectation holds, and the checksum of its record, 0 for none."""
+    if thread is None:
+        return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
     if isinstance(op, Delete) and op.unchanged:
         names = tuple(op.unchanged)
-        row = connection.execute(sql.select_fields(op.kind, names), (t, *op.key)).fetchone()
+        row = connection.execute(sql.select_fields(op.kind, names), (thread.pk, *op.key)).fetchone()
         if row is None or row != tuple(op.unchanged.values()):
-            return False
-    if op.expect is Expect.ANY:
-        return True
-    row = None if t is None else connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
-    if op.expect is Expect.ABSENT:
-        return row is None
-    return row is not None and op.expect in (Expect.PRESENT, row[0])
+            return False, None
+    if op.expect is Expect.ANY and not isinstance(op, Put):
+        return True, None
+    row = connection.execute(sql.select_version(op.kind), (thread.pk, *op.key)).fetchone()
+    if row is None:
+        return op.expect in (Expect.ANY, Expect.ABSENT), 0
+    return op.expect in (Expect.ANY, Expect.PRESENT, row[0]), row[1]
 
 
 def _fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
-    t = _pk(connection, effect.partition)
-    if t is None:
+    partition = effect.partition
+    thread = _thread(connection, partition)
+    if thread is None:
         return tuple(() for _ in effect.items)
+    t = thread.pk
     if len(effect.items) > _INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
         gets = [i for i in effect.items if isinstance(i, Get)]
         if len(gets) == len(effect.items):
-            return _fetch_many(connection, t, gets)
+            return _fetch_many(connection, t, partition, gets)
     out: list[tuple[Record, ...]] = []
     for item in effect.items:
         if isinstance(item, Get):
-            rows = connection.execute(sql.select_one(item.kind), (t, *item.key))
-            out.append(tuple(sql.record(item.kind, row) for row in rows))
+            rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
+            if (item.kind, item.key) == checksums.ROOT_HEAD and thread.head is not None:
+                found = rows[0][-1] if rows else 0
+                if found != thread.head:
+                    raise checksums.misled(partition, "its head is not the one that was written last")
+            out.append(tuple(sql.record(item.kind, row, partition) for row in rows))
         else:
-            rows = connection.execute(*sql.select_range(item, t))
-            out.append(tuple(sql.record(item.kind, row, bodies=item.bodies) for row in rows))
+            found_rows = connection.execute(*sql.select_range(item, t))
+            out.append(
+                tuple(
+                    sql.record(item.kind, row, partition, bodies=item.bodies, verify=item.verify)
+                    for row in found_rows
+                )
+            )
     return tuple(out)
 
 
-def _fetch_many(connection: apsw.Connection, t: int, gets: list[Get]) -> tuple[tuple[Record, ...], ...]:
+def _fetch_many(
+    connection: apsw.Connection, t: int, partition: Partition, gets: list[Get]
+) -> tuple[tuple[Record, ...], ...]:
     kind = gets[0].kind
     rows = connection.executemany(sql.select_one(kind), [(t, *get.key) for get in gets])
     found: dict[Key, Record] = {}
     for row in rows:
-        record = sql.record(kind, row)
+        record = sql.record(kind, row, partition)
         found[record.key] = record
     return tuple((found[get.key],) if get.key in found else () for get in gets)
 
@@ -342,24 +441,22 @@ def _find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
         return [Found(Partition(*row)) for row in connection.execute(*sql.select_threads(effect))]
     kind, statement = sql.select_indexed(effect)
     own = len(Partition._fields)
-    return [
-        Found(Partition(*row[:own]), sql.record(kind, row[own:], bodies=False, versions=False))
-        for row in connection.execute(*statement)
-    ]
+    return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
     """The one place where SQLite's exceptions become Perdure's."""
     try:
         yield
-    except (apsw.Error, OSError, OverflowError) as error:
-        raise _translate(error, path) from error
+    except (apsw.Error, OSError, OverflowError, UnicodeDecodeError) as error:
+        raise _translate(error, path, partition) from error
 
 
-def _translate(error: Exception, path: Path) -> Exception:
+def _translate(error: Exception, path: Path, partition: Partition | None = None) -> Exception:
     if isinstance(error, PerdureError):
         return error
+    where = "" if partition is None else f"{checksums.described(partition)}: "
     if isinstance(error, apsw.FullError):
         new: PerdureError = Unavailable(
             f"{path}: the disk is full; nothing of this write was stored. Free space and try again"
@@ -372,8 +469,9 @@ def _translate(error: Exception, path: Path) -> Exception:
         )
     elif isinstance(error, apsw.NotADBError):
         new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
-    elif isinstance(error, apsw.CorruptError):
-        new = Corrupt(f"{path} is damaged ({error}); restore it from a backup")
+    elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
+        # Its own tables and statements contradict each other, or text is none.
+        new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
     elif isinstance(error, apsw.CantOpenError | OSError):
         new = Unavailable(
             f"{path} cannot be opened: {error}; check that it exists and may be read and written"
@@ -381,8 +479,13 @@ def _translate(error: Exception, path: Path) -> Exception:
     elif isinstance(error, apsw.TooBigError | OverflowError):
         new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
     elif isinstance(error, apsw.Error):
-        new = Unavailable(f"{path}: SQLite failed: {error}")
+        new = Unavailable(f"{where}{path}: SQLite failed: {error}")
     else:
         return error
     new.__cause__ = error
     return new
+
+
+def _reason(error: Exception) -> str:
+    # The text itself may be a user's.
+    return "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,0 +1,117 @@
+"""Checksums of records: what a row says must be what was written for this record of this partition.
+
+A checksum is two CRC-32 in one signed 64-bit integer: of the partition, kind, key, fields and version in the
+upper half, of the body in the lower, so that rows read without bodies are verified too. It finds damage, not
+intent: against somebody who writes to the database there is encryption. A field that only grows is left out,
+as a rewrite raises it and keeps the row. NULL at the end of the fields is left out as well, so that a
+nullable field can be added later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+from zlib import crc32
+
+import ormsgpack
+
+from perdure.errors import Corrupt
+from perdure.model.items import labels_of
+from perdure.model.records import HEAD, SERVER, STORE, Key, Kind, Partition
+
+NAME = "checksum"
+"""The column."""
+
+ADVICE = "run `perdure fsck` to see what else is, and restore it from a backup"
+
+_HALF = 0xFFFFFFFF
+_SIGN = 1 << 63
+_WHOLE = 1 << 64
+
+ROOT_HEAD = HEAD, ("",)
+"""The record whose checksum the catalogue has as well, so that an older head, or none, is noticed when it is
+read. Of all records it is the one that decides what a thread is."""
+
+
+def checksum(
+    partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int, body: bytes
+) -> int:
+    """The checksum of a record. ``fields`` are in the order of their declaration."""
+    return _signed(_clear(partition, kind, key, fields, version) << 32 | crc32(body))
+
+
+def matches(
+    found: int,
+    partition: Partition,
+    kind: Kind,
+    key: Key,
+    fields: Sequence[Any],
+    version: int,
+    body: bytes | None,
+) -> bool:
+    """Whether a stored checksum is a record's; ``body`` is ``None`` when it was not read."""
+    stored = found % _WHOLE
+    if stored >> 32 != _clear(partition, kind, key, fields, version):
+        return False
+    return body is None or stored & _HALF == crc32(body)
+
+
+def added(total: int, *changes: int) -> int:
+    """A sum of checksums with others added, in 64 bits."""
+    return _signed((total + sum(changes)) % _WHOLE)
+
+
+@lru_cache(maxsize=4096)
+def of_partition(partition: Partition) -> int:
+    """The checksum of a partition's names in the catalogue, by which it can be found as well."""
+    return int.from_bytes(blake2b(_packed(list(partition)), digest_size=8).digest(), "big", signed=True)
+
+
+def damaged(partition: Partition, kind: Kind, key: Key) -> Corrupt:
+    """The error for a record that is not what was written."""
+    name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in key)
+    return Corrupt(
+        f"{described(partition)}: {kind.name} {name or 'record'} is damaged: it is not what was written, and "
+        f"was not used; {ADVICE}"
+    )
+
+
+def described(partition: Partition) -> str:
+    """A partition as errors name it."""
+    if partition.space == STORE:
+        return f"store namespace {labels_of(partition.thread)!r}"
+    if partition.space == SERVER:
+        return f"what the server keeps as {partition.thread!r}"
+    return f"thread {partition.thread!r}"
+
+
+def misled(partition: Partition, how: str) -> Corrupt:
+    """The error for a partition of which a part of the database says what another part contradicts."""
+    return Corrupt(f"{described(partition)}: the database is damaged: {how}; {ADVICE}")
+
+
+def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int) -> int:
+    values: list[Any] = [*partition, kind.name, *key, version]
+    if kind.grows is None:
+        values += fields
+        while values[-1] is None:
+            values.pop()
+    return crc32(_packed(values))
+
+
+def _packed(values: list[Any]) -> bytes:
+    try:
+        return ormsgpack.packb(values)
+    except TypeError:
+        # Text that is not well-formed Unicode, or an integer that no column holds either.
+        plain = [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
+        try:
+            return ormsgpack.packb(plain)
+        except TypeError as error:
+            raise OverflowError(str(error)) from error
+
+
+def _signed(value: int) -> int:
+    return value - _WHOLE if value >= _SIGN else value

@@ -1,0 +1,221 @@
+"""Whether the files that a driver has open are still the ones that its path names.
+
+SQLite goes on writing into a file that was removed, moved or replaced, and nothing of it is there after a
+restart. So the path is compared with what was opened before each commit, after it and before it is answered,
+and for each read. A file of the same name and inode whose content was replaced shows by the history that the
+database keeps of itself: its id, and a number that only rises, once for each time that the log was taken over
+into the file; and by the number of commits of each thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import apsw
+
+from perdure.errors import Corrupt, DatabaseReplaced
+from perdure.storage.sql.checksums import ADVICE
+from perdure.storage.sql.schema import PREFIX
+
+_HISTORY = f"SELECT id, state FROM {PREFIX}history WHERE one = 1"
+_ADVANCE = f"UPDATE {PREFIX}history SET state = state + 1 WHERE one = 1 RETURNING id, state"
+_PATIENCE_S = 2.0
+_HEADER = 100
+_LOG_HEADER = 32
+_LOG_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+
+_KNOWN_MOST = 10_000
+
+_File = tuple[int, int]
+_Change = tuple[int, int, int]
+
+
+class FileWatch:
+    """Watches the database, its log and the log's index for one driver. Once something was replaced, every
+    call raises ``DatabaseReplaced``: what the process knows of the database may be true no more."""
+
+    def __init__(self, path: Path, writer: apsw.Connection) -> None:
+        self._given = path
+        # A relative path names another file after a change of directory.
+        self.path = Path(os.path.abspath(path))
+        self._writer = writer
+        # The first read opens the log and its index.
+        self._id, self._state = _history(writer.execute(_HISTORY).fetchall())
+        self._log_path = writer.filename_wal
+        self._index_path = f"{writer.filename}-shm"
+        self._log = os.open(self._log_path, os.O_RDONLY)
+        self._looking = threading.Lock()
+        self._lost: str | None = None
+        self._known: dict[int, int] = {}
+        self._advanced: _Change | None = None
+        self._advancing: tuple[_Change | None, int] = None, self._state
+        try:
+            found = os.stat(self.path)
+            self._files = (
+                _identity(found),
+                _identity(os.stat(self._log_path)),
+                _identity(os.stat(self._index_path)),
+            )
+            self._seen = _change(found)
+            self._stored = self._read_stored()
+            self._log_seen = b"", 0
+        except BaseException:
+            os.close(self._log)
+            raise
+
+    def close(self) -> None:
+        os.close(self._log)
+
+    def before_commit(self) -> None:
+        """Raise ``DatabaseReplaced`` unless a commit would go into the files that the path names."""
+        self.check()
+        log = os.fstat(self._log)
+        if not log.st_nlink:
+            raise self._replaced("its log was removed or replaced")
+        # A log that SQLite cut off is empty, or has another header since.
+        if log.st_size < self._log_seen[1] and self._log_header() == self._log_seen[0]:
+            raise self._replaced("its log was cut short")
+
+    def advance(self) -> None:
+        """Write history, within a transaction: the first, and the first since the file was written."""
+        if self._advanced == self._seen:
+            return
+        seen = self._seen
+        found, state = _history(self._writer.execute(_ADVANCE).fetchall())
+        self._compare(found, state, self._state + 1)
+        self._advancing = seen, state
+
+    def compare(self, thread: int, commits: int | None) -> None:
+        """Raise ``DatabaseReplaced`` when a thread, by its number, has fewer commits than the driver knows.
+        Within a transaction that writes."""
+        if commits is not None and commits < self._known.get(thread, 0):
+            raise self._replaced("was brought back to an older state")
+
+    def committed(self, commits: Mapping[int, int]) -> None:
+        """Remember the commits of threads that were written to."""
+        if len(self._known) > _KNOWN_MOST:
+            self._known.clear()
+        self._known.update(commits)
+
+    def after_commit(self) -> None:
+        """Raise ``DatabaseReplaced`` when what was committed may not be where the path leads."""
+        self._advanced, self._state = self._advancing
+        self.check()
+        log = _stat(self._log_path)
+        if log is None or _identity(log) != self._files[1]:
+            raise self._replaced("its log was removed or replaced", written=True)
+        index = _stat(self._index_path)
+        if index is None or _identity(index) != self._files[2]:
+            raise self._replaced("the index of its log was removed or replaced", written=True)
+        header = self._log_header()
+        if header[:4] not in _LOG_MAGIC:
+            raise self._replaced("its log was emptied", written=True)
+        self._log_seen = header, log.st_size
+
+    def check(self) -> None:
+        """Raise ``DatabaseReplaced`` when the path does not name the file that is open, or its content is
+        another one's or an older one."""
+        if self._lost is not None:
+            raise DatabaseReplaced(self._lost)
+        found = _stat(self.path)
+        if found is None:
+            raise self._replaced("was removed or moved away")
+        if _identity(found) != self._files[0]:
+            raise self._replaced("was replaced by another file")
+        if _change(found) != self._seen:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """The file was written to: by a checkpoint of the log, or by somebody who should not."""
+        with self._looking:
+            found = os.stat(self.path)
+            if _change(found) == self._seen:
+                return
+            if found.st_size < self._seen[0] and self._promised_size() > found.st_size:
+                raise self._replaced("was cut short")
+            stored = self._read_stored()
+            if self._stored is not None:
+                # Another process may be in the middle of a checkpoint.
+                until = time.monotonic() + _PATIENCE_S
+                while stored is None and time.monotonic() < until:
+                    time.sleep(0.01)
+                    stored = self._read_stored()
+                if stored is None:
+                    raise self._replaced("was overwritten with something else")
+                self._compare(*stored, self._stored[1])
+            self._stored = stored
+            self._seen = _change(found)
+
+    def _compare(self, found: bytes, state: int, least: int) -> None:
+        if found != self._id:
+            raise self._replaced("was overwritten with another database")
+        if state < least:
+            raise self._replaced("was brought back to an older state")
+
+    def _read_stored(self) -> tuple[bytes, int] | None:
+        """The history as it stands in the file itself, without the log; ``None`` when it cannot be read. Only
+        SQLite may open the file: closing it any other way would give up the locks that this process has."""
+        try:
+            uri = f"file:{quote(str(self.path))}?immutable=1"
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
+            with closing(apsw.Connection(uri, flags=flags)) as connection:
+                return _history(connection.execute(_HISTORY).fetchall())
+        except (apsw.Error, Corrupt):
+            return None
+
+    def _promised_size(self) -> int:
+        """The size that the file's own header states; more than any file has, if there is no header."""
+        flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
+        file = apsw.VFSFile("", str(self.path), flags)
+        try:
+            header = file.xRead(_HEADER, 0)
+        except apsw.IOError:
+            header = b""
+        finally:
+            file.xClose()
+        if len(header) < _HEADER:
+            return 1 << 62
+        page = int.from_bytes(header[16:18], "big")
+        return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+
+    def _log_header(self) -> bytes:
+        return os.pread(self._log, _LOG_HEADER, 0)
+
+    def _replaced(self, what: str, *, written: bool = False) -> DatabaseReplaced:
+        self._lost = (
+            f"{self._given} {what} while it was open; nothing more is read from it or written to it. Stop "
+            "every process that uses it, see which file is the right one, and open it again"
+        )
+        if written:
+            return DatabaseReplaced(f"{self._lost}. This write went into the file of before: repeat it then")
+        return DatabaseReplaced(self._lost)
+
+
+def _history(rows: list[Any]) -> tuple[bytes, int]:
+    match rows:
+        case [(bytes(found), int(state))]:
+            return found, state
+        case _:
+            raise Corrupt(f"the database has no history of itself; {ADVICE}")
+
+
+def _stat(path: Path | str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _identity(found: os.stat_result) -> _File:
+    return found.st_dev, found.st_ino
+
+
+def _change(found: os.stat_result) -> _Change:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,297 @@
+"""The file removed, replaced, emptied or restored below an open driver: nothing more is acknowledged, and
+nothing that will not be there after a restart is served."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import perdure
+from perdure.errors import DatabaseReplaced
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Now, Put
+from perdure.model.records import GC, Partition
+from perdure.storage.sql import sqlite
+from perdure.storage.sql.sqlite import SqliteDriver
+
+THREAD = Partition("", "thread")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "threads.db"
+    sqlite.migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def driver(path: Path) -> Iterator[SqliteDriver]:
+    driver = SqliteDriver(path)
+    yield driver
+    driver.close()
+
+
+def commit(driver: Any, version: int) -> Any:
+    put = Put(GC, (), expect=version - 1 or Expect.ABSENT, version=version)
+    return driver.perform(Commit(THREAD, (put,)))
+
+
+def version_in(driver: Any) -> int:
+    (found,) = driver.perform(Fetch(THREAD, (Get(GC, ()),)))
+    return found[0].version if found else 0
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def moved_away(path: Path) -> None:
+    path.rename(beside(path, ".old"))
+
+
+def replaced_by_a_new_one(path: Path) -> None:
+    new = beside(path, ".new")
+    sqlite.migrate(f"sqlite:///{new}")
+    new.replace(path)
+
+
+def replaced_by_a_copy(path: Path) -> None:
+    copy = beside(path, ".copy")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+def folder_moved(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
+
+
+def another_copied_over(path: Path) -> None:
+    new = beside(path, ".new")
+    sqlite.migrate(f"sqlite:///{new}")
+    shutil.copyfile(new, path)
+
+
+def log_removed(path: Path) -> None:
+    beside(path, "-wal").unlink()
+
+
+def log_emptied(path: Path) -> None:
+    os.truncate(beside(path, "-wal"), 0)
+
+
+def log_cut(path: Path) -> None:
+    log = beside(path, "-wal")
+    os.truncate(log, log.stat().st_size - 4096)
+
+
+def log_replaced(path: Path) -> None:
+    copy = beside(path, "-wal.copy")
+    shutil.copy(beside(path, "-wal"), copy)
+    copy.replace(beside(path, "-wal"))
+
+
+def index_removed(path: Path) -> None:
+    beside(path, "-shm").unlink()
+
+
+DEEDS = [
+    removed,
+    moved_away,
+    replaced_by_a_new_one,
+    replaced_by_a_copy,
+    folder_moved,
+    emptied,
+    cut_in_half,
+    another_copied_over,
+    log_removed,
+    log_emptied,
+    log_cut,
+    log_replaced,
+    index_removed,
+]
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+def test_after_it_nothing_is_acknowledged(
+    driver: SqliteDriver, path: Path, deed: Callable[[Path], None]
+) -> None:
+    for version in (1, 2, 3):
+        assert commit(driver, version) == Committed()
+    deed(path)
+    with pytest.raises(DatabaseReplaced, match=f"{path}.*open it again"):
+        commit(driver, 4)
+    with pytest.raises(DatabaseReplaced):
+        commit(driver, 4)
+    with pytest.raises(DatabaseReplaced):
+        version_in(driver)
+
+
+@pytest.mark.parametrize("deed", DEEDS[:6], ids=lambda deed: deed.__name__)
+def test_after_it_nothing_is_read(driver: SqliteDriver, path: Path, deed: Callable[[Path], None]) -> None:
+    commit(driver, 1)
+    assert version_in(driver) == 1
+    deed(path)
+    with pytest.raises(DatabaseReplaced, match="open it again"):
+        version_in(driver)
+    with pytest.raises(DatabaseReplaced):
+        driver.perform(Now())
+
+
+def test_an_older_copy_of_the_same_file_written_over_it_is_noticed(path: Path) -> None:
+    with closing(SqliteDriver(path)) as driver:
+        commit(driver, 1)
+    backup = beside(path, ".backup")
+    shutil.copyfile(path, backup)
+    with closing(SqliteDriver(path)) as driver:
+        for version in range(2, 50):
+            commit(driver, version)
+    with closing(SqliteDriver(path)) as driver:
+        assert version_in(driver) == 49
+        shutil.copyfile(backup, path)
+        with pytest.raises(DatabaseReplaced, match="older state"):
+            commit(driver, 50)
+
+
+def test_a_restore_through_sqlite_itself_is_noticed(driver: SqliteDriver, path: Path) -> None:
+    commit(driver, 1)
+    backup = beside(path, ".backup")
+    copied(path, backup)
+    for version in range(2, 20):
+        commit(driver, version)
+    copied(backup, path)
+    with pytest.raises(DatabaseReplaced, match="older state"):
+        commit(driver, 20)
+    with closing(SqliteDriver(path)) as opened_again:
+        assert version_in(opened_again) == 1
+        assert commit(opened_again, 2) == Committed()
+
+
+def copied(path: Path, to: Path) -> None:
+    with (
+        closing(apsw.Connection(str(path))) as source,
+        closing(apsw.Connection(str(to))) as target,
+        target.backup("main", source, "main") as backup,
+    ):
+        backup.step()
+
+
+def test_another_copy_of_sqlite_in_the_process_that_takes_its_locks_is_noticed(
+    driver: SqliteDriver, path: Path
+) -> None:
+    """Closing a file gives up all locks of the process: Python's own module takes itself for the last one
+    that has the database open, and removes the log."""
+    commit(driver, 1)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("SELECT count(*) FROM perdure_gc").fetchone()
+    with pytest.raises(DatabaseReplaced, match="its log was removed"):
+        commit(driver, 2)
+
+
+def test_replaced_between_a_commit_and_its_answer_it_is_not_acknowledged(
+    driver: SqliteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(driver, 1)
+    moment = driver._watch.before_commit
+
+    def look_then_lose() -> None:
+        moment()
+        path.unlink()
+
+    monkeypatch.setattr(driver._watch, "before_commit", look_then_lose)
+    with pytest.raises(DatabaseReplaced):
+        commit(driver, 2)
+
+
+def test_each_of_several_drivers_on_one_file_notices(driver: SqliteDriver, path: Path) -> None:
+    with closing(SqliteDriver(path)) as other:
+        commit(driver, 1)
+        commit(other, 2)
+        replaced_by_a_copy(path)
+        for each in (driver, other):
+            with pytest.raises(DatabaseReplaced):
+                commit(each, 3)
+    with closing(SqliteDriver(path)) as later:
+        assert commit(later, version_in(later) + 1) == Committed()
+
+
+def test_a_relative_path_goes_on_after_a_change_of_directory(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    with closing(SqliteDriver(Path(path.name))) as driver:
+        commit(driver, 1)
+        monkeypatch.chdir(tmp_path)
+        assert commit(driver, 2) == Committed()
+        assert version_in(driver) == 2
+        path.unlink()
+        with pytest.raises(DatabaseReplaced):
+            commit(driver, 3)
+
+
+def test_a_link_to_the_file_works_until_it_leads_elsewhere(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    other = tmp_path / "other.db"
+    sqlite.migrate(f"sqlite:///{other}")
+    with closing(SqliteDriver(link)) as driver:
+        commit(driver, 1)
+        assert commit(driver, 2) == Committed()
+        link.unlink()
+        link.symlink_to(other)
+        with pytest.raises(DatabaseReplaced):
+            commit(driver, 3)
+
+
+def test_what_sqlite_does_to_its_files_is_no_replacement(driver: SqliteDriver, path: Path) -> None:
+    """Checkpoints by this process and by another, a log cut to nothing, VACUUM, rights that change."""
+    with closing(apsw.Connection(str(path))) as other:
+        for version in range(1, 200):
+            assert commit(driver, version) == Committed()
+            if version % 50 == 0:
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                assert version_in(driver) == version
+            if version % 130 == 0:
+                other.execute("VACUUM")
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if version % 90 == 0:
+                path.chmod(0o640)
+                assert version_in(driver) == version
+    with closing(SqliteDriver(path)) as second:
+        for version in range(200, 700, 2):
+            assert commit(driver, version) == Committed()
+            assert commit(second, version + 1) == Committed()
+
+
+def test_a_saver_whose_file_was_replaced_says_so(path: Path) -> None:
+    with perdure.connect_sync(f"sqlite:///{path}") as db:
+        db.run(perdure_write(THREAD))
+        replaced_by_a_new_one(path)
+        with pytest.raises(perdure.Unavailable, match="was replaced"):
+            db.run(perdure_write(Partition("", "other")))
+
+
+def perdure_write(partition: Partition) -> Any:
+    def program() -> Any:
+        return (yield Commit(partition, (Put(GC, (), expect=Expect.ABSENT, version=1),)))
+
+    return program()

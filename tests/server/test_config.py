@@ -298,7 +298,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("port = 1\n", "perdure.toml has port, which is no setting; did you mean http.port?"),
         (
             "zzzzzz = 1\n",
-            "zzzzzz, which is no setting; there is database_url, graphs, assistants, env, development",
+            "zzzzzz, which is no setting; there is database_url, graphs, assistants",
         ),
         ("http = 3\n", "http in perdure.toml is 3; write it as a table, [http]"),
         (

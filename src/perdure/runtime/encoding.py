@@ -7,6 +7,7 @@ own becomes text.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
@@ -15,9 +16,15 @@ from enum import Enum
 from typing import Any
 
 import orjson
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.prebuilt import ToolRuntime
+from langgraph.runtime import Runtime
+from langgraph.store.base import BaseStore
 from langgraph.types import Interrupt
 from pydantic import BaseModel
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""An object's place in memory, as the usual ``repr`` has it."""
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -43,6 +50,9 @@ def _plain(value: Any) -> Any:
             return {"value": value.value, "id": value.id}
         case Enum():
             return value.value
+        case Runtime() | BaseStore() | BaseCheckpointSaver() | ToolRuntime():
+            # They hold the worker's own parts, and the verified user.
+            return None
         case bytes() | bytearray():
             return b64encode(value).decode()
         case timedelta():
@@ -58,7 +68,7 @@ def _plain(value: Any) -> Any:
         case _ if is_dataclass(value) and not isinstance(value, type):
             return {field.name: getattr(value, field.name) for field in fields(value)}
         case _:
-            return str(value) if isinstance(value, int | float) else repr(value)
+            return str(value) if isinstance(value, int | float) else _ADDRESS.sub("", repr(value))
 
 
 def _deep(value: Any) -> Any:

@@ -30,6 +30,7 @@ from perdure.model.records import Partition
 from perdure.runtime import protocol
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import Telling
+from perdure.runtime.outgoing import outgoing, outgoing_event
 
 _GATHER_S = 0.05
 _STORED_AT_ONCE = 128 * 1024
@@ -223,11 +224,11 @@ class Teller:
         if mode == "messages":
             self._message(payload, path)
         elif mode in self._wanted or (mode == "updates" and _is_question(payload)):
-            self._tape.tell(f"{mode}{path}", payload, protocol.room_of(mode, payload))
+            self._tape.tell(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
 
     def event(self, event: Any) -> None:
         """Tell one of LangChain's events."""
-        self._tape.tell("events", event)
+        self._tape.tell("events", outgoing_event(event))
 
     def _message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
         message, metadata = payload

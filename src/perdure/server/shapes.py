@@ -14,6 +14,7 @@ from perdure.errors import Corrupt, TypeNotAllowed
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
+from perdure.runtime.outgoing import reference_of
 from perdure.server.assistants import Assistant
 from perdure.server.catalogue import Row
 from perdure.server.faults import sentence, sentence_of
@@ -147,7 +148,8 @@ def _task(task: PregelTask) -> dict[str, Any]:
         "path": list(task.path),
         "error": None if task.error is None else _said(task.error),
         "interrupts": list(map(interrupt, task.interrupts)),
-        "checkpoint": _ref(below) if isinstance(below, Mapping) else None,
+        # Which of the subgraph's checkpoints is known only where it is asked for.
+        "checkpoint": reference_of(below) if isinstance(below, Mapping) else None,
         "state": state(below) if isinstance(below, StateSnapshot) else None,
         "result": task.result,
     }

@@ -258,10 +258,12 @@ class Database:
         told = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
         return self._digest(told.encode("utf-8", "surrogatepass")).hex()[:16]
 
-    async def take_back(self, partition: Partition, run_id: str) -> None:
-        """Remove what a run stored in a thread; the thread is as it was before the run."""
+    async def take_back(self, partition: Partition, run_id: str, *, epoch: int | None = None) -> None:
+        """Remove what a run stored in a thread; the thread is as it was before the run. ``epoch`` is the
+        lease under which the caller holds the run, ``None`` for a run that is over. ``Fenced`` when that
+        lease is over, ``CannotTakeBack`` when the checkpoint to go back to was pruned since."""
         budget = Budget(self.limits.ops, self.limits.bytes)
-        await self.arun(retention.take_back(partition, run_id, self._digest, budget))
+        await self.arun(retention.take_back(partition, run_id, self._digest, budget, epoch))
 
     async def measure(self, partition: Partition) -> Measure:
         """How many bytes a thread holds, by channel. All of it is read for this."""

@@ -5,6 +5,7 @@
     │   ├── HeadConflict    a run lost the race for the head of its thread
     │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
     │   ├── Contention      a commit lost every one of its bounded retries
+    │   ├── CannotTakeBack  what was there before a run is not stored any more
     │   ├── Busy            a run is open or messages wait, and the caller did not want to
     │   └── NotWaiting      an answer to a thread that waits for none, or no more
     ├── NotFound            the named checkpoint, thread or tag is not stored
@@ -52,6 +53,10 @@ class Fenced(Conflict):
 
 class Contention(Conflict):
     """A commit lost every one of its bounded retries to other writers: try again later."""
+
+
+class CannotTakeBack(Conflict):
+    """A run cannot be taken back: the latest checkpoint before it was pruned since. Nothing was removed."""
 
 
 class Busy(Conflict):

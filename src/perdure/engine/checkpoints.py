@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from perdure.engine.threads import HeadView, View, guards, load_view, read_view, view_items
-from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, confirmed, retrying
-from perdure.errors import HeadConflict, NotFound
+from perdure.engine.threads import HeadView, View, guards, load_view, missing_head, read_view, view_items
+from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
+from perdure.errors import Conflict, Contention, HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
+from perdure.model.retention import ORIGIN
 from perdure.model.versions import successor
 
 
@@ -49,26 +50,33 @@ def load(
 ) -> Program[Found]:
     """Load a checkpoint with its pending writes, the latest when no id is given.
 
-    ``guess`` is the id that the caller expects to be the latest; a right guess makes it one fetch.
+    ``guess`` is the id that the caller expects to be the latest; a right guess makes it one fetch. Raises
+    ``Corrupt`` when the latest one is not stored.
     """
-    target = checkpoint_id or guess
     items: tuple[Get | Range, ...] = view_items(namespace)
     first = len(items)
-    if target is not None:
-        items = (*items, *_target(namespace, target))
-    answers = yield from ask(Fetch(partition, items))
-    view = read_view(namespace, answers)
-    if checkpoint_id is None:
-        if view.head is None:
+    target = checkpoint_id or guess
+    missed: HeadView | None = None
+    for _ in range(ATTEMPTS):
+        asked = items if target is None else (*items, *_target(namespace, target))
+        answers = yield from ask(Fetch(partition, asked))
+        view, wanted = read_view(namespace, answers), answers[first:]
+        if checkpoint_id is None:
+            if view.head is None:
+                return Found(view, None)
+            if view.head.checkpoint_id != target:
+                target = view.head.checkpoint_id
+                wanted = yield from ask(Fetch(partition, _target(namespace, target)))
+            if not wanted[0]:
+                # Removed between two reads, unless the head still names it afterwards.
+                if view.head == missed:
+                    raise missing_head(partition, namespace, target)
+                missed = view.head
+                continue
+        if not wanted[0]:
             return Found(view, None)
-        if view.head.checkpoint_id != target:
-            target = view.head.checkpoint_id
-            answers = yield from ask(Fetch(partition, _target(namespace, target)))
-            first = 0
-    if target is None or not answers[first]:
-        return Found(view, None)
-    record = CheckpointRecord.read(answers[first][0])
-    return Found(view, record, _sorted(answers[first + 1]))
+        return Found(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
+    raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +148,9 @@ class CheckpointPut:
         record = draft.checkpoint
         if record is None:
             raise ValueError("the plan of a put has a checkpoint")
+        replaced = head.checkpoint_id if head else None
+        if replaced != parent:
+            record = record.moved(prior=replaced or ORIGIN)
         # A fork's parent is not the head, so a prune may take it away meanwhile: it must still be there.
         forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
         parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
@@ -166,9 +177,17 @@ class CheckpointPut:
             partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, self.budget
         )
         if outcome == Refused(CHECKPOINT, new.key):
+            stored = yield from self._stored(record)
+            if stored is None:
+                return None
+            record = again(stored, record)
             raised = _raising(checks, generation, record.id)
+            moved, after = self._moved_again(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
-                partition, [*raised, *parent_check, moved, new], chunks, self.budget
+                partition,
+                [*raised, *parent_check, moved, record.put()._replace(expect=Expect.PRESENT)],
+                chunks,
+                self.budget,
             )
             if raised != checks:
                 after = after._replace(generation=successor(generation, record.id))
@@ -180,6 +199,39 @@ class CheckpointPut:
                 )
             return None
         return after, record
+
+    def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
+        """The checkpoint that is stored under the id of this one, ``None`` if it has gone since. Raises
+        ``Conflict`` when it stands elsewhere in the history: the checkpoints that were built on it would
+        lose theirs, or the history would lead back to itself."""
+        ids = [record.id] if record.parent_id in (None, record.id) else [record.id, record.parent_id]
+        found, *parents = yield from ask(
+            Fetch(self.partition, tuple(Get(CHECKPOINT, (self.namespace, i)) for i in ids))
+        )
+        if not found:
+            return None
+        stored = CheckpointRecord.read(found[0])
+        # A prune may have taken the parent away and moved the link.
+        is_pruned = stored.cut and (record.parent_id is None or (bool(parents) and not parents[0]))
+        if record.parent_id == stored.parent_id or is_pruned:
+            return stored
+        raise Conflict(
+            f"thread {self.partition.thread!r}: checkpoint {record.id} is stored already, with the parent "
+            f"{stored.parent_id}, and cannot be put on {record.parent_id}; nothing of this step was stored. "
+            "Give the new checkpoint an id of its own"
+        )
+
+    def _moved_again(self, view: View, after: View, stored: CheckpointRecord, moved: Put) -> tuple[Put, View]:
+        """How the head moves to a checkpoint that is stored already, and the thread then: on from its parent,
+        and from nowhere else. The order stays as it is."""
+        head = view.head
+        if head is None:
+            return moved, after
+        target = stored.id if head.checkpoint_id in (stored.id, stored.parent_id) else head.checkpoint_id
+        fields = {"checkpoint_id": target, "seq": head.seq}
+        root_head = target if self.namespace == ROOT else view.root_head
+        seen = after._replace(head=HeadView(moved.version, target, head.seq), root_head=root_head)
+        return moved._replace(fields=fields), seen
 
 
 @dataclass(slots=True, eq=False)
@@ -258,6 +310,19 @@ class WritesPut:
                 checks = _raising(checks, generation, write.task_id)
         outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, self.budget)
         return True if isinstance(outcome, Committed) else None
+
+
+def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
+    """A checkpoint that is stored once more: what it holds is new, its place is the one it has."""
+    nonces = (*record.seen, stored.nonce, *stored.seen)
+    return record.moved(
+        seq=stored.seq,
+        parent_id=stored.parent_id,
+        cut=stored.cut,
+        prior=stored.prior,
+        carried=stored.carried,
+        seen=tuple(dict.fromkeys(n for n in nonces if n and n != record.nonce)),
+    )
 
 
 def _guarded(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perdure.errors import Corrupt
+from perdure.engine.threads import missing_head
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition
+from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
 
 PAGE = 64
@@ -23,11 +25,25 @@ def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
 def page(
     partition: Partition, namespace: str, *, below: int | None, limit: int
 ) -> Program[list[CheckpointRecord]]:
-    """Checkpoints of a namespace, newest first, from below a sequence number."""
-    (records,) = yield from ask(
-        Fetch(partition, (Range(CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=limit),))
-    )
-    return [CheckpointRecord.read(r) for r in records]
+    """Checkpoints of a namespace, newest first, from below a sequence number. The first page of all,
+    ``below=None``, raises ``Corrupt`` when the namespace's head names a checkpoint that is not stored."""
+    wanted = Range(CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=limit)
+    if below is not None:
+        (records,) = yield from ask(Fetch(partition, (wanted,)))
+        return [CheckpointRecord.read(r) for r in records]
+    missed: Record | None = None
+    for _ in range(ATTEMPTS):
+        heads, records = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)), wanted)))
+        target = heads[0].fields["checkpoint_id"] if heads else None
+        if target is None or any(record.key[1] == target for record in records):
+            return [CheckpointRecord.read(r) for r in records]
+        if (yield from find(partition, namespace, target)) is not None:
+            return [CheckpointRecord.read(r) for r in records]
+        # Removed between two reads, unless the head still names it afterwards.
+        if missed == heads[0]:
+            raise missing_head(partition, namespace, target)
+        missed = heads[0]
+    raise Contention(f"thread {partition.thread!r} is pruned all the time; list it later")
 
 
 def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[CheckpointRecord | None]:

@@ -1,4 +1,4 @@
-"""Removing and copying: threads, runs, checkpoints by rule, and the chunks that nothing needs any more.
+"""Removing: threads, runs, checkpoints by rule, and the chunks that nothing needs any more.
 
 Removal is root first: one commit takes checkpoints away and raises the thread's collection generation, so
 that every write planned before it is planned anew. Only then are chunks deleted: those of an older
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from perdure.engine import arrival
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
-from perdure.engine.threads import HeadView, View, load_view
-from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
-from perdure.engine.values import MissingChunk, fetch_chunks, reachable
-from perdure.errors import Conflict, Contention
+from perdure.engine.threads import HeadView, View, guards, load_view
+from perdure.engine.transact import ATTEMPTS, Budget
+from perdure.engine.values import reachable
+from perdure.errors import CannotTakeBack, Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lane import IN, OUT
@@ -32,13 +31,13 @@ from perdure.model.ops import (
     Op,
     Put,
     Range,
-    Stage,
 )
 from perdure.model.program import Program, ask
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
     DOCUMENT,
+    EPOCH,
     GC,
     HEAD,
     LANE,
@@ -50,7 +49,17 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.retention import Name, Plan, keep_newest, nearest_survivor, plan_removal, plan_retention
+from perdure.model.retention import (
+    Name,
+    Plan,
+    bases_of_run,
+    by_namespace,
+    head_before,
+    keep_newest,
+    nearest_survivor,
+    plan_removal,
+    plan_retention,
+)
 from perdure.model.versions import successor
 
 _PAGE = 1000
@@ -91,6 +100,17 @@ class Contents:
     def tagged(self) -> set[Name]:
         return {(t.fields["namespace"], t.fields["checkpoint_id"]) for t in self.tags}
 
+    @property
+    def latest(self) -> dict[str, str]:
+        """The id of each namespace's head."""
+        return {namespace: head.checkpoint_id for namespace, head in self.heads.items()}
+
+    @property
+    def bases(self) -> set[Name]:
+        """What the open run goes back to when it is taken back: no removal takes it away, as if it were
+        tagged."""
+        return bases_of_run(self.checkpoints, self.latest, self.view.open_run)
+
 
 def all_threads(tenant: str | None) -> Program[list[Partition]]:
     """Every thread of a tenant, or of all, in order."""
@@ -114,132 +134,88 @@ def delete_thread(partition: Partition) -> Program[None]:
 
 
 def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) -> Program[None]:
-    """Keep the newest checkpoints of a thread and what they need; remove the rest and its chunks."""
+    """Keep the newest checkpoints of a thread and what they need; remove the rest and its chunks.
+
+    While a run is open its latest checkpoint and what it would go back to stay, however little is kept.
+    """
 
     def plan(contents: Contents) -> Plan:
+        bases = contents.bases
         if keep.last == 0:
-            tagged = contents.tagged
-            return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in tagged)
-        heads = {namespace: head.checkpoint_id for namespace, head in contents.heads.items()}
-        return plan_retention(contents.checkpoints, heads, contents.tagged, keep_newest(keep.last))
+            kept = contents.tagged | bases
+            if contents.view.open_run is not None:
+                kept.update(contents.latest.items())
+            return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in kept)
+        rule = keep_newest(keep.last)
+        return plan_retention(contents.checkpoints, contents.latest, contents.tagged, rule, bases)
 
     yield from _remove(partition, plan, digest, budget)
 
 
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
-    """Remove the checkpoints of runs, in whatever threads they are. Heads move to the nearest checkpoint
-    that stays; tagged checkpoints stay."""
-    runs = set(run_ids)
+    """Remove the checkpoints of runs, in whatever threads they are. Each head that they moved goes back to
+    where it was before them. Tagged checkpoints stay, and what an open run goes back to.
 
-    def plan(contents: Contents) -> Plan:
-        tagged = contents.tagged
-        return plan_removal(
-            contents.checkpoints, lambda c: c.run_id in runs and (c.namespace, c.id) not in tagged
-        )
-
+    A thread where that is not stored any more is left as it is, and ``CannotTakeBack`` raised when all the
+    others are done.
+    """
+    runs = frozenset(run_ids)
     done: set[Partition] = set()
+    refused: CannotTakeBack | None = None
     for run_id in run_ids:
         while True:
             # What was removed is not found again, so the next page is the first one of what is left.
             found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
             new = dict.fromkeys(f.partition for f in found if f.partition not in done)
             for partition in new:
-                yield from _remove(partition, plan, digest, budget)
+                try:
+                    yield from _remove_runs(partition, runs, digest, budget)
+                except CannotTakeBack as error:
+                    refused = refused or error
             done.update(new)
             if len(found) < _PAGE or not new:
                 break
+    if refused is not None:
+        raise refused
 
 
-def take_back(partition: Partition, run_id: str, digest: Digester, budget: Budget) -> Program[None]:
-    """Remove the checkpoints of a run from a thread, whose heads move to where they were before it."""
+def take_back(
+    partition: Partition, run_id: str, digest: Digester, budget: Budget, epoch: int | None = None
+) -> Program[None]:
+    """Remove the checkpoints of a run from a thread, whose heads go back to where they were before it.
 
+    ``epoch`` is the lease under which the caller holds the run, ``None`` for a run that is over. Raises
+    ``Fenced`` when the lease is over, ``CannotTakeBack`` when a head of before is not stored any more.
+    """
+    yield from _remove_runs(partition, frozenset((run_id,)), digest, budget, epoch)
+
+
+def _remove_runs(
+    partition: Partition, runs: frozenset[str], digest: Digester, budget: Budget, epoch: int | None = None
+) -> Program[None]:
     def plan(contents: Contents) -> Plan:
-        tagged = contents.tagged
+        if epoch is not None:
+            guards(partition, contents.view, epoch)
+        kept = contents.tagged | contents.bases
         return plan_removal(
-            contents.checkpoints, lambda c: c.run_id == run_id and (c.namespace, c.id) not in tagged
+            contents.checkpoints, lambda c: c.run_id in runs and (c.namespace, c.id) not in kept
         )
 
-    yield from _remove(partition, plan, digest, budget)
-
-
-def copy_thread(
-    source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
-) -> Program[None]:
-    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist. ``first_version``
-    names this copying among others."""
-    for _ in range(ATTEMPTS):
-        contents = yield from read(source)
-        if not contents.checkpoints and not contents.writes:
-            return
-        try:
-            needed = yield from reachable(source, _references(contents), digest)
-            chunks = yield from fetch_chunks(source, sorted(needed))
-        except MissingChunk:
-            after = yield from load_view(source, "")
-            if after.generation == contents.view.generation:
-                raise
-            continue
-        yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget, first_version)
-        return
-    raise Contention(f"thread {source.thread!r} is being pruned again and again; copy it later")
-
-
-def _write_copy(
-    target: Partition, contents: Contents, chunks: list[Put], budget: Budget, first_version: int
-) -> Program[None]:
-    heads: list[Op] = [
-        Put(
-            HEAD,
-            (namespace,),
-            {"checkpoint_id": head.checkpoint_id, "seq": head.seq},
-            expect=Expect.ABSENT,
-            version=head.version,
-        )
-        for namespace, head in contents.heads.items()
-    ]
-    rows: list[Op] = [c.put() for c in contents.checkpoints]
-    rows.extend(w.put() for w in contents.writes)
-    rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
-    # Who finds something there leaves alone the claim of whoever is bringing it; another may have begun
-    # between the two looks.
-    yield from _refuse_occupied(target)
-    yield from _commit_copy(target, arrival.claim(first_version))
-    yield from _refuse_occupied(target)
-    for batch in batches(chunks, budget):
-        yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
-    # Heads last: until they are there the copy is invisible.
-    ours = arrival.checks(first_version)
-    for batch in batches(rows, budget, reserve=len(ours)):
-        yield from _commit_copy(target, [*ours, *batch])
-    yield from _commit_copy(target, [*arrival.last(first_version), *heads])
-
-
-def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
-    outcome = yield from ask(Commit(target, tuple(ops)))
-    if not isinstance(outcome, Committed):
-        raise _occupied(target)
-
-
-def _refuse_occupied(target: Partition) -> Program[None]:
-    there = yield from read(target)
-    if there.heads or there.checkpoints or there.writes or there.tags:
-        raise _occupied(target)
-
-
-def _occupied(target: Partition) -> Conflict:
-    return Conflict(
-        f"thread {target.thread!r} already has checkpoints, or is half a copy; copy to a thread that "
-        "does not exist, or delete it first"
-    )
+    yield from _remove(partition, plan, digest, budget, runs)
 
 
 def _remove(
-    partition: Partition, planner: Callable[[Contents], Plan], digest: Digester, budget: Budget
+    partition: Partition,
+    planner: Callable[[Contents], Plan],
+    digest: Digester,
+    budget: Budget,
+    runs: frozenset[str] = frozenset(),
 ) -> Program[None]:
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
         plan = planner(contents)
-        if not plan.removed:
+        moved = _moved_heads(partition, contents, set(plan.removed), runs)
+        if not plan.removed and not moved:
             return
         if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
@@ -251,7 +227,7 @@ def _remove(
                 continue
             # What was accepted for the thread, and what its clients know of it, stays although nothing is
             # left of what was said.
-        generation = yield from _take_away(partition, contents, plan, budget)
+        generation = yield from _take_away(partition, contents, plan, moved, budget)
         if generation is not None:
             yield from collect(partition, generation, digest, budget)
             return
@@ -266,14 +242,22 @@ _NOTHING_ELSE: tuple[Op, ...] = (
 
 
 def _head_checks(contents: Contents) -> list[Op]:
-    return [Check(GC, (), contents.view.generation or Expect.ABSENT)]
+    return [Check(GC, (), contents.view.generation or Expect.ABSENT), _same_run(contents)]
+
+
+def _same_run(contents: Contents) -> Op:
+    """The check that no run began or ended since the thread was read: what an open run goes back to was
+    planned by it."""
+    return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
 
 
 def _head_removal(contents: Contents) -> list[Op]:
     return [Delete(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
 
 
-def _take_away(partition: Partition, contents: Contents, plan: Plan, budget: Budget) -> Program[int | None]:
+def _take_away(
+    partition: Partition, contents: Contents, plan: Plan, moved: Sequence[Op], budget: Budget
+) -> Program[int | None]:
     """Commit a plan; the collection generation afterwards, or ``None`` when the thread changed meanwhile."""
     relinked: list[Op] = []
     originals = {(c.namespace, c.id): c for c in contents.checkpoints}
@@ -289,7 +273,6 @@ def _take_away(partition: Partition, contents: Contents, plan: Plan, budget: Bud
     doomed += _writes_of_the_removed(contents, removed)
     gone: list[Op] = [Delete(CHECKPOINT, name) for name in plan.removed]
     gone += [Delete(WRITE, key) for key in dict.fromkeys(w.key for w in doomed)]
-    moved = _moved_heads(contents, removed)
     kept_heads: list[Op] = [
         Check(HEAD, (namespace,), head.version)
         for namespace, head in contents.heads.items()
@@ -297,10 +280,12 @@ def _take_away(partition: Partition, contents: Contents, plan: Plan, budget: Bud
     ]
     # Links before removals: cut short in between, no survivor has lost its parent.
     first = True
-    for batch in batches([*relinked, *gone], budget, reserve=1 + len(moved) + len(kept_heads)):
-        raised = successor(generation, *(str(op.key) for op in batch))
+    reserve = 2 + len(moved) + len(kept_heads)
+    for batch in batches([*relinked, *gone], budget, reserve=reserve) if relinked or gone else [[]]:
+        raised = successor(generation, *(str(op.key) for op in (*moved, *batch)))
         guard: list[Op] = [
             Put(GC, (), expect=generation or Expect.ABSENT, version=raised),
+            _same_run(contents),
             *kept_heads,
         ]
         guard += moved if first else [Check(HEAD, op.key, op.version) for op in moved if isinstance(op, Put)]
@@ -312,20 +297,29 @@ def _take_away(partition: Partition, contents: Contents, plan: Plan, budget: Bud
     return generation
 
 
-def _moved_heads(contents: Contents, removed: set[Name]) -> list[Op]:
-    """Heads whose checkpoint goes: to the nearest survivor on its chain, else the newest, else away."""
-    groups: dict[str, dict[str, CheckpointRecord]] = {}
-    for checkpoint in contents.checkpoints:
-        groups.setdefault(checkpoint.namespace, {})[checkpoint.id] = checkpoint
+def _moved_heads(
+    partition: Partition, contents: Contents, removed: set[Name], runs: frozenset[str]
+) -> list[Op]:
+    """Heads that move, or go where nothing is left: those that ``runs`` moved, to where they were before;
+    without runs those whose checkpoint goes, to the nearest survivor."""
+    groups = by_namespace(contents.checkpoints)
     out: list[Op] = []
     for namespace, head in contents.heads.items():
-        if (namespace, head.checkpoint_id) not in removed:
-            continue
         group = groups.get(namespace, {})
         kept = {i for i in group if (namespace, i) not in removed}
-        target = nearest_survivor(head.checkpoint_id, group, kept)
+        before = head_before(head.checkpoint_id, group, runs) if runs else None
+        if before == head.checkpoint_id or (not runs and (namespace, head.checkpoint_id) not in removed):
+            continue
+        if before is not None and before not in kept:
+            raise CannotTakeBack(
+                f"thread {partition.thread!r}: checkpoint {before} was the latest before the run that is to "
+                "be taken back, and was pruned since; nothing was removed. Keep the run, or delete the thread"
+            )
+        target = before or nearest_survivor(head.checkpoint_id, group, kept)
         if target is None and kept:
             target = max(kept, key=lambda i: group[i].seq)
+        if target == head.checkpoint_id:
+            continue
         if target is None:
             out.append(Delete(HEAD, (namespace,), head.version))
         else:
@@ -370,7 +364,7 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     chunk under the new generation or refers to one that something still reaches.
     """
     contents = yield from read(partition)
-    needed = yield from reachable(partition, _references(contents), digest)
+    needed = yield from reachable(partition, references(contents), digest)
     doomed: list[Op] = []
     after: Key | None = None
     while True:
@@ -394,7 +388,7 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     return deleted
 
 
-def _references(contents: Contents) -> Iterator[bytes]:
+def references(contents: Contents) -> Iterator[bytes]:
     for checkpoint in contents.checkpoints:
         yield from checkpoint.references()
     for write in contents.writes:
@@ -409,11 +403,20 @@ def read(partition: Partition) -> Program[Contents]:
     )
     return Contents(
         view,
-        {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads},
+        _head_views(heads),
         tuple(tags),
         [CheckpointRecord.read(r) for r in checkpoints],
         [PendingWrite.read(r) for r in writes],
     )
+
+
+def read_heads(partition: Partition) -> Program[dict[str, HeadView]]:
+    (heads,) = yield from read_all(partition, Range(HEAD))
+    return _head_views(heads)
+
+
+def _head_views(heads: Iterable[Record]) -> dict[str, HeadView]:
+    return {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads}
 
 
 def batches(ops: Iterable[Op], budget: Budget, *, reserve: int = 0) -> Iterator[list[Op]]:

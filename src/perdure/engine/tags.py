@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.engine.threads import load_view
+from perdure.engine.threads import HeadView, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
@@ -18,6 +18,7 @@ def set_tag(
 
     It raises the collection generation, so that a removal that was planned without the tag is planned anew.
     """
+    missed: HeadView | None = None
     for _ in range(ATTEMPTS):
         view = yield from load_view(partition, namespace)
         (tags,) = yield from ask(Fetch(partition, (Get(TAG, (name,)),)))
@@ -50,6 +51,11 @@ def set_tag(
             return target
         if outcome.kind is CHECKPOINT and checkpoint_id is not None:
             raise NotFound(f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r} to tag")
+        if outcome.kind is CHECKPOINT:
+            # Removed between two reads, unless the head still names it afterwards.
+            if view.head == missed:
+                raise missing_head(partition, namespace, target)
+            missed = view.head
     raise Contention(f"thread {partition.thread!r}: the tag {name!r} is being changed by others; try again")
 
 

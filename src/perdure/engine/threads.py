@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perdure.errors import Fenced
+from perdure.errors import Corrupt, Fenced
 from perdure.model.ops import Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import EPOCH, GC, HEAD, Partition, Record
@@ -71,6 +71,15 @@ def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, 
     return (
         Check(EPOCH, (), view.epoch or Expect.ABSENT),
         Check(GC, (), view.generation or Expect.ABSENT),
+    )
+
+
+def missing_head(partition: Partition, namespace: str, checkpoint_id: str) -> Corrupt:
+    """The error of a head that names a checkpoint which is not stored."""
+    place = f" (namespace {namespace!r})" if namespace else ""
+    return Corrupt(
+        f"thread {partition.thread!r}{place}: its latest checkpoint is {checkpoint_id}, which is not stored; "
+        "run `perdure fsck` to see what is left, and `perdure fsck --repair` to go on from that"
     )
 
 

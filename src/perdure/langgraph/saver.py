@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import checkpoints, history, retention
+from perdure.engine import checkpoints, copying, history, retention
 from perdure.engine.threads import View
 from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
@@ -466,7 +466,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self._forget(partition)
 
     def _copy(self, source: str, target: str) -> Program[None]:
-        yield from retention.copy_thread(
+        yield from copying.copy_thread(
             self._partition(source),
             self._partition(target),
             self._digest,

@@ -44,7 +44,8 @@ class CheckpointRecord(NamedTuple):
     ``seen`` the loops whose writes on the parent that loop had loaded; a write by any other loop is none of
     this checkpoint's history. ``cut`` marks a parent link that a removal moved. ``deltas`` names the
     channels whose value is not stored here but replayed from ancestors' writes; ``carried`` holds those
-    writes once the ancestors are gone.
+    writes once the ancestors are gone. ``prior`` names the head that this checkpoint replaced, stored or not,
+    ``""`` where there was none; ``None`` where that was the parent.
     """
 
     namespace: str
@@ -69,6 +70,12 @@ class CheckpointRecord(NamedTuple):
     cut: bool = False
     deltas: tuple[str, ...] = ()
     carried: Mapping[str, Carried] = _NOTHING
+    prior: str | None = None
+
+    @property
+    def replaced(self) -> str | None:
+        """The head that this checkpoint replaced, stored or not; ``None`` where there was none."""
+        return self.parent_id if self.prior is None else self.prior or None
 
     def put(self) -> Put:
         """The operation that stores it. A checkpoint stored again under its id replaces the first."""
@@ -96,6 +103,7 @@ class CheckpointRecord(NamedTuple):
                 self.cut,
                 self.deltas,
                 [[ch, c.seed, [list(w) for w in c.writes]] for ch, c in self.carried.items()],
+                *(() if self.prior is None else (self.prior,)),
             ]
         )
         return Put(
@@ -132,7 +140,7 @@ class CheckpointRecord(NamedTuple):
         namespace, checkpoint_id = record.key
         (
             v, ts, names, versions, found, seen_nodes, updated, metadata, extra,
-            nonce, seen, root, root_head, cut, deltas, carried,
+            nonce, seen, root, root_head, cut, deltas, carried, *prior,
         ) = parts  # fmt: skip
 
         def name(place: int | str) -> str:
@@ -167,6 +175,7 @@ class CheckpointRecord(NamedTuple):
                 ch: Carried(seed, tuple(CarriedWrite(t, r) for t, r in writes))
                 for ch, seed, writes in carried
             },
+            prior=prior[0] if prior else None,
         )
 
     def references(self) -> list[bytes]:

@@ -1,13 +1,14 @@
 """What may be removed from a thread, and how the rest is linked afterwards.
 
 Survivors of the root namespace are chosen by the caller's rule; a checkpoint that is a head or is tagged
-always survives. A subgraph's checkpoint follows the root checkpoint that its metadata names. Survivors are
-linked to their nearest surviving ancestor, and a link that moved is marked: a marked cut is no hole.
+always survives, and so does what an open run goes back to when it is taken back. A subgraph's checkpoint
+follows the root checkpoint that its metadata names. Survivors are linked to their nearest surviving ancestor,
+and a link that moved is marked: a marked cut is no hole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from perdure.model.checkpoint import CheckpointRecord
@@ -42,47 +43,80 @@ def plan_retention(
     heads: Mapping[str, str],
     tagged: Iterable[Name],
     rule: Callable[[list[CheckpointRecord]], set[str]],
+    bases: Collection[Name] = (),
 ) -> Plan:
-    """The plan for a rule over the root namespace's checkpoints."""
-    by_namespace: dict[str, dict[str, CheckpointRecord]] = {}
-    for checkpoint in checkpoints:
-        by_namespace.setdefault(checkpoint.namespace, {})[checkpoint.id] = checkpoint
+    """The plan for a rule over the root namespace's checkpoints. ``bases`` are those of ``bases_of_run`` for
+    the open run."""
+    groups = by_namespace(checkpoints)
     tags = set(tagged)
-    anchors = tags | set(heads.items())
-    roots = by_namespace.get("", {})
+    anchors = {*tags, *heads.items(), *bases}
+    roots = groups.get("", {})
     kept: dict[str, set[str]] = {"": rule(list(roots.values()))}
     kept[""] |= {i for namespace, i in anchors if namespace == "" and i in roots}
     # A tag in a subgraph's namespace keeps the root checkpoint that the subgraph ran under.
     for namespace, checkpoint_id in tags:
-        tagged_one = by_namespace.get(namespace, {}).get(checkpoint_id)
+        tagged_one = groups.get(namespace, {}).get(checkpoint_id)
         if tagged_one is not None and tagged_one.root is not None and tagged_one.root in roots:
             kept[""].add(tagged_one.root)
     ancestry = _Ancestry(roots)
-    for namespace, group in by_namespace.items():
+    for namespace, group in groups.items():
         if namespace != "":
             kept[namespace] = _kept_in_subgraph(namespace, group, kept[""], ancestry, heads)
-            kept[namespace] |= {i for n, i in tags if n == namespace and i in group}
+            kept[namespace] |= {i for n, i in (*tags, *bases) if n == namespace and i in group}
     removed = tuple(
-        (namespace, i) for namespace, group in by_namespace.items() for i in group if i not in kept[namespace]
+        (namespace, i) for namespace, group in groups.items() for i in group if i not in kept[namespace]
     )
-    return Plan(removed, _relinked(by_namespace, kept, ancestry))
+    return Plan(removed, _relinked(groups, kept, ancestry, _is_same_run))
 
 
 def plan_removal(
     checkpoints: Iterable[CheckpointRecord], removed: Callable[[CheckpointRecord], bool]
 ) -> Plan:
     """The plan that removes exactly the checkpoints of a rule, in every namespace."""
-    by_namespace: dict[str, dict[str, CheckpointRecord]] = {}
+    checkpoints = list(checkpoints)
+    groups = by_namespace(checkpoints)
     gone: list[Name] = []
     kept: dict[str, set[str]] = {"": set()}
     for checkpoint in checkpoints:
-        by_namespace.setdefault(checkpoint.namespace, {})[checkpoint.id] = checkpoint
         if removed(checkpoint):
             gone.append((checkpoint.namespace, checkpoint.id))
         else:
             kept.setdefault(checkpoint.namespace, set()).add(checkpoint.id)
-    ancestry = _Ancestry(by_namespace.get("", {}))
-    return Plan(tuple(gone), _relinked(by_namespace, kept, ancestry))
+    ancestry = _Ancestry(groups.get("", {}))
+    return Plan(tuple(gone), _relinked(groups, kept, ancestry, _always))
+
+
+def bases_of_run(
+    checkpoints: Iterable[CheckpointRecord], heads: Mapping[str, str], run_id: str | None
+) -> set[Name]:
+    """The stored heads, one a namespace at most, that taking back a run returns to; none without a run."""
+    if run_id is None:
+        return set()
+    groups = by_namespace(checkpoints)
+    bases = {ns: head_before(head, groups.get(ns, {}), {run_id}) for ns, head in heads.items()}
+    return {(ns, base) for ns, base in bases.items() if base is not None and base in groups.get(ns, {})}
+
+
+def by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str, CheckpointRecord]]:
+    """Checkpoints by id, by namespace."""
+    groups: dict[str, dict[str, CheckpointRecord]] = {}
+    for checkpoint in checkpoints:
+        groups.setdefault(checkpoint.namespace, {})[checkpoint.id] = checkpoint
+    return groups
+
+
+def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collection[str]) -> str | None:
+    """The head of a namespace as it was before some runs, the last of which moved it to ``head``: its id,
+    stored or not; ``None`` where there was no head. The head itself where none of the runs moved it.
+
+    The parent does not say it: a run that started from an old checkpoint has that one for a parent.
+    """
+    at: str | None = head
+    passed: set[str] = set()
+    while at is not None and at in group and group[at].run_id in runs and at not in passed:
+        passed.add(at)
+        at = group[at].replaced
+    return at
 
 
 def nearest_survivor(start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]) -> str | None:
@@ -152,19 +186,35 @@ class _Ancestry:
         return nearest_survivor(checkpoint_id, self._roots, kept) or ORIGIN
 
 
+def _is_same_run(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
+    """Whether a survivor's ``prior`` may pass over what a prune removes. What one run replaced on its way
+    does not matter; another run's checkpoint does, and its name stays although it is gone: taking the
+    survivor back must not go further back than that."""
+    return survivor.run_id is not None and survivor.run_id == removed.run_id
+
+
+def _always(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
+    """Whether a survivor's ``prior`` may pass over what is taken back: as if that had never been stored."""
+    return True
+
+
 def _relinked(
-    by_namespace: Mapping[str, Mapping[str, CheckpointRecord]],
+    groups: Mapping[str, Mapping[str, CheckpointRecord]],
     kept: Mapping[str, set[str]],
     ancestry: _Ancestry,
+    passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
 ) -> dict[Name, CheckpointRecord]:
     out: dict[Name, CheckpointRecord] = {}
-    for namespace, group in by_namespace.items():
+    for namespace, group in groups.items():
         stay = kept.get(namespace, set())
         for checkpoint_id in stay:
             checkpoint = group[checkpoint_id]
             after = checkpoint
             if checkpoint.parent_id in group and checkpoint.parent_id not in stay:
                 after = after.moved(parent_id=nearest_survivor(checkpoint.parent_id, group, stay), cut=True)
+            replaced = _replaced(checkpoint, group, stay, passes)
+            if replaced != after.replaced:
+                after = after.moved(prior=replaced or ORIGIN)
             if namespace != "":
                 if checkpoint.root and ancestry.has(checkpoint.root) and checkpoint.root not in kept[""]:
                     after = after.moved(root=ancestry.nearest(checkpoint.root, kept[""]))
@@ -174,3 +224,20 @@ def _relinked(
             if after is not checkpoint:
                 out[namespace, checkpoint_id] = after
     return out
+
+
+def _replaced(
+    checkpoint: CheckpointRecord,
+    group: Mapping[str, CheckpointRecord],
+    stay: Collection[str],
+    passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
+) -> str | None:
+    """The head that a survivor replaced, past removed ones that may be passed over."""
+    at = checkpoint.replaced
+    passed: set[str] = set()
+    while at is not None and at in group and at not in stay and at not in passed:
+        if not passes(checkpoint, group[at]):
+            break
+        passed.add(at)
+        at = group[at].replaced
+    return at

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
@@ -65,7 +66,7 @@ async def _attempt(
 ) -> Ending:
     context = context_of(graph, options.context)
     config = now = config_of(agent, held, journal, options, context)
-    has_begun = held.head != held.run.base
+    has_begun = await _has_begun(graph, now, held)
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
     if RESUME in held.messages[0].payload and isinstance(given, Command):
@@ -94,6 +95,14 @@ async def _attempt(
         return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
     return Ending(DONE, {}, tuple(replies))
+
+
+async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held) -> bool:
+    """Whether an earlier attempt stored a checkpoint, by LangGraph's own rule: the head is the run's."""
+    if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
+        return False
+    found = await graph.checkpointer.aget_tuple(config)
+    return found is not None and found.metadata.get("run_id") == held.run.id
 
 
 def noticed(held: Held, ending: Ending) -> Ending:

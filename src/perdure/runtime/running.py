@@ -17,7 +17,15 @@ from perdure.database import Database
 from perdure.engine import events, runs, upkeep
 from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Held
-from perdure.errors import Fenced, PerdureError, TooLarge, Unavailable, Unreadable, Unserialisable
+from perdure.errors import (
+    CannotTakeBack,
+    Fenced,
+    PerdureError,
+    TooLarge,
+    Unavailable,
+    Unreadable,
+    Unserialisable,
+)
 from perdure.model.lane import OUT, ROLLBACK
 from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Run, error_note
 from perdure.model.ops import Put
@@ -284,8 +292,8 @@ class Runner:
         """End a run that was asked to end; a rollback takes back what it stored."""
         note = {"begun": False} if held.messages[0].is_withdrawn else {}
         if how == ROLLBACK:
-            await self._database.take_back(held.partition, held.run.id)
-            return await self._finish(held, Ending(ROLLED_BACK, note))
+            kept = await self._taken_back(held)
+            return await self._finish(held, Ending(INTERRUPTED if kept else ROLLED_BACK, {**note, **kept}))
         return await self._finish(held, Ending(INTERRUPTED, note))
 
     async def _failed(self, held: Held, error: BaseException) -> bool:
@@ -306,11 +314,21 @@ class Runner:
 
     async def _given_up(self, held: Held, why: str, kind: str = "GivenUp") -> bool:
         options = Options.read(held.messages[0].options)
+        note = {"error": why, "kind": kind}
         if (options.on_failure or self._settings.on_failure) == "rollback":
-            await self._database.take_back(held.partition, held.run.id)
+            note.update(await self._taken_back(held))
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
-        return await self._finish(held, Ending(FAILED, {"error": why, "kind": kind}, replies))
+        return await self._finish(held, Ending(FAILED, note, replies))
+
+    async def _taken_back(self, held: Held) -> dict[str, str]:
+        """Remove what a run stored. Where that cannot be, it stays, and a note for the run says why."""
+        try:
+            await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
+        except CannotTakeBack as error:
+            self._tell("run.not_taken_back", held, error=type(error).__name__)
+            return {"not_taken_back": error_note(error)}
+        return {}
 
     def _deadline(self, held: Held) -> float | None:
         """How many seconds the run has left."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from perdure.testing.conformance.fences import Fences
+from perdure.testing.conformance.going_back import GoingBack
 from perdure.testing.conformance.heads import Heads
 from perdure.testing.conformance.lineage import Lineage
 from perdure.testing.conformance.retention import Retention
 
 
-class SaverContract(Heads, Fences, Lineage, Retention):
+class SaverContract(Heads, Fences, Lineage, Retention, GoingBack):
     """What a checkpointer promises beyond LangGraph's own suite. Subclass it in a test and give it a fixture
     ``backend``: a ``Backend`` around an open, empty driver.
 

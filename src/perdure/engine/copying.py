@@ -1,0 +1,92 @@
+"""Copying a thread: its checkpoints, writes, tags and chunks, as they were at one moment."""
+
+from __future__ import annotations
+
+from perdure.engine import arrival
+from perdure.engine.retention import Contents, batches, read, read_heads, references
+from perdure.engine.threads import load_view, missing_head
+from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
+from perdure.engine.values import MissingChunk, fetch_chunks, reachable
+from perdure.errors import Conflict, Contention
+from perdure.model.chunks import Digester
+from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
+from perdure.model.program import Program, ask
+from perdure.model.records import HEAD, TAG, Partition
+
+
+def copy_thread(
+    source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
+) -> Program[None]:
+    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist. ``first_version``
+    names this copying among others."""
+    for _ in range(ATTEMPTS):
+        contents = yield from read(source)
+        if (yield from read_heads(source)) != contents.heads:
+            # Written to while it was read: heads and checkpoints are not of one moment.
+            continue
+        stored = {(c.namespace, c.id) for c in contents.checkpoints}
+        for namespace, head_id in contents.latest.items():
+            if (namespace, head_id) not in stored:
+                raise missing_head(source, namespace, head_id)
+        if not contents.checkpoints and not contents.writes:
+            return
+        try:
+            needed = yield from reachable(source, references(contents), digest)
+            chunks = yield from fetch_chunks(source, sorted(needed))
+        except MissingChunk:
+            after = yield from load_view(source, "")
+            if after.generation == contents.view.generation:
+                raise
+            continue
+        yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget, first_version)
+        return
+    raise Contention(f"thread {source.thread!r} is written to or pruned all the time; copy it later")
+
+
+def _write_copy(
+    target: Partition, contents: Contents, chunks: list[Put], budget: Budget, first_version: int
+) -> Program[None]:
+    heads: list[Op] = [
+        Put(
+            HEAD,
+            (namespace,),
+            {"checkpoint_id": head.checkpoint_id, "seq": head.seq},
+            expect=Expect.ABSENT,
+            version=head.version,
+        )
+        for namespace, head in contents.heads.items()
+    ]
+    rows: list[Op] = [c.put() for c in contents.checkpoints]
+    rows.extend(w.put() for w in contents.writes)
+    rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
+    # Who finds something there leaves alone the claim of whoever is bringing it; another may have begun
+    # between the two looks.
+    yield from _refuse_occupied(target)
+    yield from _commit_copy(target, arrival.claim(first_version))
+    yield from _refuse_occupied(target)
+    for batch in batches(chunks, budget):
+        yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
+    # Heads last: until they are there the copy is invisible.
+    ours = arrival.checks(first_version)
+    for batch in batches(rows, budget, reserve=len(ours)):
+        yield from _commit_copy(target, [*ours, *batch])
+    yield from _commit_copy(target, [*arrival.last(first_version), *heads])
+
+
+def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
+    outcome = yield from ask(Commit(target, tuple(ops)))
+    if not isinstance(outcome, Committed):
+        raise _occupied(target)
+
+
+def _refuse_occupied(target: Partition) -> Program[None]:
+    there = yield from read(target)
+    if there.heads or there.checkpoints or there.writes or there.tags:
+        raise _occupied(target)
+
+
+def _occupied(target: Partition) -> Conflict:
+    return Conflict(
+        f"thread {target.thread!r} already has checkpoints, or is half a copy; copy to a thread that "
+        "does not exist, or delete it first"
+    )

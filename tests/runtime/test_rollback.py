@@ -1,0 +1,242 @@
+"""A run that is taken back leaves the thread at the head that was there before the run, whatever else is
+removed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from perdure.database import Database
+from perdure.errors import Unavailable
+from perdure.model.ops import Commit
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT
+from perdure.runtime import Runtime
+from perdure.runtime.options import Options
+from tests.runtime.graphs import (
+    Line,
+    Storage,
+    Talk,
+    deafen,
+    eventually,
+    go,
+    settings,
+    spoken,
+    values,
+    vanish,
+    working,
+)
+
+KEEP: tuple[Mapping[str, Any], ...] = ({}, {"keep_last": 2}, {"strategy": "delete"})
+"""What a prune may keep."""
+
+
+async def turns(runtime: Runtime, count: int) -> list[str]:
+    """Messages that were answered, with their answers."""
+    for number in range(count):
+        run = await runtime.wait(await runtime.accept("ada", f"turn {number}"), 30)
+        assert run.state == "done"
+    return [text for n in range(count) for text in (f"turn {n}", f"echo: turn {n}")]
+
+
+def at(database: Database, talk: Talk, messages: int) -> str:
+    """The newest checkpoint with this many messages."""
+    app = talk.graph.copy(update={"checkpointer": database.checkpointer()})
+    history = app.get_state_history({"configurable": {"thread_id": "ada"}})
+    found = next(state for state in history if len(state.values.get("messages", ())) == messages)
+    checkpoint_id: str = found.config["configurable"]["checkpoint_id"]
+    return checkpoint_id
+
+
+@pytest.mark.parametrize("keep", KEEP, ids=["latest", "two", "delete"])
+def test_a_stopped_run_is_taken_back_although_it_was_pruned_meanwhile(
+    storage: Storage, talk: Talk, keep: Mapping[str, Any]
+) -> None:
+    async def main() -> None:
+        database, other = storage.database(), storage.database()
+        async with working(database, talk.graph) as runtime:
+            before = await turns(runtime, 3)
+            run = await runtime.accept("ada", "hold this")
+            await eventually(lambda: talk.under_way)
+            await other.checkpointer().aprune(["ada"], **keep)
+            assert await runtime.stop("ada", run.id, rollback=True)
+            assert (await runtime.wait(run, 30)).state == "rolled_back"
+            assert await spoken(other, talk.graph, "ada") == before
+            assert (await runtime.wait(await runtime.accept("ada", "next"), 30)).state == "done"
+        assert await spoken(other, talk.graph, "ada") == [*before, "next", "echo: next"]
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
+def test_a_failing_run_is_taken_back_although_the_thread_is_pruned_at_every_effect(
+    near: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        (database, line), other = near.open(), near.database()
+        pruning = asyncio.Lock()
+
+        async def prune(effect: Effect[Any]) -> None:
+            async with pruning:
+                await other.checkpointer().aprune(["ada"])
+
+        async with working(database, talk.graph, settings=settings(attempts=3)) as runtime:
+            before = await turns(runtime, 10)
+            line.before = prune
+            run = await runtime.wait(await runtime.accept("ada", "boom"), 60)
+            assert (run.state, run.attempts) == ("failed", 3)
+            line.before = None
+            assert await spoken(other, talk.graph, "ada") == before
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
+def test_the_first_run_of_a_thread_leaves_nothing_although_it_was_pruned_meanwhile(
+    near: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        database, other = near.database(), near.database()
+        async with working(database, talk.graph) as runtime:
+            run = await runtime.accept("ada", "hold this")
+            await eventually(lambda: talk.under_way)
+            await other.checkpointer().aprune(["ada"])
+            assert await runtime.stop("ada", run.id, rollback=True)
+            assert (await runtime.wait(run, 30)).state == "rolled_back"
+        assert await spoken(other, talk.graph, "ada") == []
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_run_from_an_old_checkpoint_is_taken_back_to_the_head_before_it(
+    storage: Storage, talk: Talk, pruned: bool
+) -> None:
+    async def main() -> None:
+        database, other = storage.database(), storage.database()
+        async with working(database, talk.graph) as runtime:
+            before = await turns(runtime, 4)
+            options = Options(checkpoint_id=at(database, talk, 2))
+            run = await runtime.submit("ada", {"messages": [("user", "hold this")]}, options=options)
+            await eventually(lambda: talk.under_way)
+            assert len(await spoken(other, talk.graph, "ada")) == 3
+            if pruned:
+                await other.checkpointer().aprune(["ada"])
+            assert await runtime.stop("ada", run.id, rollback=True)
+            assert (await runtime.wait(run, 30)).state == "rolled_back"
+            assert await spoken(other, talk.graph, "ada") == before
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
+def test_a_tag_on_a_run_does_not_hold_the_head_at_it(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, other = near.database(), near.database()
+        async with working(database, talk.graph) as runtime:
+            before = await turns(runtime, 2)
+            run = await runtime.accept("ada", "hold this")
+            await eventually(lambda: talk.under_way)
+            other.tag("ada", "kept")
+            assert await runtime.stop("ada", run.id, rollback=True)
+            assert (await runtime.wait(run, 30)).state == "rolled_back"
+            assert await spoken(other, talk.graph, "ada") == before
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
+def test_a_worker_that_lost_a_run_does_not_take_back_what_another_finished(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        (first, line), (second, later) = near.open(), near.open()
+        slow = settings(lease=1.0, attempts=1, on_failure="rollback")
+        async with working(first, talk.graph, settings=slow) as losing:
+            await turns(losing, 1)
+            deafen(losing)
+            run = await losing.accept("ada", "hold this")
+            await eventually(lambda: talk.under_way)
+            # The second process takes the run over and finishes it; then the first one's attempt fails.
+            other = Talk()
+            other.gate.set()
+            later.ahead_us = 10_000_000
+            async with working(second, other.graph, settings=settings(attempts=5)) as taking:
+                assert (await taking.wait(run, 30)).state == "done"
+                talk.error = RuntimeError("late")
+                runner = losing._worker.runner
+                held = runner._working[next(iter(runner._working))]
+                held.cancel("rollback")
+                await eventually(lambda: not runner._working)
+                await asyncio.sleep(0.2)
+                said = await spoken(second, talk.graph, "ada")
+        assert said == ["turn 0", "echo: turn 0", "hold this", "echo: hold this"]
+        assert second.fsck("ada") == []
+        assert line.commits
+
+    go(main())
+
+
+def _fails_before_the_first_checkpoint(line: Line, thread: str = "ada") -> None:
+    """The next commit that stores a checkpoint is refused, as if the database were away, once."""
+    failed: list[bool] = []
+
+    async def fail(effect: Effect[Any]) -> None:
+        puts = isinstance(effect, Commit) and any(op.kind is CHECKPOINT for op in effect.ops)
+        if puts and not failed:
+            failed.append(True)
+            raise Unavailable("the database is away for a moment")
+
+    line.before = fail
+
+
+def test_a_command_whose_first_attempt_stored_nothing_is_given_again(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = near.open()
+        async with working(database, talk.graph) as runtime:
+            before = await turns(runtime, 2)
+            deadly = asyncio.Event()
+
+            async def die(effect: Effect[Any]) -> None:
+                if isinstance(effect, Commit) and any(
+                    op.kind.name in ("checkpoint", "write") for op in effect.ops
+                ):
+                    deadly.set()
+                    line.is_dead = True
+
+            line.before = die
+            run = await runtime.submit(
+                "ada",
+                None,
+                command={"update": {"messages": [{"role": "user", "content": "told"}]}, "goto": "talk"},
+            )
+            await asyncio.wait_for(deadly.wait(), 30)
+            vanish(runtime, line)
+        second, ahead = near.open()
+        ahead.ahead_us = 3600 * 1_000_000
+        async with working(second, talk.graph) as runtime:
+            ended = await runtime.wait(run, 30)
+            assert (ended.state, ended.attempts) == ("done", 2)
+        assert await spoken(second, talk.graph, "ada") == [*before, "told", "echo: told"]
+
+    go(main())
+
+
+def test_a_run_from_an_old_checkpoint_whose_first_attempt_stored_nothing_starts_there(
+    near: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        database, line = near.open()
+        async with working(database, talk.graph) as runtime:
+            before = await turns(runtime, 3)
+            options = Options(checkpoint_id=at(database, talk, 2))
+            _fails_before_the_first_checkpoint(line)
+            run = await runtime.submit("ada", {"messages": [("user", "instead")]}, options=options)
+            ended = await runtime.wait(run, 30)
+            assert (ended.state, ended.attempts) == ("done", 2)
+        assert await spoken(database, talk.graph, "ada") == [*before[:2], "instead", "echo: instead"]
+        assert (await values(database, talk.graph, "ada"))["heard"] == ["turn 0", "instead"]
+
+    go(main())

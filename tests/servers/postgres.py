@@ -36,7 +36,7 @@ class Postgres:
         self.folder = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir="/tmp"))
         self.process: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
-        self.port = _free_port()
+        self.port = free_port()
         self._durable = durable
         self._binaries = _binaries(self.folder)
         self._as: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def empty(server: Postgres | None = None, **parameters: object) -> Iterator[str]
         connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE'.encode())
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ from typing import TypeVar
 import psycopg
 from psycopg import errors, pq
 
-from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable, Unmigrated
 from perdure.storage.sql.postgres.functions import NOW, TOO_LATE
 from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.statements import Statement
@@ -234,6 +234,11 @@ def translated(error: psycopg.Error, place: Place) -> PerdureError:
     said = error.diag.message_primary or type(error).__name__
     if state in ("42P01", "42883", "3F000", "42703"):
         return Unmigrated(f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`")
+    if state in ("42P05", "26000") and place.prepare:
+        return BadUrl(
+            f"{place.name}: a pooler between this process and PostgreSQL gives each statement another session, "
+            "where statements prepared by name are missing or another client's; remove prepare=1 from the URL"
+        )
     if state == "25006":
         return Unavailable(
             f"{place.name} takes no writes (a standby, or read-only by setting); connect to the primary"

@@ -17,15 +17,17 @@ from typing import Any
 
 from tests.conftest import missing
 from tests.servers import postgres
+from tests.servers.certificates import Issued
 from tests.servers.postgres import Postgres
 
 _READY_S = 10
 
 
 class PgBouncer:
-    """A pooler in ``transaction`` mode with few server connections, so that those of a client change often."""
+    """A pooler in ``transaction`` mode with few server connections, so that those of a client change often.
+    With ``tls`` it takes no client that does not encrypt."""
 
-    def __init__(self, server: Postgres, *, size: int = 3) -> None:
+    def __init__(self, server: Postgres, *, size: int = 3, tls: Issued | None = None) -> None:
         program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
         if program is None:
             missing("pgbouncer", "install it with your system's packages (Debian: apt-get install pgbouncer)")
@@ -39,7 +41,7 @@ class PgBouncer:
             nobody = pwd.getpwnam("nobody")
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
             os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
-        settings = {
+        settings: dict[str, Any] = {
             "listen_addr": "127.0.0.1",
             "listen_port": self.port,
             "unix_socket_dir": "",
@@ -49,6 +51,15 @@ class PgBouncer:
             "max_client_conn": 300,
             "ignore_startup_parameters": "extra_float_digits",
         }
+        if tls is not None:
+            settings |= {"client_tls_sslmode": "require"}
+            for name, content in (("cert", tls.certificate), ("key", tls.key)):
+                file = self.folder / name
+                file.write_bytes(content)
+                file.chmod(0o600)
+                if self._as:
+                    os.chown(file, self._as["user"], self._as["group"])
+                settings[f"client_tls_{name}_file"] = str(file)
         lines = [f"{name} = {value}" for name, value in settings.items()]
         target = f"* = host=127.0.0.1 port={server.port} user=postgres"
         (self.folder / "pgbouncer.ini").write_text("\n".join(("[databases]", target, "[pgbouncer]", *lines)))
@@ -83,18 +94,10 @@ class PgBouncer:
 
 
 @contextmanager
-def pooled(server: Postgres | None = None) -> Iterator[PgBouncer]:
+def pooled(server: Postgres | None = None, tls: Issued | None = None) -> Iterator[PgBouncer]:
     """A pooler before a server, the shared one unless another is given."""
-    bouncer = PgBouncer(server or postgres.shared())
+    bouncer = PgBouncer(server or postgres.shared(), tls=tls)
     try:
         yield bouncer
     finally:
         bouncer.close()
-
-
-@contextmanager
-def empty() -> Iterator[str]:
-    """The URL of a schema that nobody has used, by way of a pooler."""
-    server = postgres.shared()
-    with pooled(server) as bouncer, postgres.empty(server, notify="off") as url:
-        yield url.replace(f":{server.port}/", f":{bouncer.port}/")

@@ -14,8 +14,8 @@ import perdure
 from perdure.errors import BadUrl, Unavailable
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Put
 from perdure.model.records import TAG, Partition
-from perdure.storage.url import open_driver
 from perdure.storage.port import Driver
+from perdure.storage.url import open_driver
 from perdure.testing.conformance import Blocking, DriverContract
 from tests.langgraph.graphs import chain
 from tests.langgraph.session import config
@@ -79,7 +79,8 @@ def test_a_pooler_that_is_killed_under_load_loses_nothing_that_was_acknowledged(
                         answer = driver.perform(Commit(at, (put,)))
                     except Unavailable:
                         (found,) = driver.perform(Fetch(at, (Get(TAG, ("n",)),)))
-                        assert (stored := found[0].version if found else 0) in (held, held + 1)
+                        stored = found[0].version if found else 0
+                        assert stored in (held, held + 1)
                         held = stored
                         continue
                     assert answer == Committed()
@@ -106,14 +107,18 @@ def test_statements_prepared_by_name_are_refused_behind_it(url: str) -> None:
     """Another session of the server does not have them, or has another client's."""
     open_driver(url, migrate=True).close()
     prepared = f"{url}&prepare=1"
-    with pytest.raises(BadUrl, match="remove prepare=1"), closing(open_driver(prepared)) as driver:
-        with closing(open_driver(prepared)) as other, ThreadPoolExecutor(8) as pool:
+    with (
+        closing(open_driver(prepared)) as driver,
+        closing(open_driver(prepared)) as other,
+        ThreadPoolExecutor(8) as pool,
+    ):
 
-            def ask(n: int) -> None:
-                one = driver if n % 2 else other
-                one.perform(Commit(Partition("", f"t{n}"), (_tag("c", version=1),)))
-                one.perform(Fetch(Partition("", f"t{n}"), (Get(TAG, ("n",)),)))
+        def ask(n: int) -> None:
+            one = driver if n % 2 else other
+            one.perform(Commit(Partition("", f"t{n}"), (_tag("c", version=1),)))
+            one.perform(Fetch(Partition("", f"t{n}"), (Get(TAG, ("n",)),)))
 
+        with pytest.raises(BadUrl, match="remove prepare=1"):
             list(pool.map(ask, range(200)))
 
 

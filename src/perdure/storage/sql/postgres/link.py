@@ -197,6 +197,8 @@ def _may_pass(error: psycopg.Error) -> bool:
             "does not exist",
             "no pg_hba.conf",
             "role ",
+            "certificate",
+            "does not support SSL",
         )
     )
 
@@ -215,6 +217,26 @@ def _unreachable(error: psycopg.Error, place: Place) -> PerdureError:
         )
     if "role" in text and "does not exist" in text:
         return Unavailable(f"{place.name}: there is no such user; create it (createuser), or correct the URL")
+    if "server does not support SSL" in text:
+        return Unavailable(
+            f"{place.name}: the server does not offer TLS and sslmode= in the URL demands it; turn TLS on "
+            "there (ssl = on), or change sslmode="
+        )
+    if "root certificate file" in text:
+        detail = text.partition("root certificate file")[2]
+        return Unavailable(
+            f"{place.name}: root certificate file{detail}; name the file of the authority that signed the "
+            "server's certificate in sslrootcert="
+        )
+    if "certificate" in text:
+        detail = (
+            text.rpartition("failed: ")[2] if "verify failed" not in text else "certificate verify failed"
+        )
+        return Unavailable(
+            f"{place.name}: the server's TLS certificate was not accepted ({detail}); connect to a host that "
+            "it names in the URL, see that it has not expired, and name the file of the authority that "
+            "signed it in sslrootcert="
+        )
     if "too many c" in text or "remaining connection slots" in text:
         return Unavailable(
             f"{place.name}: the server has no connection left; lower pool= in the URLs, raise "
@@ -236,8 +258,9 @@ def translated(error: psycopg.Error, place: Place) -> PerdureError:
         return Unmigrated(f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`")
     if state in ("42P05", "26000") and place.prepare:
         return BadUrl(
-            f"{place.name}: a pooler between this process and PostgreSQL gives each statement another session, "
-            "where statements prepared by name are missing or another client's; remove prepare=1 from the URL"
+            f"{place.name}: a pooler between this process and PostgreSQL gives each statement another "
+            "session, where statements prepared by name are missing or another client's; remove prepare=1 "
+            "from the URL"
         )
     if state == "25006":
         return Unavailable(

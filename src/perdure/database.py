@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -27,11 +28,11 @@ from perdure.langgraph.saver import OnConflict, PerdureSaver
 from perdure.langgraph.serde import TypeName
 from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
-from perdure.model.ops import Fetch, Get
-from perdure.model.program import Effect, Program
+from perdure.model.ops import Fetch, Find, Found, Get
+from perdure.model.program import Effect, Program, ask
 from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
 from perdure.storage.archive import Archive
-from perdure.storage.port import Driver, Limits, arun, bell_of, run
+from perdure.storage.port import Driver, Limits, arun, bell_of, has_listing, run
 from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.storage.url import open_driver, redacted
 
@@ -43,8 +44,8 @@ DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langg
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """An entry of the catalogue. ``updated_at`` is the time of the latest checkpoint, ISO 8601. ``error``
-    says why the latest checkpoint cannot be read."""
+    """An entry of the catalogue. ``updated_at`` is when the thread was changed last, ISO 8601; where it is
+    read from the latest checkpoint, and that cannot be read, ``error`` says why."""
 
     tenant: str
     thread_id: str
@@ -103,13 +104,21 @@ class Database:
 
     async def threads(self) -> AsyncIterator[Thread]:
         """The tenant's threads, by id."""
-        for partition in await arun(retention.all_threads(self._tenant), self._driver):
-            yield await arun(_thread(partition), self._driver)
+        after: Partition | None = None
+        while page := await arun(_page(self._tenant, after), self._driver):
+            for found in page:
+                entry = _entry(found)
+                yield entry if entry is not None else await arun(_thread(found.partition), self._driver)
+            after = page[-1].partition
 
     def threads_sync(self) -> Iterator[Thread]:
         """As ``threads``, blocking."""
-        for partition in run(retention.all_threads(self._tenant), self._driver):
-            yield run(_thread(partition), self._driver)
+        after: Partition | None = None
+        while page := run(_page(self._tenant, after), self._driver):
+            for found in page:
+                entry = _entry(found)
+                yield entry if entry is not None else run(_thread(found.partition), self._driver)
+            after = page[-1].partition
 
     def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
         """Anchor a checkpoint, the latest when no id is given, so that no pruning removes it; its id."""
@@ -236,6 +245,11 @@ class Database:
         return (1 + secrets.randbelow(1 << 30)) << 24
 
     @property
+    def has_listing(self) -> bool:
+        """Whether threads can be listed by time and status without reading them."""
+        return has_listing(self._driver)
+
+    @property
     def has_bell(self) -> bool:
         """Whether processes on this database can tell each other at once that something changed."""
         return bell_of(self._driver) is not None
@@ -274,6 +288,17 @@ class Database:
         for store in list(self._stores):
             store.stop_ttl_sweeper()
         self._driver.close()
+
+
+def _page(tenant: str, after: Partition | None) -> Program[tuple[Found, ...]]:
+    return (yield from ask(Find("threads", tenant, after=after)))
+
+
+def _entry(found: Found) -> Thread | None:
+    if found.listed is None:
+        return None
+    at = datetime.fromtimestamp(found.listed.updated_at / 1_000_000, UTC)
+    return Thread(found.partition.tenant, found.partition.thread, at.isoformat(timespec="microseconds"))
 
 
 def _thread(partition: Partition) -> Program[Thread]:

@@ -27,7 +27,7 @@ from perdure.model.program import Effect
 from perdure.model.records import KINDS, Partition, Record
 from perdure.runtime import Channel, Runtime, Settings
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import Driver, Limits, has_listing
 from perdure.storage.sealed import SealedDriver
 from tests.backends import EMPTY
 
@@ -192,6 +192,10 @@ class Line:
     @property
     def limits(self) -> Limits:
         return self._inner.limits
+
+    @property
+    def has_listing(self) -> bool:
+        return has_listing(self._inner)
 
     def die_at(self, number: int, when: str) -> None:
         """Die at the commit of this number, from now, before it or after it."""

@@ -82,10 +82,14 @@ def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk
             catalogue = Catalogue(runtime)
             await runtime.wait(await runtime.accept("a", "hello"), 30)
             row = await catalogue.get(Partition("", "a"))
-            assert (row.status, row.has_state, row.metadata) == ("idle", True, {})
-            assert await found(catalogue) == []
+            assert (row.status, row.has_state, row.metadata) == ("idle", True, {"graph_id": "agent"})
+            assert not row.has_document
+            assert await found(catalogue) == ["a"]
             await catalogue.adopt(Partition("", "a"), row)
             assert await found(catalogue) == ["a"]
+            assert await catalogue.get(Partition("", "a")) == row._replace(
+                has_document=True, updated_at=(await catalogue.get(Partition("", "a"))).updated_at
+            )
 
     go(main())
 
@@ -132,6 +136,6 @@ def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk:
     copied = runner.invoke(app, ["copy", "--from", urls[0], "--to", urls[1]])
     assert copied.exit_code == 0, copied.output
     assert "1 of a server's listings" in copied.output.replace("\n", " ")
-    assert asyncio.run(look()) == [("empty", {"n": 2}), ("a", {"n": 1})]
+    assert asyncio.run(look()) == [("a", {"n": 1}), ("empty", {"n": 2})]
     again = runner.invoke(app, ["copy", "--from", urls[0], "--to", urls[1]])
     assert "were there already" in again.output

@@ -7,7 +7,7 @@ It knows no collection by name, and nothing of what a document says. Times are m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.engine.transact import retrying
@@ -148,6 +148,21 @@ def newest(
         (stubs,) = yield from ask(Fetch(partition, (item._replace(bodies=False),)))
         return (yield from _each(partition, stubs))
     return tuple(map(_readable, found))
+
+
+def several(partition: Partition, collection: str, names: Sequence[str]) -> Program[tuple[Document, ...]]:
+    """The documents of names, those that there are. One that cannot be read has an empty body and a
+    ``fault``."""
+    gets = tuple(Get(DOCUMENT, (collection, name)) for name in names)
+    if not gets:
+        return ()
+    try:
+        found = yield from ask(Fetch(partition, gets))
+    except Corrupt:
+        stubs = tuple(Range(DOCUMENT, get.key, limit=1, bodies=False) for get in gets)
+        there = yield from ask(Fetch(partition, stubs))
+        return (yield from _each(partition, [stub for answer in there for stub in answer]))
+    return tuple(_readable(record) for answer in found for record in answer)
 
 
 def _each(partition: Partition, stubs: Iterable[Record]) -> Program[tuple[Document, ...]]:

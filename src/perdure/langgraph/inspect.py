@@ -83,6 +83,12 @@ def latest(partition: Partition, digest: Digester) -> Program[CheckpointView]:
     return (yield from _full(partition, found.checkpoint, found.writes, names, digest))
 
 
+def metadata_of(record: CheckpointRecord) -> dict[str, Any]:
+    """The metadata of a checkpoint in plain data."""
+    metadata: dict[str, Any] = _serde.unpack(record.metadata)
+    return metadata
+
+
 def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Program[list[CheckpointView]]:
     """The newest checkpoints of a namespace, newest first, without their values."""
     names = yield from _tag_names(partition)

@@ -123,12 +123,23 @@ class Commit(Effect[Committed | Refused]):
             raise ValueError("a commit holds at most one operation a key")
 
 
+class Listed(NamedTuple):
+    """A thread's row in the listing. Times are microseconds since 1970; ``status`` is ``unsure`` where the
+    thread has to be read for it."""
+
+    created_at: int
+    updated_at: int
+    status: str
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A hint from an index: a partition and, where the index is of records, the record's clear part."""
+    """A hint from an index: a partition and, where the index is of records, the record's clear part; of
+    threads also their rows in the listing, where there is one."""
 
     partition: Partition
     record: Record | None = None
+    listed: Listed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +152,13 @@ class Find(Effect[tuple[Found, ...]]):
     ``until``; a backend that removes them by itself finds none) or ``"due"`` (lanes whose ``due_at`` is at or
     below ``until``, those due longest first; of such a record only the key and ``due_at`` are promised). A
     partition may be found empty.
+
+    ``"listed"``, where ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``,
+    those with the status ``value`` if one is given, past the first ``skip``. No other verb orders
+    partitions by anything but their names.
     """
 
-    index: Literal["threads", "runs", "expired", "due"]
+    index: Literal["threads", "runs", "expired", "due", "listed"]
     tenant: str | None
     value: str = ""
     after: Partition | None = None
@@ -151,6 +166,9 @@ class Find(Effect[tuple[Found, ...]]):
     space: str = THREADS
     prefix: str = ""
     until: int = 0
+    by: Literal["updated_at", "created_at"] = "updated_at"
+    reverse: bool = False
+    skip: int = 0
 
     @property
     def prefix_end(self) -> str:

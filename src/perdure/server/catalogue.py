@@ -7,58 +7,24 @@ against the thread before it is told to anybody.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.errors import Corrupt, NotFound
-from perdure.model.lane import IN, Lane
-from perdure.model.messages import DONE, FAILED, ROLLED_BACK, Run
-from perdure.model.ops import Check, Expect, Fetch, Get, Range
-from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, LANE, OF_THREAD, RUN, SERVER, Partition, Record
+from perdure.errors import NotFound
+from perdure.model.ops import Check, Expect, Listed
+from perdure.model.records import DOCUMENT, OF_THREAD, SERVER, Partition
 from perdure.runtime import Runtime
 from perdure.server.config import ThreadTtl
-
-Status = Literal["idle", "busy", "interrupted", "error"]
+from perdure.server.thread_order import Order, Place, places, rows, sort_rows
+from perdure.server.thread_rows import EDITED, Row, Status, look, row_of
 
 THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
 """What holds of a thread that its clients know: a commit that carries it is refused once the thread is
 deleted."""
 
-_LOOKED_AT = 10
-_LOOKS = (
-    Get(DOCUMENT, OF_THREAD),
-    Get(LANE, (IN,)),
-    Range(RUN, by="first", reverse=True, limit=_LOOKED_AT),
-    Get(HEAD, ("",)),
-)
-_PAGE = 100
-_AT_ONCE = 16
-
-
-class Row(NamedTuple):
-    """A thread as it stands. Times are microseconds since 1970. ``run`` is the newest that was not taken
-    back; ``has_state`` says whether it has a checkpoint. With a ``fault`` some of the thread's records cannot
-    be read: the others are shown, and the status is ``error``."""
-
-    thread_id: str
-    metadata: Mapping[str, Any]
-    created_at: int
-    updated_at: int
-    status: Status
-    run: Run | None
-    has_state: bool
-    ttl: Mapping[str, Any] | None
-    fault: Corrupt | None = None
-
-    @property
-    def graph_id(self) -> str | None:
-        """The graph that speaks on the thread, if one has."""
-        graph_id = self.metadata.get("graph_id")
-        return graph_id if isinstance(graph_id, str) else None
+_FIRST_BATCH, _BATCH = 32, 500
 
 
 class Catalogue:
@@ -86,11 +52,11 @@ class Catalogue:
         made = await self._database.arun(
             documents.put(partition, *OF_THREAD, body, now, Expect.ABSENT, fresh)
         )
-        return None if made is None else _row(partition, made, None, None, None)
+        return None if made is None else row_of(partition, made)
 
     async def look(self, partition: Partition) -> Row | None:
         """A thread as it stands now."""
-        return await self._database.arun(_look(partition))
+        return await self._database.arun(look(partition))
 
     async def get(self, partition: Partition) -> Row:
         """As ``look``; ``NotFound`` when there is no such thread."""
@@ -101,7 +67,7 @@ class Catalogue:
 
     async def adopt(self, partition: Partition, row: Row) -> None:
         """See to it that a thread that a program made without a server is in the catalogue."""
-        body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": None}
+        body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
         now = await self._runtime.now()
         fresh = self._database.fresh()
         await self._database.arun(documents.put(partition, *OF_THREAD, body, now, Expect.ABSENT, fresh))
@@ -130,29 +96,25 @@ class Catalogue:
     async def edited(self, partition: Partition, run_id: str | None, *, goes_on: bool) -> None:
         """A thread's state was given new values after a run; ``goes_on`` says that there is more to do."""
 
-        def noted(before: Document | None) -> Mapping[str, Any] | None:
-            edited = {"run_id": run_id, "goes_on": goes_on}
-            return None if before is None else {**before.body, "edited": edited}
-
         now = await self._runtime.now()
-        program = documents.change(partition, *OF_THREAD, noted, now, self._database.fresh())
-        changed = await self._database.arun(program)
-        if changed is not None:
-            await self._list(partition, changed.body, now)
+        body = {"run_id": run_id, "goes_on": goes_on}
+        fresh = self._database.fresh()
+        await self._database.arun(documents.put(partition, *EDITED, body, now, Expect.ANY, fresh))
+        found = await self._database.arun(documents.get(partition, *OF_THREAD))
+        if found is not None:
+            await self._list(partition, found.body, now)
 
     async def touched(self, partition: Partition) -> None:
         """A thread was spoken to: it comes first from now on, and its time to live starts anew."""
         now = await self._runtime.now()
         found = await self._database.arun(documents.get(partition, *OF_THREAD))
         if found is not None:
-            body = found.body
-            if (ttl := body.get("ttl")) is not None:
-                body = {**body, "ttl": _ttl(ttl, now)}
-                fresh = self._database.fresh()
-                await self._database.arun(
-                    documents.put(partition, *OF_THREAD, body, now, found.version, fresh)
-                )
-            await self._list(partition, body, now)
+            ttl = found.body.get("ttl")
+            body = found.body if ttl is None else {**found.body, "ttl": _ttl(ttl, now)}
+            fresh = self._database.fresh()
+            await self._database.arun(documents.put(partition, *OF_THREAD, body, now, found.version, fresh))
+            if ttl is not None:
+                await self._list(partition, body, now)
 
     async def remove(self, partition: Partition) -> bool:
         """Remove a thread with everything in it; whether there was one. A run that is under way stores
@@ -169,49 +131,94 @@ class Catalogue:
         metadata: Mapping[str, Any] | None = None,
         ids: Sequence[str] | None = None,
         status: Status | None = None,
+        sees: Callable[[Mapping[str, Any]], bool] | None = None,
+        order: Order | None = None,
+        skip: int = 0,
     ) -> AsyncIterator[Row]:
-        """The threads of a tenant, those that were spoken to last first, each as it stands now."""
+        """The threads of a tenant, past the first ``skip``, each as it stands now: those that were spoken to
+        last first, unless an ``order`` says otherwise. ``sees`` says of a thread's metadata whether it is
+        asked for."""
+
+        def is_wanted(said: Mapping[str, Any]) -> bool:
+            return contains(said, metadata or {}) and (sees is None or sees(said))
+
+        def is_asked_for(row: Row) -> bool:
+            return status in (None, row.status) and is_wanted(row.metadata)
+
+        order = order or Order()
         if ids is not None:
-            for at in range(0, len(ids), _PAGE):
-                for row in await self._standing(tenant, ids[at : at + _PAGE]):
-                    if _is_asked_for(row, metadata, status):
-                        yield row
+            found = [Place(Partition(tenant, name), Listed(0, 0, "")) for name in dict.fromkeys(ids)]
+            for row in sort_rows(await rows(self._database, found), order)[skip:]:
+                if is_asked_for(row):
+                    yield row
             return
-        async for row in self._listed(tenant, lambda said: contains(said["metadata"], metadata or {})):
-            if _is_asked_for(row, metadata, status):
-                yield row
+        needs_metadata = bool(metadata) or sees is not None
+        # Without a condition on metadata those that are passed over need not be read.
+        passed = 0 if needs_metadata else skip
+        async for batch in _batches(places(self._database, tenant, order, status, passed)):
+            wanted = batch
+            if needs_metadata:
+                entries = await self._entries(tenant, batch)
+                wanted = [
+                    place
+                    for place in batch
+                    if (entry := entries.get(place.partition.thread)) is None or is_wanted(entry["metadata"])
+                ]
+            for row in await rows(self._database, wanted):
+                if not is_asked_for(row):
+                    continue
+                if passed >= skip:
+                    yield row
+                else:
+                    passed += 1
+
+    async def count(
+        self,
+        tenant: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        ids: Sequence[str] | None = None,
+        status: Status | None = None,
+        sees: Callable[[Mapping[str, Any]], bool] | None = None,
+    ) -> int:
+        """How many threads ``search`` finds."""
+        number = 0
+        if ids is None and not metadata and sees is None:
+            async for _ in places(self._database, tenant, Order(), status):
+                number += 1
+            return number
+        async for _ in self.search(tenant, metadata=metadata, ids=ids, status=status, sees=sees):
+            number += 1
+        return number
 
     async def expired(self, tenant: str, now: int) -> AsyncIterator[Row]:
-        """The threads whose time is over. Of the others only the list is read."""
-        async for row in self._listed(tenant, lambda said: _is_over(said.get("ttl"), now)):
-            if _is_over(row.ttl, now) and row.status != "busy":
-                yield row
+        """The threads whose time is over. Those that nobody gave a time to live have the usual one, from
+        their last checkpoint on. Of the others only the list is read."""
+        # All are found before the first is removed: a page that others have left would begin too late.
+        every = [place async for place in places(self._database, tenant, Order(descending=False))]
+        for at in range(0, len(every), _BATCH):
+            batch = every[at : at + _BATCH]
+            entries = await self._entries(tenant, batch)
+            wanted: list[Place] = []
+            for place in batch:
+                entry = entries.get(place.partition.thread)
+                ttl = self._usual_from(place.listed.updated_at) if entry is None else entry.get("ttl")
+                if _is_over(ttl, now):
+                    wanted.append(place)
+            for row in await rows(self._database, wanted):
+                if not row.has_document and row.fault is None:
+                    row = row._replace(ttl=self._usual_from(row.updated_at))
+                if _is_over(row.ttl, now) and row.status != "busy":
+                    yield row
 
-    async def _listed(self, tenant: str, may_be: Callable[[Mapping[str, Any]], bool]) -> AsyncIterator[Row]:
-        """The threads that may be wanted by what the list says of them, each as it stands now."""
-        before: int | None = None
-        seen: set[str] = set()
-        while True:
-            program = documents.newest(_listing(tenant), "threads", _PAGE + len(seen), before)
-            page = await self._database.arun(program)
-            wanted = [
-                entry.name
-                for entry in page
-                if entry.name not in seen and (entry.fault is not None or may_be(entry.body))
-            ]
-            for row in await self._standing(tenant, wanted):
-                yield row
-            if len(page) < _PAGE:
-                return
-            before = page[-1].updated_at
-            seen = {entry.name for entry in page if entry.updated_at == before}
+    def _usual_from(self, updated_at: int) -> Mapping[str, Any] | None:
+        return _ttl(self._usual, updated_at)
 
-    async def _standing(self, tenant: str, ids: Sequence[str]) -> list[Row]:
-        rows: list[Row] = []
-        for at in range(0, len(ids), _AT_ONCE):
-            looks = (self.look(Partition(tenant, name)) for name in ids[at : at + _AT_ONCE])
-            rows += [row for row in await asyncio.gather(*looks) if row is not None]
-        return rows
+    async def _entries(self, tenant: str, found: Sequence[Place]) -> dict[str, Mapping[str, Any]]:
+        """What the tenant's list says of threads, by name; of one that it cannot say anything of, nothing."""
+        names = [place.partition.thread for place in found]
+        program = documents.several(_listing(tenant), "threads", names)
+        return {entry.name: entry.body for entry in await self._database.arun(program) if entry.fault is None}
 
     async def _adopted(self, partition: Partition) -> None:
         found = await self._database.arun(documents.get(partition, *OF_THREAD))
@@ -254,79 +261,8 @@ def _same_number(a: Any, b: Any) -> bool:
     return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
 
 
-def _is_asked_for(row: Row, metadata: Mapping[str, Any] | None, status: Status | None) -> bool:
-    return (status is None or row.status == status) and contains(row.metadata, metadata or {})
-
-
 def _listing(tenant: str) -> Partition:
     return Partition(tenant, "threads", SERVER)
-
-
-def _look(partition: Partition) -> Program[Row | None]:
-    (found, lanes, runs, heads), fault = yield from _records(partition)
-    lane = Lane.read(IN, lanes)
-    document: Document | None = None
-    kept: list[Run] = []
-    try:
-        document = Document.read(found[0]) if found else None
-    except Corrupt as error:
-        fault = error
-    try:
-        # What never began left nothing, as what was taken back.
-        kept = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
-    except Corrupt as error:
-        fault = error
-    if document is None and fault is None and not heads and not lane.version:
-        return None
-    row = _row(partition, document, lane, kept[0] if kept else None, bool(heads) or None)
-    return row if fault is None else row._replace(fault=fault, status="error")
-
-
-def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
-    """A thread's records, and why one of them is missing if it does not open."""
-    try:
-        return (yield from ask(Fetch(partition, _LOOKS))), None
-    except Corrupt as error:
-        fault = error
-    out: list[tuple[Record, ...]] = []
-    for look in _LOOKS:
-        try:
-            out += yield from ask(Fetch(partition, (look,)))
-        except Corrupt as error:
-            out.append(())
-            fault = error
-    return tuple(out), fault
-
-
-def _row(
-    partition: Partition,
-    document: Document | None,
-    lane: Lane | None,
-    run: Run | None,
-    has_state: bool | None,
-) -> Row:
-    body = {} if document is None else document.body
-    updated = 0 if document is None else document.updated_at
-    return Row(
-        partition.thread,
-        body.get("metadata", {}),
-        body.get("created_at", run.started_at if run else 0),
-        max(updated, run.updated_at if run else 0),
-        _status(lane, run, body.get("edited")),
-        run,
-        bool(has_state),
-        body.get("ttl"),
-    )
-
-
-def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
-    if lane is not None and (lane.run_id is not None or lane.pending):
-        return "busy"
-    if edited is not None and edited["run_id"] == (None if run is None else run.id):
-        return "interrupted" if edited["goes_on"] else "idle"
-    if run is None or run.state == DONE:
-        return "idle"
-    return "error" if run.state == FAILED else "interrupted"
 
 
 def _is_over(ttl: Mapping[str, Any] | None, now: int) -> bool:
@@ -342,3 +278,16 @@ def _ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] | None:
         "ttl_minutes": minutes,
         "expires_at": now + round(minutes * 60_000_000),
     }
+
+
+async def _batches(found: AsyncIterator[Place]) -> AsyncIterator[list[Place]]:
+    """Places in growing groups: the first answers soon, the later ones need few requests."""
+    batch: list[Place] = []
+    size = _FIRST_BATCH
+    async for place in found:
+        batch.append(place)
+        if len(batch) == size:
+            yield batch
+            batch, size = [], _BATCH
+    if batch:
+        yield batch

@@ -23,11 +23,11 @@ from perdure.runtime.options import Told
 from perdure.server import bodies, faults, shapes, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.bodies import NewRun, Ref
-from perdure.server.catalogue import Row
 from perdure.server.checkpoints import NoCheckpoint
 from perdure.server.host import Caller
 from perdure.server.routes.states import config_of, graph_id_of, snapshot
 from perdure.server.submissions import submit
+from perdure.server.thread_rows import Row
 
 _MODES: tuple[Told, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)

@@ -25,10 +25,11 @@ from perdure.server.addresses import Reach
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
 from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
-from perdure.server.catalogue import Catalogue, Row, missing
+from perdure.server.catalogue import Catalogue, missing
 from perdure.server.config import Limits, ThreadTtl
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
+from perdure.server.thread_rows import Row
 
 _log = logging.getLogger("perdure.server")
 

@@ -16,8 +16,8 @@ from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
 from perdure.runtime.outgoing import reference_of
 from perdure.server.assistants import Assistant
-from perdure.server.catalogue import Row
 from perdure.server.faults import sentence, sentence_of
+from perdure.server.thread_rows import Row
 
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 

@@ -19,10 +19,11 @@ from perdure.server.addresses import Unreachable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.bodies import NewRun, Ref
-from perdure.server.catalogue import THERE, Row
+from perdure.server.catalogue import THERE
 from perdure.server.checkpoints import require_start, start_of
 from perdure.server.host import Caller
 from perdure.server.shapes import given
+from perdure.server.thread_rows import Row
 
 IDEMPOTENCY_KEY = "idempotency-key"
 DEBOUNCE_MS = "x-debounce-ms"
@@ -101,7 +102,7 @@ async def submit(
         await require_start(caller, thread_id, start, key)
     if row is None:
         row = await _make(caller, thread_id, assistant, is_passing=is_alone and new.on_completion != "keep")
-    elif row.graph_id is None:
+    elif not row.has_document or row.graph_id is None:
         # Perhaps a program made it without a server: a run is accepted only where the thread is known.
         await caller.host.catalogue.adopt(partition, row)
     telling: Telling | None = None

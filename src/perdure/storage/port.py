@@ -64,6 +64,11 @@ def bell_of(driver: Driver) -> Bell | None:
     return getattr(driver, "bell", None)
 
 
+def has_listing(driver: Driver) -> bool:
+    """Whether a driver keeps a listing of threads, which ``Find("listed")`` reads."""
+    return getattr(driver, "has_listing", False)
+
+
 def is_kept(driver: Driver) -> bool:
     """Whether what a driver stores outlives the process."""
     return getattr(driver, "is_kept", True)

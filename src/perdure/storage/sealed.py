@@ -32,7 +32,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.storage.port import Bell, Driver, Limits, bell_of, is_kept
+from perdure.storage.port import Bell, Driver, Limits, bell_of, has_listing, is_kept
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -160,6 +160,10 @@ class SealedDriver:
     @property
     def bell(self) -> Bell | None:
         return bell_of(self._inner)
+
+    @property
+    def has_listing(self) -> bool:
+        return has_listing(self._inner)
 
     @property
     def is_kept(self) -> bool:

@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import Self
 
 from perdure.errors import Corrupt
-from perdure.model.records import SERVER, STORE, Partition
+from perdure.model.records import SERVER, STORE, THREADS, Partition
 from perdure.runtime import Runtime
-from perdure.server.catalogue import Catalogue, Row
+from perdure.server.catalogue import Catalogue
 from perdure.server.config import ThreadTtl
+from perdure.server.thread_rows import Row
 
 _log = logging.getLogger("perdure.server")
 _EVERY_MINUTES = 5.0
@@ -70,6 +71,9 @@ class Sweeper:
         if (row.ttl or {}).get("strategy") == "keep_latest":
             saver = self._runtime.database.checkpointer(tenant=partition.tenant)
             await saver.aprune([partition.thread], strategy="keep_latest")
+            if not row.has_document:
+                # From now on its time to live is counted from its last sweep.
+                await self._catalogue.adopt(partition, row)
             await self._catalogue.touched(partition)
         else:
             await self._catalogue.remove(partition)
@@ -77,8 +81,9 @@ class Sweeper:
     async def _tenants(self) -> tuple[list[str], list[str]]:
         """Those who have threads, and those who have a store."""
         found = await asyncio.to_thread(self._runtime.database.partitions, None)
-        with_threads = [p.tenant for p in found if p.space == SERVER and p.thread == "threads"]
-        return with_threads, sorted({p.tenant for p in found if p.space == STORE})
+        with_threads = {p.tenant for p in found if p.space == THREADS}
+        with_threads |= {p.tenant for p in found if p.space == SERVER and p.thread == "threads"}
+        return sorted(with_threads), sorted({p.tenant for p in found if p.space == STORE})
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -277,7 +277,9 @@ async def cancel_many(
             await _cancelled(caller, thread_id, run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
-    async for row in caller.host.catalogue.search(caller.user.tenant, status="busy"):
+    # All are found before the first run ends: its thread is none of them from then on.
+    found = caller.host.catalogue.search(caller.user.tenant, status="busy")
+    for row in [row async for row in found]:
         if not caller.sees(conditions, row.metadata):
             continue
         for standing in await caller.host.database.arun(inbox.latest(caller.partition(row.thread_id), _PAGE)):

@@ -12,10 +12,10 @@ from langgraph.types import StateSnapshot
 from perdure.errors import Busy, NotFound
 from perdure.server import bodies, shapes
 from perdure.server.auth.identity import Refusal
-from perdure.server.catalogue import Row
 from perdure.server.checkpoints import NoCheckpoint, require
 from perdure.server.host import Caller, CallerNow, ThreadId
 from perdure.server.shapes import Json
+from perdure.server.thread_rows import Row
 
 router = APIRouter(tags=["threads"])
 

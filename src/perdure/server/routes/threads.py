@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Header, Request, Response
@@ -18,10 +18,12 @@ from perdure.server import bodies, naming, shapes
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.bodies import Body
-from perdure.server.catalogue import Row, contains
+from perdure.server.catalogue import contains
 from perdure.server.host import Caller, CallerNow, ThreadId
 from perdure.server.routes.states import graph_id_of, snapshot
 from perdure.server.shapes import Json
+from perdure.server.thread_order import Order
+from perdure.server.thread_rows import Row
 
 router = APIRouter(tags=["threads"])
 
@@ -119,10 +121,17 @@ def _fault_of(row: Row, error: Exception) -> Exception:
 @router.post("/threads/count")
 async def count(caller: CallerNow, asked: bodies.ThreadSearch) -> Json:
     """How many threads there are."""
-    number = 0
-    async for _ in _matching(caller, asked, await _conditions(caller, asked)):
-        number += 1
-    return Json(number)
+    conditions = await _conditions(caller, asked)
+    if not asked.values:
+        number = await caller.host.catalogue.count(
+            caller.user.tenant,
+            metadata=asked.metadata,
+            ids=asked.ids,
+            status=asked.status,
+            sees=_seen_by(caller, conditions),
+        )
+        return Json(number)
+    return Json(len([True async for _ in _matching(caller, asked, conditions)]))
 
 
 @router.post("/threads/prune")
@@ -210,29 +219,37 @@ async def _conditions(caller: Caller, asked: bodies.ThreadSearch) -> Filter | No
 
 
 async def _found(caller: Caller, asked: bodies.ThreadSearch) -> tuple[Sequence[Row], bool]:
-    matching = _matching(caller, asked, await _conditions(caller, asked))
-    is_newest_first = asked.sort_by in (None, "updated_at", "state_updated_at") and asked.sort_order != "asc"
-    end = asked.offset + asked.limit
+    conditions = await _conditions(caller, asked)
+    by = asked.sort_by or "updated_at"
+    order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
+    # Which threads hold the values that are asked for is known only once each was read.
+    skip = 0 if asked.values else asked.offset
+    end = asked.offset + asked.limit - skip
     rows: list[Row] = []
-    async for row in matching:
+    async for row in _matching(caller, asked, conditions, order, skip):
         rows.append(row)
-        if is_newest_first and len(rows) > end:
+        if len(rows) > end:
             break
-    if not is_newest_first:
-        name = (asked.sort_by or "updated_at").removeprefix("state_")
-        rows.sort(key=lambda row: getattr(row, name), reverse=asked.sort_order != "asc")
-    return rows[asked.offset : end], len(rows) > end
+    return rows[asked.offset - skip : end], len(rows) > end
 
 
 async def _matching(
-    caller: Caller, asked: bodies.ThreadSearch, conditions: Filter | None
+    caller: Caller,
+    asked: bodies.ThreadSearch,
+    conditions: Filter | None,
+    order: Order | None = None,
+    skip: int = 0,
 ) -> AsyncIterator[Row]:
-    search = caller.host.catalogue.search(
-        caller.user.tenant, metadata=asked.metadata, ids=asked.ids, status=asked.status
+    found = caller.host.catalogue.search(
+        caller.user.tenant,
+        metadata=asked.metadata,
+        ids=asked.ids,
+        status=asked.status,
+        sees=_seen_by(caller, conditions),
+        order=order,
+        skip=skip,
     )
-    async for row in search:
-        if not caller.sees(conditions, row.metadata):
-            continue
+    async for row in found:
         if asked.values:
             try:
                 state = await _state(caller, row)
@@ -242,6 +259,10 @@ async def _matching(
                 _fault_of(row, error)
                 continue
         yield row
+
+
+def _seen_by(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str, Any]], bool] | None:
+    return None if conditions is None else lambda metadata: caller.sees(conditions, metadata)
 
 
 async def _shown(caller: Caller, row: Row) -> dict[str, Any]:

@@ -6,10 +6,11 @@ by the key, by a prefix of it, or by a declared order: there is no statement tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Delete, Expect, Find, Put, Range
+from perdure.model.ops import Delete, Expect, Find, Found, Listed, Put, Range
 from perdure.model.records import INDEXED, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
@@ -27,29 +28,55 @@ THREAD_NEW = (
     " VALUES (?, ?, ?, ?, 0, 0, 0)"
 )
 THREAD_SUM = f"UPDATE {PREFIX}thread SET total = ?, head = ?, commits = ? WHERE pk = ?"
+_LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
 
 
 def select_threads(effect: Find) -> Statement:
-    """Reads a page of the catalogue, in its order."""
-    where, parameters = ["space = ?"], [effect.space]
+    """Reads a page of the catalogue, in its order, with what the listing says of each."""
+    where, parameters = ["p.space = ?"], [effect.space]
     after = effect.after
     if effect.tenant is not None:
-        where.append("tenant = ?")
+        where.append("p.tenant = ?")
         parameters.append(effect.tenant)
         if after is not None:
-            where.append("thread > ?")
+            where.append("p.thread > ?")
             parameters.append(after.thread)
     elif after is not None:
-        where.append("(tenant, thread) > (?, ?)")
+        where.append("(p.tenant, p.thread) > (?, ?)")
         parameters += [after.tenant, after.thread]
     if effect.prefix:
-        where.append("thread >= ? AND thread < ?")
+        where.append("p.thread >= ? AND p.thread < ?")
         parameters += [effect.prefix, effect.prefix_end]
     if effect.space == RESERVED.space:
-        where.append("NOT (tenant = '' AND thread = '')")
-    sql = f"SELECT tenant, thread, space FROM {PREFIX}thread WHERE {' AND '.join(where)}"
-    return f"{sql} ORDER BY tenant, thread LIMIT ?", (*parameters, effect.limit)
+        where.append("NOT (p.tenant = '' AND p.thread = '')")
+    sql = (
+        f"SELECT {_LISTED} FROM {PREFIX}thread p LEFT JOIN {PREFIX}listing l ON l.t = p.pk"
+        f" WHERE {' AND '.join(where)}"
+    )
+    return f"{sql} ORDER BY p.tenant, p.thread LIMIT ?", (*parameters, effect.limit)
+
+
+def select_listed(effect: Find) -> Statement:
+    """Reads a page of the listing, in the order of a time."""
+    where, parameters = ["l.tenant = ?"], [effect.tenant]
+    if effect.value:
+        where.append("l.status = ?")
+        parameters.append(effect.value)
+    direction = "DESC" if effect.reverse else "ASC"
+    sql = (
+        f"SELECT {_LISTED} FROM {PREFIX}listing l"
+        f" JOIN {PREFIX}thread p ON p.pk = l.t WHERE {' AND '.join(where)}"
+        f" ORDER BY l.{effect.by} {direction}, l.t {direction} LIMIT ? OFFSET ?"
+    )
+    return sql, (*parameters, effect.limit, effect.skip)
+
+
+def found(row: Sequence[Any]) -> Found:
+    """What a row of ``select_threads`` or ``select_listed`` says."""
+    created, updated, status = row[3:]
+    listed = None if status is None else Listed(int(created), int(updated), status)
+    return Found(Partition(*row[:3]), None, listed)
 
 
 @lru_cache(maxsize=64)

@@ -39,6 +39,8 @@ _SLOT_SECONDS = 86_400
 class D1Driver:
     """One D1 database behind a transport. Opening it neither creates nor migrates the schema."""
 
+    has_listing = True
+
     def __init__(
         self, transport: Transport, name: str, *, sleep: Callable[[float], object] = time.sleep
     ) -> None:

@@ -163,6 +163,9 @@ def find(effect: Find) -> Statement:
     if effect.index == "threads":
         text, parameters = sql.select_threads(effect)
         return text, tuple(str(p) for p in parameters)
+    if effect.index == "listed":
+        text, parameters = sql.select_listed(effect)
+        return text, tuple(str(p) for p in parameters)
     kind = INDEXED[effect.index]
     column = next(c for c in kind.fields if c.name == kind.index)
     sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", str(effect.until))
@@ -177,8 +180,8 @@ def find(effect: Find) -> Statement:
 
 def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
     """The answer of a find."""
-    if effect.index == "threads":
-        return tuple(Found(Partition(*row)) for row in rows)
+    if effect.index in ("threads", "listed"):
+        return tuple(map(sql.found, rows))
     kind = INDEXED[effect.index]
     columns = (*kind.key, *kind.fields)
     own = len(Partition._fields)

@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import Unmigrated
+from perdure.storage.sql import listing
 from perdure.storage.sql.schema import HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
 
 # One entry a version: the statements that lead to it from the version before. They are history: a later
@@ -87,6 +88,7 @@ STEPS: dict[int, tuple[str, ...]] = {
         "ALTER TABLE perdure_document ADD COLUMN checksum INTEGER",
         "ALTER TABLE perdure_event ADD COLUMN checksum INTEGER",
     ),
+    6: listing.sqlite(),
 }
 
 # What a file gets besides, and a database that is no file does not.

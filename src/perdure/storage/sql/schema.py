@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from perdure.model.records import KINDS, Column, Kind
+from perdure.storage.sql import listing
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"
@@ -25,6 +26,7 @@ def sqlite_schema() -> tuple[str, ...]:
     ]
     for kind in KINDS:
         statements.extend(_sqlite_table(kind))
+    statements.extend(listing.sqlite())
     statements.append(
         f"CREATE TABLE {PREFIX}schema (version INTEGER NOT NULL, one INTEGER PRIMARY KEY CHECK (one = 1))"
     )

@@ -57,6 +57,8 @@ _INLINE_ITEMS = 16
 class SqliteDriver:
     """One SQLite file. Opening it neither creates nor migrates the schema."""
 
+    has_listing = True
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with translated(path):
@@ -438,7 +440,9 @@ def _fetch_many(
 
 def _find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
     if effect.index == "threads":
-        return [Found(Partition(*row)) for row in connection.execute(*sql.select_threads(effect))]
+        return map(sql.found, connection.execute(*sql.select_threads(effect)))
+    if effect.index == "listed":
+        return map(sql.found, connection.execute(*sql.select_listed(effect)))
     kind, statement = sql.select_indexed(effect)
     own = len(Partition._fields)
     return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]

@@ -59,6 +59,8 @@ _ROLLBACKS = 8
 class PostgresDriver:
     """One database. Opening it neither creates nor migrates the schema."""
 
+    has_listing = True
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._sql = Statements(place)
@@ -269,8 +271,11 @@ class PostgresDriver:
                 for row in range(result.ntuples)
             ]
             at = [Partition(*(wire.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
-            if effect.index == "threads":
-                return tuple(Found(partition) for partition in at)
+            if effect.index in ("threads", "listed"):
+                return tuple(
+                    Found(partition, None, wire.listed(row[own:]))
+                    for partition, row in zip(at, rows, strict=True)
+                )
             kind = INDEXED[effect.index]
             return tuple(
                 Found(partition, wire.clear_record(kind, row[own:]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from perdure.model.records import KINDS, Column, Kind
+from perdure.storage.sql import listing
 from perdure.storage.sql.postgres import functions
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version that this release reads and writes."""
 
 _TEXT = 'text COLLATE "C"'
@@ -65,6 +66,7 @@ STEPS: dict[int, tuple[str, ...]] = {
         " NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
         _granted("document", "event"),
     ),
+    4: (*listing.postgres("{schema}"), _granted("listing")),
 }
 
 
@@ -85,6 +87,7 @@ def whole(name: str) -> tuple[str, ...]:
     ]
     for kind in KINDS:
         statements += _table(schema, kind)
+    statements += listing.postgres(schema)
     statements += functions.every(schema, SCHEMA_VERSION)
     statements += [
         f"CREATE TABLE {schema}.schema (version integer NOT NULL, one integer PRIMARY KEY CHECK (one = 1))",

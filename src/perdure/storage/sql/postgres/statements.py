@@ -15,6 +15,7 @@ from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.schema import SCHEMA_VERSION, quoted
 
 _TEXT, _BIGINT = 25, 20
+_LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,14 @@ class Statements:
         """The statement of a ``Find`` and its parameters, as text."""
         if effect.index == "threads":
             return self._threads(effect)
+        if effect.index == "listed":
+            return self._listed(effect)
         value = effect.value if effect.index == "runs" else effect.until
         tenant = None if effect.tenant is None else _sent(effect.tenant)
         return self._found[effect.index], [_sent(value), _sent(effect.limit), tenant]
 
     def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where, parameters = ["space = $1"], cast("list[str | int]", [effect.space])
+        where, parameters = ["p.space = $1"], cast("list[str | int]", [effect.space])
 
         def add(condition: str, *values: str) -> None:
             numbers = [f"${len(parameters) + n}" for n in range(1, len(values) + 1)]
@@ -65,19 +68,34 @@ class Statements:
 
         after = effect.after
         if effect.tenant is not None:
-            add("tenant = {}", effect.tenant)
+            add("p.tenant = {}", effect.tenant)
             if after is not None:
-                add("thread > {}", after.thread)
+                add("p.thread > {}", after.thread)
         elif after is not None:
-            add("(tenant, thread) > ({}, {})", after.tenant, after.thread)
+            add("(p.tenant, p.thread) > ({}, {})", after.tenant, after.thread)
         if effect.prefix:
-            add("thread >= {} AND thread < {}", effect.prefix, effect.prefix_end)
+            add("p.thread >= {} AND p.thread < {}", effect.prefix, effect.prefix_end)
         if effect.space == RESERVED.space:
-            where.append("NOT (tenant = '' AND thread = '')")
+            where.append("NOT (p.tenant = '' AND p.thread = '')")
         parameters.append(effect.limit)
         return _typed(
-            f"SELECT tenant, thread, space FROM {self._schema}.thread WHERE {' AND '.join(where)}"
-            f" ORDER BY space, tenant, thread LIMIT ${len(parameters)}",
+            f"SELECT {_LISTED} FROM {self._schema}.thread p"
+            f" LEFT JOIN {self._schema}.listing l ON l.t = p.pk WHERE {' AND '.join(where)}"
+            f" ORDER BY p.space, p.tenant, p.thread LIMIT ${len(parameters)}",
+            parameters,
+        )
+
+    def _listed(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+        where, parameters = ["l.tenant = $1"], cast("list[str | int]", [effect.tenant])
+        if effect.value:
+            where.append("l.status = $2")
+            parameters.append(effect.value)
+        parameters += [effect.limit, effect.skip]
+        direction, last = "DESC" if effect.reverse else "ASC", len(parameters)
+        return _typed(
+            f"SELECT {_LISTED} FROM {self._schema}.listing l JOIN {self._schema}.thread p ON p.pk = l.t"
+            f" WHERE {' AND '.join(where)} ORDER BY l.{effect.by} {direction}, l.t {direction}"
+            f" LIMIT ${last - 1} OFFSET ${last}",
             parameters,
         )
 

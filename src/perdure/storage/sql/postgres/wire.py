@@ -14,7 +14,7 @@ from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
-from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, Op, Put, Range, Stage
+from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, Listed, Op, Put, Range, Stage
 from perdure.model.records import Key, Kind, Partition, Record
 from perdure.storage.sql.postgres.layout import (
     ANSWER,
@@ -282,6 +282,14 @@ def weight(writes: Iterable[Write]) -> int:
         ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
         total += sum(len(op.body) for op in ops if isinstance(op, Put))
     return total
+
+
+def listed(row: Sequence[bytes | None]) -> Listed | None:
+    """A row of the listing, if there is one."""
+    created, updated, status = row
+    if status is None:
+        return None
+    return Listed(_read("n", created), _read("n", updated), _read("s", status))
 
 
 def clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:

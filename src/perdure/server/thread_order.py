@@ -1,0 +1,172 @@
+"""In which order a tenant's threads are listed, and which of them are passed over without being read.
+
+Where the database keeps a listing, a page of it is one index scan. Elsewhere (memory, Redis, DynamoDB) every
+thread is looked at for every listing, some hundred at a time; what is held meanwhile is a name, a status and
+a time for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from perdure.database import Database
+from perdure.model.ops import Find, Found, Listed
+from perdure.model.program import ask
+from perdure.model.records import Partition
+from perdure.server.thread_rows import Row, Status, look
+
+SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
+
+UNSURE = "unsure"
+
+_FIRST_PAGE, _PAGE = 100, 1000
+_AT_ONCE = 64
+
+
+class Place(NamedTuple):
+    """A thread's place in an order, and its row if it had to be read for that."""
+
+    partition: Partition
+    listed: Listed
+    row: Row | None = None
+
+
+class Order(NamedTuple):
+    """What threads are ordered by. The newest come first unless ``descending`` is false."""
+
+    by: SortBy = "updated_at"
+    descending: bool = True
+
+
+async def places(
+    database: Database, tenant: str, order: Order, status: Status | None = None, skip: int = 0
+) -> AsyncIterator[Place]:
+    """The threads of a tenant with a status, or with any, in order, past the first ``skip``."""
+    if not database.has_listing:
+        every = sorted(
+            [place async for place in _scanned(database, tenant) if status in (None, place.listed.status)],
+            key=_key(order.by),
+            reverse=order.descending,
+        )
+        for place in every[skip:]:
+            yield place
+        return
+    if order.by in ("thread_id", "status"):
+        every = [place async for place in _listed(database, tenant, Order(), status)]
+        if order.by == "status":
+            every = [place for place in await _read(database, every) if place is not None]
+        for place in sorted(every, key=_key(order.by), reverse=order.descending)[skip:]:
+            yield place
+        return
+    async for place in _listed(database, tenant, order, status, skip):
+        yield place
+
+
+async def rows(database: Database, found: Sequence[Place]) -> list[Row]:
+    """The threads at these places as they stand now."""
+    out: list[Row] = []
+    for at in range(0, len(found), _AT_ONCE):
+        looks = (database.arun(look(place.partition)) for place in found[at : at + _AT_ONCE])
+        out += [row for row in await asyncio.gather(*looks) if row is not None]
+    return out
+
+
+def sort_rows(found: Sequence[Row], order: Order) -> list[Row]:
+    """Rows that were asked for by name, in order."""
+    return sorted(found, key=attrgetter(order.by), reverse=order.descending)
+
+
+async def _listed(
+    database: Database, tenant: str, order: Order, status: Status | None, skip: int = 0
+) -> AsyncIterator[Place]:
+    """From the listing. Those whose status is not sure are read, and put where they belong."""
+    unsure: list[Place] = []
+    if status is not None and status != "busy":
+        doubtful = [place async for place in _pages(database, tenant, order, UNSURE, 0)]
+        unsure = [
+            place
+            for place in await _read(database, doubtful)
+            if place is not None and place.listed.status == status
+        ]
+    # With others to be put between, it takes a look at each to know how many are passed over.
+    below = 0 if unsure else skip
+    passed = below
+    sign = -1 if order.descending else 1
+    by = _key(order.by)
+    async for place in _pages(database, tenant, order, status or "", below):
+        while unsure and sign * by(unsure[0]) < sign * by(place):
+            if passed >= skip:
+                yield unsure[0]
+            passed += 1
+            unsure.pop(0)
+        if passed >= skip:
+            yield place
+        passed += 1
+    for place in unsure[max(0, skip - passed) :]:
+        yield place
+
+
+async def _pages(
+    database: Database, tenant: str, order: Order, status: str, skip: int
+) -> AsyncIterator[Place]:
+    by: Literal["updated_at", "created_at"] = "created_at" if order.by == "created_at" else "updated_at"
+    size = _FIRST_PAGE
+    seen: set[Partition] = set()
+    while True:
+        find = Find("listed", tenant, status, by=by, reverse=order.descending, skip=skip, limit=size)
+        page = await database.arun(ask(find))
+        for found in page:
+            # Threads that are spoken to meanwhile change places.
+            if found.listed is not None and found.partition not in seen:
+                seen.add(found.partition)
+                yield Place(found.partition, found.listed)
+        if len(page) < size:
+            return
+        skip += len(page)
+        size = _PAGE
+
+
+async def _scanned(database: Database, tenant: str) -> AsyncIterator[Place]:
+    after: Partition | None = None
+    page: tuple[Found, ...] = ()
+    while after is None or len(page) == _PAGE:
+        page = await database.arun(ask(Find("threads", tenant, after=after, limit=_PAGE)))
+        if not page:
+            return
+        after = page[-1].partition
+        for place in await _read(database, [Place(f.partition, Listed(0, 0, UNSURE)) for f in page]):
+            if place is not None:
+                yield place._replace(row=None)
+
+
+async def _read(database: Database, found: Sequence[Place]) -> list[Place | None]:
+    """The same places, with the rows and by what they say; ``None`` where there is no thread any more."""
+    out: list[Place | None] = []
+    for at in range(0, len(found), _AT_ONCE):
+        some = found[at : at + _AT_ONCE]
+        read = await asyncio.gather(*(database.arun(look(place.partition)) for place in some))
+        out += [
+            None
+            if row is None
+            else Place(
+                place.partition,
+                Listed(
+                    place.listed.created_at or row.created_at,
+                    place.listed.updated_at or row.updated_at,
+                    row.status,
+                ),
+                row,
+            )
+            for place, row in zip(some, read, strict=True)
+        ]
+    return out
+
+
+def _key(by: SortBy) -> Callable[[Place], Any]:
+    if by == "thread_id":
+        return lambda place: place.partition.thread
+    read = attrgetter(by)
+    return lambda place: read(place.listed)

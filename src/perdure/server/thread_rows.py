@@ -1,0 +1,215 @@
+"""A thread as its clients see it, read from its own records: whoever made it, a client or a program.
+
+A thread that a program made has no document of its own: its times and its metadata are those of its
+checkpoints, and it waits for somebody when its latest checkpoint has an unanswered interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+from langgraph.checkpoint.serde.types import INTERRUPT
+
+from perdure.engine.documents import Document
+from perdure.errors import Corrupt
+from perdure.langgraph import inspect
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.lane import IN, Lane
+from perdure.model.messages import DONE, FAILED, ROLLED_BACK, Run
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    HEAD,
+    LANE,
+    OF_THREAD,
+    RUN,
+    WRITE,
+    Partition,
+    Record,
+)
+from perdure.runtime.encoding import plain
+
+Status = Literal["idle", "busy", "interrupted", "error"]
+
+EDITED = ("edited", "")
+"""The key of the document that says that a thread's state was given new values after a run."""
+
+_RUNS = 10
+_LOOKS = (
+    Get(DOCUMENT, OF_THREAD),
+    Get(DOCUMENT, EDITED),
+    Get(LANE, (IN,)),
+    Range(RUN, by="first", reverse=True, limit=_RUNS),
+    Get(HEAD, ("",)),
+)
+_TECHNICAL = frozenset({"source", "step", "parents", "run_id", "thread_id", "writes", "checkpoint_ns"})
+_UUID_EPOCH = 12_219_292_800_000_000
+
+
+class Row(NamedTuple):
+    """A thread as it stands. Times are microseconds since 1970. ``run`` is the newest that was not taken
+    back; ``has_state`` says whether it has a checkpoint, ``has_document`` whether clients made or adopted it.
+    With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
+    ``error``."""
+
+    thread_id: str
+    metadata: Mapping[str, Any]
+    created_at: int
+    updated_at: int
+    status: Status
+    run: Run | None
+    has_state: bool
+    ttl: Mapping[str, Any] | None
+    has_document: bool = True
+    fault: Corrupt | None = None
+
+    @property
+    def graph_id(self) -> str | None:
+        """The graph that speaks on the thread, if one has."""
+        graph_id = self.metadata.get("graph_id")
+        return graph_id if isinstance(graph_id, str) else None
+
+
+def look(partition: Partition) -> Program[Row | None]:
+    """A thread as it stands now, ``None`` when there is none."""
+    (found, edits, lanes, runs, heads), fault = yield from _records(partition)
+    lane = Lane.read(IN, lanes)
+    documents, faults = _readable(found)
+    edited, more = _readable(edits)
+    faults += more
+    kept: list[Run] = []
+    try:
+        # What never began left nothing, as what was taken back.
+        kept = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
+    except Corrupt as error:
+        faults.append(error)
+    fault = faults[0] if faults else fault
+    if not found and fault is None and not heads and not lane.version:
+        return None
+    run = kept[0] if kept else None
+    document = documents[0] if documents else None
+    row = row_of(partition, document, lane, run, edited[0] if edited else None)
+    if heads:
+        try:
+            row = yield from _with_state(partition, heads[0].fields["checkpoint_id"], row)
+        except Corrupt as error:
+            fault = fault or error
+    return row if fault is None else row._replace(fault=fault, status="error")
+
+
+def row_of(
+    partition: Partition,
+    document: Document | None,
+    lane: Lane | None = None,
+    run: Run | None = None,
+    edited: Document | None = None,
+) -> Row:
+    """A thread without a state."""
+    body = {} if document is None else document.body
+    times = [run.updated_at] if run else []
+    times += [document.updated_at] if document else []
+    return Row(
+        partition.thread,
+        body.get("metadata", {}),
+        body.get("created_at", run.started_at if run else 0),
+        max(times, default=0),
+        _status(lane, run, edited.body if edited else None),
+        run,
+        False,
+        body.get("ttl"),
+        document is not None,
+    )
+
+
+def time_of(checkpoint_id: str) -> int | None:
+    """When a checkpoint was made, if its id is a version 6 UUID."""
+    try:
+        uuid = UUID(checkpoint_id)
+    except ValueError:
+        return None
+    if uuid.version != 6:
+        return None
+    value = uuid.int
+    ticks = (value >> 96) << 28 | ((value >> 80) & 0xFFFF) << 12 | ((value >> 64) & 0xFFF)
+    return ticks // 10 - _UUID_EPOCH
+
+
+def _with_state(partition: Partition, head: str, row: Row) -> Program[Row]:
+    """A thread with what its latest checkpoint says of it."""
+    row = row._replace(has_state=True)
+    at = time_of(head)
+    if at is None or not row.has_document:
+        (latest, first) = yield from ask(
+            Fetch(partition, (Get(CHECKPOINT, ("", head)), Range(CHECKPOINT, ("",), by="seq", limit=1)))
+        )
+        records = [CheckpointRecord.read(record) for record in (*latest, *first)]
+        if not latest:
+            return row
+        at = at or _parsed(records[0])
+        if not row.has_document:
+            made = time_of(records[-1].id) or _parsed(records[-1])
+            row = row._replace(metadata=_metadata_of(records[0]), created_at=row.created_at or made)
+    if row.status == "idle" and (row.run is None or at > row.run.updated_at):
+        (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
+        if any(write.fields["channel"] == INTERRUPT for write in writes):
+            row = row._replace(status="interrupted")
+    return row._replace(updated_at=max(row.updated_at, at))
+
+
+def _parsed(record: CheckpointRecord) -> int:
+    try:
+        return round(datetime.fromisoformat(record.ts).timestamp() * 1_000_000)
+    except (ValueError, OverflowError) as error:
+        raise Corrupt(f"checkpoint {record.id} has the time {record.ts!r}, which is none") from error
+
+
+def _metadata_of(record: CheckpointRecord) -> dict[str, Any]:
+    """What a program said of its thread: the metadata of a checkpoint but for what LangGraph adds."""
+    said: dict[str, Any] = inspect.metadata_of(record)
+    own = {name: value for name, value in said.items() if name not in _TECHNICAL}
+    described: dict[str, Any] = plain(
+        {n: v for n, v in own.items() if not n.startswith(("__", "langgraph_"))}
+    )
+    return described
+
+
+def _readable(records: Iterable[Record]) -> tuple[list[Document], list[Corrupt]]:
+    documents: list[Document] = []
+    faults: list[Corrupt] = []
+    for record in records:
+        try:
+            documents.append(Document.read(record))
+        except Corrupt as error:
+            faults.append(error)
+    return documents, faults
+
+
+def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
+    """A thread's records, and why one of them is missing if it does not open."""
+    try:
+        return (yield from ask(Fetch(partition, _LOOKS))), None
+    except Corrupt as error:
+        fault = error
+    out: list[tuple[Record, ...]] = []
+    for item in _LOOKS:
+        try:
+            out += yield from ask(Fetch(partition, (item,)))
+        except Corrupt as error:
+            out.append(())
+            fault = error
+    return tuple(out), fault
+
+
+def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
+    if lane is not None and (lane.run_id is not None or lane.pending):
+        return "busy"
+    if edited is not None and edited["run_id"] == (None if run is None else run.id):
+        return "interrupted" if edited["goes_on"] else "idle"
+    if run is None or run.state == DONE:
+        return "idle"
+    return "error" if run.state == FAILED else "interrupted"

@@ -1,0 +1,195 @@
+"""The listing: one row a thread with what listings search and order by, kept by triggers.
+
+A row is changed in the same transaction as the records that it is derived from, whichever way they are
+written, so listing threads by status or time reads an index and no thread. ``status`` is ``unsure`` where it
+depends on what stands in a body, which may be sealed: such a thread has to be looked at. Times are
+microseconds since 1970: those of the records, or of a checkpoint's id when it is a version 6 UUID, else the
+time of the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+_UUID6 = "________-____-6___-____-____________"
+_EPOCH = 12_219_292_800_000_000
+"""Microseconds from the start of a UUID's calendar to 1970."""
+
+
+class _Dialect(NamedTuple):
+    """How a database writes what differs: a table's name, the largest of several, the time, an id's time,
+    whether two values differ where either may be NULL, and what keeps a subquery from being evaluated
+    anew for each of its uses."""
+
+    table: Callable[[str], str]
+    largest: str
+    now: str
+    time_of: Callable[[str], str]
+    differs: str
+    fence: str
+    text: str
+    integer: str
+
+
+def _sqlite_time(name: str) -> str:
+    """The time of a version 6 UUID: 60 bits, of which 32, 16 and 12 stand at the start of three parts."""
+    places = (*range(1, 9), *range(10, 14), *range(16, 19))
+    digits = " + ".join(
+        f"((instr('0123456789abcdef', substr({name}, {place}, 1)) - 1) << {4 * (14 - n)})"
+        for n, place in enumerate(places)
+    )
+    return f"CASE WHEN {name} LIKE '{_UUID6}' THEN ({digits}) / 10 - {_EPOCH} END"
+
+
+def _postgres_time(name: str) -> str:
+    digits = f"substr({name}, 1, 8) || substr({name}, 10, 4) || substr({name}, 16, 3)"
+    is_hex = f"{name} ~ '^[0-9a-f]{{8}}-[0-9a-f]{{4}}-6[0-9a-f]{{3}}-'"
+    return f"CASE WHEN {is_hex} THEN ('x0' || {digits})::bit(64)::bigint / 10 - {_EPOCH} END"
+
+
+_SQLITE = _Dialect(
+    lambda name: f"perdure_{name}",
+    "max",
+    "CAST(unixepoch('subsec') * 1000000 AS INTEGER)",
+    _sqlite_time,
+    "IS NOT",
+    "LIMIT -1 OFFSET 0",
+    "TEXT",
+    "INTEGER",
+)
+
+
+def _postgres(schema: str) -> _Dialect:
+    return _Dialect(
+        lambda name: f"{schema}.{name}",
+        "greatest",
+        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+        _postgres_time,
+        "IS DISTINCT FROM",
+        "OFFSET 0",
+        'text COLLATE "C"',
+        "bigint",
+    )
+
+
+def _table(d: _Dialect) -> list[str]:
+    listing, prefix = d.table("listing"), d.table("listing").rpartition(".")[2]
+    return [
+        f"CREATE TABLE {listing} (t {d.integer} PRIMARY KEY, tenant {d.text} NOT NULL,"
+        f" created_at {d.integer} NOT NULL, updated_at {d.integer} NOT NULL, status {d.text} NOT NULL)",
+        *(
+            f"CREATE INDEX {prefix}_{n} ON {listing} ({', '.join(columns)}, t)"
+            for n, columns in {
+                "updated": ("tenant", "updated_at"),
+                "created": ("tenant", "created_at"),
+                "status_updated": ("tenant", "status", "updated_at"),
+                "status_created": ("tenant", "status", "created_at"),
+            }.items()
+        ),
+    ]
+
+
+def _derived(d: _Dialect, which: str) -> str:
+    """Derives the rows of the threads that ``which`` selects from their records."""
+
+    def of(table: str, column: str, where: str) -> str:
+        return f"(SELECT {column} FROM {d.table(table)} x WHERE x.t = p.pk AND {where})"
+
+    latest = "x.state <> 'rolled_back' ORDER BY x.first DESC LIMIT 1"
+    states = (
+        "CASE x.state WHEN 'done' THEN 'idle' WHEN 'failed' THEN 'error' WHEN 'waiting' THEN 'interrupted'"
+        " ELSE 'unsure' END"
+    )
+    head = d.time_of("x.checkpoint_id")
+    asked = (
+        f"EXISTS (SELECT 1 FROM {d.table('head')} h JOIN {d.table('write')} w ON w.t = h.t AND"
+        " w.namespace = h.namespace AND w.checkpoint_id = h.checkpoint_id"
+        " WHERE h.t = p.pk AND h.namespace = '' AND w.channel = '__interrupt__')"
+    )
+    parts = {
+        "made": of("document", "x.updated_at", "x.collection = 'thread' AND x.name = ''"),
+        "edited": of("document", "x.updated_at", "x.collection = 'edited' AND x.name = ''"),
+        "head": of("head", head, "x.namespace = ''"),
+        "ran": of("run", "x.updated_at", latest),
+        "state": of("run", states, latest),
+        "busy": of("lane", "1", "x.name = 'inbox' AND (x.run_id IS NOT NULL OR x.last > x.bound)"),
+    }
+    columns = ", ".join(f"{sql} AS {name}" for name, sql in parts.items())
+    times = ", ".join(f"coalesce({name}, 0)" for name in ("made", "head", "ran"))
+    status = (
+        "CASE WHEN busy IS NOT NULL THEN 'busy' WHEN edited >= coalesce(ran, 0) THEN 'unsure'"
+        " WHEN state <> 'idle' THEN state WHEN asked THEN 'interrupted' ELSE 'idle' END"
+    )
+    latest_time = f"coalesce(nullif({d.largest}({times}), 0), {d.now})"
+    listing = d.table("listing")
+    return (
+        f"INSERT INTO {listing} (t, tenant, created_at, updated_at, status)"
+        f" SELECT q.pk, q.tenant, coalesce(made, head, ran, {d.now}), {latest_time}, {status} FROM"
+        f" (SELECT p.pk, p.tenant, {columns}, {asked} AS asked FROM {d.table('thread')} p"
+        f" WHERE {which} AND p.space = 'thread' {d.fence}) q WHERE true"
+        " ON CONFLICT (t) DO UPDATE SET updated_at = excluded.updated_at, status = excluded.status"
+    )
+
+
+_NEW = {
+    "head": "NEW.namespace = ''",
+    "lane": "NEW.name = 'inbox'",
+    "run": "",
+    "document": "NEW.collection IN ('thread', 'edited')",
+    "write": "NEW.namespace = '' AND NEW.channel = '__interrupt__'",
+}
+"""The records that a row is derived from, by table."""
+
+
+def _conditions(d: _Dialect, table: str, event: str) -> str:
+    conditions = [_NEW[table]] if _NEW[table] else []
+    if event == "UPDATE" and table == "lane":
+        # A lease is renewed all the time, and changes nothing here.
+        pending = f"(OLD.last > OLD.bound) {d.differs} (NEW.last > NEW.bound)"
+        conditions.append(f"(OLD.run_id {d.differs} NEW.run_id OR {pending})")
+    return f" WHEN ({' AND '.join(conditions)})" if conditions else ""
+
+
+def sqlite() -> tuple[str, ...]:
+    """The statements that add the listing to SQLite or D1, and fill it."""
+    d = _SQLITE
+    statements = _table(d)
+    for table in _NEW:
+        statements += [
+            f"CREATE TRIGGER perdure_listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)}"
+            f"{_conditions(d, table, event)} BEGIN {_derived(d, 'p.pk = NEW.t')}; END"
+            for event in ("INSERT", "UPDATE")
+        ]
+    remove = "DELETE FROM perdure_listing WHERE t ="
+    statements += [
+        f"CREATE TRIGGER perdure_listing_removed AFTER DELETE ON perdure_thread BEGIN {remove} OLD.pk; END",
+        "CREATE TRIGGER perdure_listing_dropped AFTER UPDATE OF space ON perdure_thread"
+        f" BEGIN {remove} NEW.pk; END",
+        _derived(d, "true"),
+    ]
+    return tuple(statements)
+
+
+def postgres(schema: str) -> tuple[str, ...]:
+    """The statements that add the listing to PostgreSQL, and fill it. ``schema`` is quoted."""
+    d = _postgres(schema)
+    statements = _table(d)
+    statements += [
+        f"CREATE FUNCTION {schema}.listed() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
+        f" {_derived(d, 'p.pk = NEW.t')}; RETURN NULL; END $perdure$",
+        f"CREATE FUNCTION {schema}.unlisted() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
+        f" DELETE FROM {schema}.listing WHERE t = OLD.pk; RETURN NULL; END $perdure$",
+    ]
+    for table in _NEW:
+        statements += [
+            f"CREATE TRIGGER listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)} FOR EACH ROW"
+            f"{_conditions(d, table, event)} EXECUTE FUNCTION {schema}.listed()"
+            for event in ("INSERT", "UPDATE")
+        ]
+    statements += [
+        f"CREATE TRIGGER listing_removed AFTER DELETE ON {schema}.thread FOR EACH ROW"
+        f" EXECUTE FUNCTION {schema}.unlisted()",
+        _derived(d, "true"),
+    ]
+    return tuple(statements)

@@ -1,0 +1,108 @@
+"""Threads are found by what they are now, in order, and those that are passed over are not read."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from perdure.model.ops import Fetch
+from perdure.model.records import Partition
+from perdure.runtime import Runtime
+from perdure.server.catalogue import THERE, Catalogue
+from perdure.server.thread_order import Order, SortBy
+from perdure.server.thread_rows import Status
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+async def _filled(runtime: Runtime, catalogue: Catalogue, talk: Talk) -> None:
+    """Threads of every status, some of which came to it by an edit."""
+    for name in ("empty", "talked", "failed", "edited", "edited to go on", "asks", "busy"):
+        await catalogue.create(Partition("", name), {"name": name})
+    for name in ("talked", "edited", "edited to go on"):
+        await runtime.wait(await runtime.submit(name, {"messages": [("user", "hello")]}, within=THERE), 30)
+    for name, text in (("failed", "boom"), ("asks", "ask")):
+        await runtime.wait(await runtime.submit(name, {"messages": [("user", text)]}, within=THERE), 30)
+    for name, goes_on in (("edited", False), ("edited to go on", True)):
+        row = await catalogue.get(Partition("", name))
+        assert row.run is not None
+        await catalogue.edited(Partition("", name), row.run.id, goes_on=goes_on)
+    await runtime.submit("busy", {"messages": [("user", "hold on")]}, within=THERE)
+    await eventually(lambda: talk.under_way)
+
+
+async def found(catalogue: Catalogue, **asked: Any) -> list[str]:
+    return [row.thread_id async for row in catalogue.search("", **asked)]
+
+
+def test_a_search_by_status_finds_what_a_look_at_each_thread_shows(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(storage.database(), talk.graph, settings=settings(attempts=1)) as runtime:
+            catalogue = Catalogue(runtime)
+            await _filled(runtime, catalogue, talk)
+            every = await found(catalogue)
+            rows = {name: await catalogue.get(Partition("", name)) for name in every}
+            assert {rows[name].status for name in every} == set(STATUSES)
+            for by in get_args(SortBy):
+                for descending in (True, False):
+                    order = Order(by, descending)
+                    names = await found(catalogue, order=order)
+                    keys = [getattr(rows[name], by) for name in names]
+                    assert sorted(names) == sorted(every)
+                    assert keys == sorted(keys, reverse=descending), (by, descending)
+                    for status in STATUSES:
+                        those = [name for name in names if rows[name].status == status]
+                        assert await found(catalogue, order=order, status=status) == those
+                        for skip in range(len(those) + 1):
+                            asked = {"order": order, "status": status, "skip": skip}
+                            assert await found(catalogue, **asked) == those[skip:], (asked, those)
+            for status in STATUSES:
+                number = sum(row.status == status for row in rows.values())
+                assert await catalogue.count("", status=status) == number
+            named = {"name": "edited"}
+            assert await found(catalogue, metadata=named) == ["edited"]
+            assert await catalogue.count("", metadata=named) == 1
+            assert await found(catalogue, sees=lambda metadata: metadata == named) == ["edited"]
+            talk.gate.set()
+
+    go(main())
+
+
+def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
+    """However many threads there are, only those of the page are fetched; a count fetches none."""
+
+    async def main() -> None:
+        database, line = storage.open()
+        async with working(database, talk.graph) as runtime:
+            catalogue = Catalogue(runtime)
+            for n in range(300):
+                await catalogue.create(Partition("", f"t{n:03}"), {})
+            fetched: set[str] = set()
+
+            async def note(effect: Any) -> None:
+                if isinstance(effect, Fetch) and effect.partition.thread.startswith("t"):
+                    fetched.add(effect.partition.thread)
+
+            line.before = note
+            for order in (Order(), Order("created_at"), Order("updated_at", descending=False)):
+                for status in (None, "idle"):
+                    fetched.clear()
+                    rows = catalogue.search("", order=order, status=status, skip=200)
+                    page = [row.thread_id async for row, _ in _first(rows, 5)]
+                    first = 99 if order.descending else 200
+                    assert page == [f"t{first - n if order.descending else first + n:03}" for n in range(5)]
+                    assert len(fetched - {"threads"}) <= 40
+            fetched.clear()
+            assert await catalogue.count("", status="idle") == 300
+            assert not fetched - {"threads"}
+
+    with stored("sqlite") as storage:
+        go(main())
+
+
+async def _first(rows: Any, number: int) -> Any:
+    async for row in rows:
+        yield row, None
+        number -= 1
+        if not number:
+            return

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
+
+import pytest
 
 from perdure.database import connect
-from perdure.model.records import Partition
-from perdure.runtime import Runtime
+from perdure.errors import NotFound
+from perdure.model.records import OUTBOX, Partition
+from perdure.runtime import Runtime, Ticket
 from perdure.server.catalogue import THERE, Catalogue
 from perdure.server.config import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
-from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, working
+from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def close(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    with stored(request.param) as storage:
+        yield storage
 
 
 def test_what_is_over_is_swept_and_nothing_else(storage: Storage, talk: Talk) -> None:
@@ -62,6 +77,120 @@ def test_a_thread_that_is_spoken_to_lives_on_and_one_at_work_is_not_swept(
             await runtime.wait(held, 30)
             assert await Sweeper(catalogue, runtime).sweep() == 1
             assert [row.thread_id async for row in catalogue.search("")] == ["spoken to"]
+
+    go(main())
+
+
+def test_what_waits_for_its_time_or_is_to_be_sent_is_not_swept(close: Storage, talk: Talk) -> None:
+    """A thread whose only run is postponed, or whose reply waits for a sender, is not at rest."""
+
+    async def main() -> None:
+        database, line = close.open()
+        async with working(database, talk.graph) as runtime:
+            catalogue = Catalogue(runtime, ThreadTtl(default_ttl=30))
+            for name in ("later", "unsent", "idle"):
+                await catalogue.create(Partition("", name), {})
+            late = await runtime.submit("later", {"messages": []}, within=THERE, after=7200.0)
+            await runtime.wait(await runtime.accept("unsent", "hello", channel="post"), 30)
+            line.ahead_us = HOUR_US
+            runtime._clock._asked_at = None
+            assert await Sweeper(catalogue, runtime).sweep() == 1
+            assert {row.thread_id async for row in catalogue.search("")} == {"later", "unsent"}
+            assert (await runtime.look(late)).message.id == late.id
+            assert len(close.rows("unsent", OUTBOX)) == 1
+            await runtime.cancel("later", late.id)
+            assert await Sweeper(catalogue, runtime).sweep() == 1
+
+    go(main())
+
+
+@pytest.mark.parametrize("how", ["server", "library", "postponed"])
+def test_a_run_that_is_accepted_at_any_moment_of_a_sweep_is_kept(
+    close: Storage, talk: Talk, how: Literal["server", "library", "postponed"]
+) -> None:
+    async def accept(front: Runtime, thread: str) -> Ticket | None:
+        try:
+            if how == "library":
+                return await front.accept(thread, "hello")
+            after = 60.0 if how == "postponed" else 0.0
+            return await front.submit(thread, {"messages": []}, within=THERE, after=after)
+        except NotFound:
+            return None
+
+    async def swept(moment: int) -> tuple[bool, bool]:
+        """Whether the sweep came to that moment, and whether a run was accepted in it."""
+        thread = f"t{moment}"
+        database, _ = close.open()
+        sweeping, line = close.open()
+        tickets: list[Ticket | None] = []
+        moments = itertools.count()
+        async with (
+            working(database, talk.graph, works=False) as front,
+            working(sweeping, talk.graph, works=False) as back,
+        ):
+            await Catalogue(front).create(Partition("", thread), {}, {"ttl": 1})
+            line.ahead_us = HOUR_US
+            back._clock._asked_at = None
+
+            async def between(effect: object) -> None:
+                if next(moments) == moment:
+                    tickets.append(await accept(front, thread))
+
+            line.before = between
+            await Sweeper(Catalogue(back), back).sweep()
+            line.before = None
+            for ticket in tickets:
+                if ticket is not None:
+                    assert (await front.look(ticket)).message.id == ticket.id, f"lost at effect {moment}"
+                    await front.cancel(thread, ticket.id)
+            await front.delete(thread)
+        return bool(tickets), any(ticket is not None for ticket in tickets)
+
+    async def main() -> None:
+        accepted = moment = 0
+        while True:
+            was_reached, was_accepted = await swept(moment)
+            if not was_reached:
+                break
+            moment += 1
+            accepted += was_accepted
+        assert moment > 5
+        assert accepted > 3
+
+    go(main())
+
+
+def test_of_many_runs_accepted_during_sweeps_none_is_gone(storage: Storage, talk: Talk) -> None:
+    """A real race: threads whose time is over, swept while runs are accepted for them."""
+    most = 200 if FULL else 40
+
+    async def main() -> None:
+        database, _ = storage.open()
+        sweeping, line = storage.open()
+        async with (
+            working(database, talk.graph, works=False) as front,
+            working(sweeping, talk.graph, works=False) as back,
+        ):
+            catalogue = Catalogue(front)
+            for n in range(most):
+                await catalogue.create(Partition("", f"t{n}"), {}, {"ttl": 1})
+            line.ahead_us = HOUR_US
+            back._clock._asked_at = None
+
+            async def accept(n: int) -> Ticket | None:
+                await asyncio.sleep(0.0004 * n)
+                try:
+                    return await front.submit(f"t{n}", {"messages": []}, within=THERE)
+                except NotFound:
+                    return None
+
+            sweeper = Sweeper(Catalogue(back), back)
+            swept, *tickets = await asyncio.gather(sweeper.sweep(), *(accept(n) for n in range(most)))
+            kept = [ticket for ticket in tickets if ticket is not None]
+            for ticket in kept:
+                assert (await front.look(ticket)).message.id == ticket.id
+            assert swept + len(kept) >= most
+            assert len(kept) == sum(bool(storage.rows(f"t{n}")) for n in range(most))
 
     go(main())
 

@@ -124,9 +124,11 @@ def change(
     return document
 
 
-def remove(partition: Partition, collection: str, name: str) -> Program[bool]:
-    """Take a document away; whether there was one."""
-    outcome = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), Expect.PRESENT),)))
+def remove(
+    partition: Partition, collection: str, name: str, expect: Expectation = Expect.PRESENT
+) -> Program[bool]:
+    """Take a document away; whether there was one, and the one that was expected."""
+    outcome = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), expect),)))
     return isinstance(outcome, Committed)
 
 

@@ -312,7 +312,7 @@ def readable(record: Record) -> Message | None:
     """The message in a document's record; ``None`` when it cannot be read."""
     try:
         return postponed(Document.read(record))
-    except (ValueError, KeyError, TypeError):
+    except (Corrupt, ValueError, KeyError, TypeError):
         return None
 
 

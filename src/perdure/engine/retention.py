@@ -18,7 +18,7 @@ from perdure.engine.values import reachable
 from perdure.errors import CannotTakeBack, Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lane import IN, OUT
+from perdure.model.lane import IN, LATER, OUT
 from perdure.model.ops import (
     Check,
     Commit,
@@ -219,9 +219,8 @@ def _remove(
             return
         if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
-            outcome = yield from ask(Commit(partition, (*checks, *_head_removal(contents))))
+            outcome = yield from ask(Drop(partition, checks))
             if isinstance(outcome, Committed):
-                yield from ask(Drop(partition))
                 return
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
@@ -234,25 +233,25 @@ def _remove(
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
 
 
-_NOTHING_ELSE: tuple[Op, ...] = (
+_NOTHING_ELSE = (
     Check(LANE, (IN,), Expect.ABSENT),
     Check(LANE, (OUT,), Expect.ABSENT),
+    Check(LANE, (LATER,), Expect.ABSENT),
     Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
 )
 
 
-def _head_checks(contents: Contents) -> list[Op]:
-    return [Check(GC, (), contents.view.generation or Expect.ABSENT), _same_run(contents)]
+def _head_checks(contents: Contents) -> list[Check]:
+    heads = [Check(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
+    if "" not in contents.heads:
+        heads.append(Check(HEAD, ("",), Expect.ABSENT))
+    return [Check(GC, (), contents.view.generation or Expect.ABSENT), _same_run(contents), *heads]
 
 
-def _same_run(contents: Contents) -> Op:
+def _same_run(contents: Contents) -> Check:
     """The check that no run began or ended since the thread was read: what an open run goes back to was
     planned by it."""
     return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
-
-
-def _head_removal(contents: Contents) -> list[Op]:
-    return [Delete(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
 
 
 def _take_away(

@@ -183,7 +183,13 @@ class Now(Effect[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Drop(Effect[None]):
-    """Remove a partition with everything in it; repeatable until it succeeds."""
+class Drop(Effect[Committed | Refused]):
+    """Remove a partition with everything in it. Without ``checks`` it is repeatable until it succeeds.
+
+    With them it is removed only if they hold, in one step with the judgement: no commit comes in between. If
+    the answer was lost on the way, a removal that was carried out may be answered ``Refused``, as nothing
+    that was checked is there any more.
+    """
 
     partition: Partition
+    checks: tuple[Check, ...] = ()

@@ -15,9 +15,10 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
-from perdure.engine import inbox, later, outbox, retention, runs
+from perdure.engine import inbox, later, outbox, removal, retention, runs
 from perdure.engine.events import Event
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
+from perdure.engine.removal import MayGo
 from perdure.errors import NotFound, PerdureError, TryLater
 from perdure.langgraph.store import PerdureStore
 from perdure.model.lane import IN, INTERRUPT, ROLLBACK, Debounce
@@ -473,8 +474,20 @@ class Runtime:
         way, here or elsewhere, can store nothing more."""
         partition = self._partition(thread_id, tenant)
         await self._database.arun(retention.delete_thread(partition))
-        self._lanes.forget(partition)
         self._stop_asked(partition, DELETED)
+        self._removed(partition)
+
+    async def remove_resting(self, thread_id: str, may_go: MayGo, *, tenant: str | None = None) -> bool:
+        """Remove a thread of which nothing is under way, if ``may_go``; whether it was removed. What is
+        accepted, stored or said of it meanwhile keeps it."""
+        partition = self._partition(thread_id, tenant)
+        removed = await self._database.arun(removal.remove_resting(partition, may_go))
+        if removed:
+            self._removed(partition)
+        return removed
+
+    def _removed(self, partition: Partition) -> None:
+        self._lanes.forget(partition)
         self._signals.ended(partition)
         self._observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from perdure.engine import documents
+from perdure.engine import documents, removal
 from perdure.engine.documents import Document
 from perdure.errors import NotFound
 from perdure.model.ops import Check, Expect, Listed
@@ -123,6 +123,34 @@ class Catalogue:
         await self._runtime.delete(partition.thread, tenant=partition.tenant)
         await self._database.arun(documents.remove(_listing(partition.tenant), "threads", partition.thread))
         return row is not None
+
+    async def remove_resting(self, partition: Partition, *, expired_at: int | None = None) -> bool:
+        """Remove a thread of which nothing is under way, with ``expired_at`` only if its time to live was
+        over by then; whether it was removed. What is accepted meanwhile keeps it."""
+
+        head, is_over = None, True
+        if expired_at is not None:
+            # A thread without a document has its time from its last checkpoint on: that of this head.
+            head = await self._database.arun(removal.latest(partition))
+            row = await self.look(partition)
+            is_over = row is not None and _is_over(self._usual_from(row.updated_at), expired_at)
+
+        def may_go(document: Document | None, latest: str | None) -> bool:
+            if expired_at is None:
+                return True
+            if document is None:
+                return is_over and latest == head
+            return _is_over(document.body.get("ttl"), expired_at)
+
+        listing = _listing(partition.tenant)
+        entry = await self._database.arun(documents.get(listing, "threads", partition.thread))
+        if not await self._runtime.remove_resting(partition.thread, may_go, tenant=partition.tenant):
+            return False
+        if entry is not None:
+            # A thread of this name that was made since has an entry of its own.
+            gone = documents.remove(listing, "threads", partition.thread, entry.version)
+            await self._database.arun(gone)
+        return True
 
     async def search(
         self,

@@ -73,9 +73,15 @@ class MemoryDriver:
         if isinstance(effect, Now):
             return time.time_ns() // 1000
         if isinstance(effect, Drop):
-            self._partitions.pop(effect.partition, None)
-            return None
+            return self._drop(effect)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+    def _drop(self, effect: Drop) -> Committed | Refused:
+        for check in effect.checks:
+            if not _holds(self._table(effect.partition, check.kind).get(check.key), check):
+                return Refused(check.kind, check.key)
+        self._partitions.pop(effect.partition, None)
+        return Committed()
 
     def _table(self, partition: Partition, kind: Kind) -> Table:
         return self._partitions.get(partition, {}).get(kind.name, {})

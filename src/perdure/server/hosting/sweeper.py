@@ -7,7 +7,7 @@ import logging
 from types import TracebackType
 from typing import Self
 
-from perdure.errors import Corrupt
+from perdure.errors import Conflict, Corrupt
 from perdure.model.records import SERVER, STORE, THREADS, Partition
 from perdure.runtime import Runtime
 from perdure.server.catalogue import Catalogue
@@ -57,17 +57,18 @@ class Sweeper:
                 if swept >= self._most:
                     return swept
                 try:
-                    await self._remove(Partition(tenant, row.thread_id), row)
-                except Corrupt as error:
-                    # One thread that cannot be read must not keep the others from being swept.
+                    swept += await self._remove(Partition(tenant, row.thread_id), row, now)
+                except (Conflict, Corrupt) as error:
+                    # One thread that cannot be read, or is written to all the time, must not keep the others
+                    # from being swept.
                     _log.warning("thread %r was not swept: %s", row.thread_id, type(error).__name__)
-                else:
-                    swept += 1
         if swept:
             _log.info("%d threads were swept whose time was over", swept)
         return swept
 
-    async def _remove(self, partition: Partition, row: Row) -> None:
+    async def _remove(self, partition: Partition, row: Row, now: int) -> bool:
+        """Whether the thread was removed or pruned. One for which something was accepted since the look, or
+        is still to be sent, stays."""
         if (row.ttl or {}).get("strategy") == "keep_latest":
             saver = self._runtime.database.checkpointer(tenant=partition.tenant)
             await saver.aprune([partition.thread], strategy="keep_latest")
@@ -75,8 +76,8 @@ class Sweeper:
                 # From now on its time to live is counted from its last sweep.
                 await self._catalogue.adopt(partition, row)
             await self._catalogue.touched(partition)
-        else:
-            await self._catalogue.remove(partition)
+            return True
+        return await self._catalogue.remove_resting(partition, expired_at=now)
 
     async def _tenants(self) -> tuple[list[str], list[str]]:
         """Those who have threads, and those who have a store."""

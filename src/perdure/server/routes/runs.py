@@ -370,7 +370,8 @@ async def _removed(caller: Caller, standing: Standing, thread_id: str) -> None:
     partition = caller.partition(thread_id)
     run_id = standing.message.id if standing.run is None else standing.run.id
     if not standing.message.channel or await delivered(caller.host, partition, run_id):
-        await caller.host.catalogue.remove(partition)
+        # Where the same key has brought another run meanwhile it stays, until its time to live is over.
+        await caller.host.catalogue.remove_resting(partition)
 
 
 class _Late(StreamingResponse):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from perdure.errors import Contention, PerdureError
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Op, Put, Refused, Stage
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Refused, Stage
 from perdure.model.records import Kind, Partition, Record
 from perdure.storage import unknown
 from perdure.storage.kv import dynamo_items as items
@@ -258,23 +258,39 @@ class Writer:
 
     # Drop
 
-    def drop(self, effect: Drop) -> None:
+    def drop(self, effect: Drop) -> Committed | Refused:
         partition = effect.partition
         with self._reader.turn(partition):
             for _ in range(_ROUNDS):
                 root = self._reader.root(partition)
+                refused = self._refused(effect)
+                if refused is not None:
+                    return refused
                 if root is None:
-                    return
-                if root.incarnation and not self._bury(partition, root):
+                    return Committed()
+                # Every commit gives the root another revision: what was checked is as it was, or this fails.
+                if root.incarnation and not self._bury(partition, root, is_guarded=bool(effect.checks)):
                     continue
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
                 for incarnation in dead:
                     self._sweep(partition, incarnation)
                 self._forget(partition, dead)
-                return
+                return Committed()
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
-    def _bury(self, partition: Partition, root: Root) -> bool:
+    def _refused(self, effect: Drop) -> Refused | None:
+        """The first check of a removal that does not hold now."""
+        if not effect.checks:
+            return None
+        gets = tuple(Get(check.kind, check.key) for check in effect.checks)
+        for check, found in zip(
+            effect.checks, self._reader.fetch(Fetch(effect.partition, gets)), strict=True
+        ):
+            if not items.holds(check, found[0] if found else None):
+                return Refused(check.kind, check.key)
+        return None
+
+    def _bury(self, partition: Partition, root: Root, *, is_guarded: bool) -> bool:
         """Take the incarnation away, so that the partition holds nothing; whether it still was the one."""
         names = {f"#{kind.name}": kind.name for kind in items.EMBEDDED}
         self._reader.remember(partition, None)
@@ -284,12 +300,13 @@ class Writer:
                 TableName=self._client.table,
                 Key=items.root_key(partition),
                 UpdateExpression=f"SET rev = :rev REMOVE inc, {', '.join(names)} ADD dead :dead",
-                ConditionExpression="inc = :inc",
+                ConditionExpression="inc = :inc AND rev = :seen" if is_guarded else "inc = :inc",
                 ExpressionAttributeNames=names,
                 ExpressionAttributeValues={
                     ":rev": {"B": secrets.token_bytes(_TOKEN)},
                     ":inc": {"B": root.incarnation},
                     ":dead": {"BS": [root.incarnation]},
+                    **({":seen": {"B": root.revision}} if is_guarded else {}),
                 },
             )
         except ConditionFailed:

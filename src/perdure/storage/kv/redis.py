@@ -138,6 +138,8 @@ class RedisDriver:
             return requests.fetched(effect, answer)
         if isinstance(effect, Commit | Stage):
             return requests.committed(effect, answer)
+        if isinstance(effect, Drop):
+            return requests.dropped(effect, answer)
         return requests.told(answer) if isinstance(effect, Now) else None
 
     def _settle(self, links: Links, effect: Commit, lost: Lost) -> Any:

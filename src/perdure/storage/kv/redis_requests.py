@@ -169,7 +169,18 @@ def committed(effect: Commit | Stage, answer: Any) -> Committed | Refused | None
 
 def drop(space: Keyspace, effect: Drop) -> Call:
     place = space.place(effect.partition)
-    return evaluate(scripts.DROP, place.slot, place.keys, (place.encoded,), safe=True)
+    args = [place.encoded, place.records]
+    for check in effect.checks:
+        _append(args, check)
+    return evaluate(scripts.DROP, place.slot, place.keys, args, safe=True)
+
+
+def dropped(effect: Drop, answer: Any) -> Committed | Refused:
+    """What the answer to ``drop`` says."""
+    if not answer:
+        return Committed()
+    check = effect.checks[int(answer) - 1]
+    return Refused(check.kind, check.key)
 
 
 # Reading

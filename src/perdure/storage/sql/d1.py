@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
@@ -78,7 +78,7 @@ class D1Driver:
             for job in group:
                 try:
                     if isinstance(job.effect, Drop):
-                        self._drop(job.effect, slot)
+                        job.answer = self._drop(job.effect, slot)
                     else:
                         waiting.append(_part(job))
                 except Exception as error:
@@ -166,25 +166,29 @@ class D1Driver:
             part.read([], verdicts[receipt])
         return True
 
-    def _drop(self, effect: Drop, slot: _Slot) -> None:
+    def _drop(self, effect: Drop, slot: _Slot) -> Committed | Refused:
         """Take the partition out of sight in one batch, then remove its rows page by page."""
         more = True
 
-        def look(results: list[Rows], _: int | None) -> None:
+        def look(results: list[Rows], refused: int | None) -> Committed | Refused:
             nonlocal more
             more = not results or bool(results[-1][0][0])
+            if refused is None:
+                return Committed()
+            return Refused(effect.checks[refused].kind, effect.checks[refused].key)
 
         def hide(id_: str, n: int) -> list[Statement]:
-            judged = sql.receipt(effect.partition, (), id_, n)
+            judged = sql.receipt(effect.partition, effect.checks, id_, n)
             return [judged, sql.drop(effect.partition, id_), *sql.sweep()]
 
-        job = Job(effect)
+        job, rest = Job(effect), Job(effect)
         try:
             self._run([_Part(job, guarded=True, writes=True, make=hide, finish=look)], slot)
-            while more:
-                self._run([_Part(job, writes=True, make=lambda _, __: sql.sweep(), finish=look)], slot)
+            while more and isinstance(job.answer, Committed):
+                self._run([_Part(rest, writes=True, make=lambda _, __: sql.sweep(), finish=look)], slot)
         except Rejected as error:
             raise translated(error, self._name) from error
+        return cast("Committed | Refused", job.answer)
 
 
 @dataclass(slots=True, eq=False)

@@ -149,11 +149,15 @@ class SqliteDriver:
         partition = effect.partition if isinstance(effect, Commit | Stage | Drop) else RESERVED
         thread = _thread(writer, partition)
         if isinstance(effect, Drop):
+            for check in effect.checks:
+                held, _ = _holds(writer, thread, check)
+                if not held:
+                    return Refused(check.kind, check.key)
             if thread is not None:
                 for kind in KINDS:
                     writer.execute(sql.drop(kind), (thread.pk,))
                 writer.execute(sql.THREAD_DROP, (thread.pk,))
-            return None
+            return Committed()
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Check, Commit, Delete, Drop, Expect, Fetch, Find, Get, Range, Stage
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Range,
+    Refused,
+    Stage,
+)
+from perdure.model.records import CHECKPOINT, CHUNK, EPOCH, GC, HEAD, LANE, TAG, WRITE, Partition
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import HERE, NAMES
@@ -73,6 +87,54 @@ class Partitions:
         driver.perform(Drop(HERE))
         driver.perform(Drop(HERE))
         assert driver.perform(Find("threads", None)) == ()
+
+    def test_a_drop_is_carried_out_only_if_its_checks_hold(self, driver: Driver) -> None:
+        rows.stored(driver, *rows.every_kind("ns", 7))
+        rows.stored(driver, *rows.every_kind("ns", 7), at=NEIGHBOURS[0])
+        everything = rows.everything(driver)
+        held = (Check(HEAD, ("ns",), 7), Check(LANE, ("none",), Expect.ABSENT))
+        for failing in (
+            Check(HEAD, ("ns",), 8),
+            Check(HEAD, ("ns",), Expect.ABSENT),
+            Check(TAG, ("none",), Expect.PRESENT),
+            Check(GC, (), Expect.ABSENT),
+            Check(EPOCH, (), 99),
+        ):
+            at = Refused(failing.kind, failing.key)
+            checks = (*(check for check in held if check[:2] != failing[:2]), failing)
+            assert driver.perform(Drop(HERE, checks)) == at
+            assert rows.everything(driver) == everything
+        assert driver.perform(Drop(HERE, held)) == Committed()
+        assert rows.everything(driver) == []
+        assert len(rows.everything(driver, NEIGHBOURS[0])) == len(everything)
+        assert driver.perform(Drop(HERE, held)) == Refused(HEAD, ("ns",))
+        assert driver.perform(Drop(HERE, held[1:])) == Committed(), "there is nothing of what must be absent"
+        assert [found.partition for found in driver.perform(Find("threads", None))] == [NEIGHBOURS[0]]
+
+    def test_of_a_drop_and_writers_at_once_nothing_that_was_written_is_dropped(self, driver: Driver) -> None:
+        """A drop that demands a lane as it was seen, beside writers that each raise its version."""
+        for n in range(8):
+            at = Partition("acme", f"raced{n}")
+            rows.stored(driver, rows.lane("inbox", None), at=at)
+            outcomes: list[bool] = []
+            start = threading.Barrier(3)
+
+            def write(at: Partition = at, start: threading.Barrier = start) -> None:
+                start.wait()
+                outcomes.append(rows.commit(driver, rows.lane("inbox", 5, 1, 2), rows.inbox(1), at=at))  # noqa: B023
+
+            def drop(at: Partition = at, start: threading.Barrier = start) -> None:
+                start.wait()
+                driver.perform(Drop(at, (Check(LANE, ("inbox",), 1),)))
+
+            threads = [threading.Thread(target=work) for work in (write, drop)]
+            for thread in threads:
+                thread.start()
+            start.wait()
+            for thread in threads:
+                thread.join()
+            (written,) = outcomes
+            assert len(rows.everything(driver, at)) == (2 if written else 0)
 
     def test_a_dropped_partition_starts_anew(self, driver: Driver) -> None:
         rows.stored(driver, *rows.every_kind("old", 7))

@@ -1,6 +1,32 @@
--- Removes a partition with its entries in the catalogue and the indexes.
--- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition.
+-- Removes a partition with its entries in the catalogue and the indexes, if every check holds: 0, or the number
+-- of the first that failed.
+-- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition, the prefix of
+-- records' keys, then for each check head and name. A head is as that of a commit's operation.
 
+local NONE, SOME, VERSION = 1, 2, 3
+
+local function holds(head, name)
+  local expect = head:byte(3)
+  if expect == NONE then
+    return redis.call('HEXISTS', KEYS[1], name) == 0
+  end
+  if expect == SOME then
+    return redis.call('HEXISTS', KEYS[1], name) == 1
+  end
+  if expect == VERSION then
+    local value = redis.call('HGET', KEYS[1], name)
+    return value and value:sub(1, 8) == head:sub(8)
+  end
+  return true
+end
+
+local at = 3
+while ARGV[at] do
+  if not holds(ARGV[at], ARGV[at + 1]) then
+    return (at - 1) / 2
+  end
+  at = at + 2
+end
 for _, number in pairs(INDEXED) do
   local kind = kind_of(number)
   local low = '[' .. kind.name .. ':'

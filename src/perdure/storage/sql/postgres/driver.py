@@ -129,7 +129,7 @@ class PostgresDriver:
     def _write(self, group: Sequence[Job]) -> None:
         for jobs in _portions(group):
             if isinstance(jobs[0].effect, Drop):
-                self._each(jobs, lambda job: self._drop(job.effect))
+                self._each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
             else:
                 self._write_together(jobs)
 
@@ -205,9 +205,15 @@ class PostgresDriver:
         (answers,) = self._fetch([evidence(commit)])
         return answers
 
-    def _drop(self, effect: Effect[Any]) -> None:
-        at = cast(Drop, effect).partition
+    def _drop(self, effect: Drop) -> Committed | Refused:
+        at = effect.partition
         names: list[bytes | None] = [wire.escaped(part).encode() for part in at]
+        if effect.checks:
+            refused = self._patiently(lambda: self._repeated(lambda: self._drop_if(effect, names)))
+            if refused:
+                check = effect.checks[refused - 1]
+                return Refused(check.kind, check.key)
+            names[:] = [None] * len(names)
 
         def once() -> bool:
             link = self._connected()
@@ -217,6 +223,17 @@ class PostgresDriver:
         while self._patiently(lambda: self._repeated(once)):
             # The partition is gone; what is made under its name from now on is not what was to be dropped.
             names[:] = [None] * len(names)
+        return Committed()
+
+    def _drop_if(self, effect: Drop, names: Sequence[bytes | None]) -> int:
+        """Drop a partition if its checks hold: 0, or the number of the first that does not."""
+        link = self._connected()
+        deadline = link.deadline()
+        numbers = [number.to_bytes(8, "big") for number in (_DROP_ROWS, deadline)]
+        values = [*wire.pack_writes([Commit(effect.partition, effect.checks)], deadline), *names, *numbers]
+        return link.ask(
+            self._sql.drop_if, values, lambda r: wire.unpack_outcomes(r.get_value(0, 0) or b"")[0]
+        )
 
     # Reading
 

@@ -47,6 +47,12 @@ class Statements:
         }
         self.now = _call(f"SELECT {NOW}", (), binary=False)
         self.drop = _call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
+        # The checks lock the thread's row until the end of the statement, in which it is removed.
+        self.drop_if = _call(
+            f"SELECT c.z, CASE WHEN c.z[1] = 0 THEN {schema}.drop_{version}($5, $6, $7, $8, $9) END"
+            f" FROM (SELECT {schema}.commit_{version}($1, $2, $3, $4) AS z OFFSET 0) c",
+            (*wire.ARRAYS, *texts),
+        )
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         """The statement of a ``Find`` and its parameters, as text."""

@@ -471,3 +471,33 @@ async def _first(here: Place, user: str, thread_id: str, **asked: Any) -> Told:
 
 def test_anothers_thread_is_as_one_that_is_not_there(url: str) -> None:
     _others(url)
+
+
+@run
+async def test_what_is_sent_to_a_thread_that_waits_is_its_answer(url: str) -> None:
+    """Also when it is sent the moment that the question is heard, before the run has stopped."""
+    async with place(url) as here, here.http() as http:
+        for answer in ("yes", {"sure": True}, False, 0, []):
+            thread = new()
+            await start(http, thread, "ask", said("hello"))
+            async for event in heard(http, thread, channels=["input"]):
+                assert event["method"] == "input.requested"
+                break
+            await start(http, thread, "ask", answer)
+            await eventually_idle(http, thread)
+            values = (await http.get(f"/threads/{thread}/state")).json()["values"]
+            assert [one["content"] for one in values["messages"]] == ["hello", f"you said {answer}"]
+        # Without input the thread goes on as it is, and on one that waits for nothing it is an input.
+        thread = new()
+        await start(http, thread, "chat", said("one"))
+        await eventually_idle(http, thread)
+        await start(http, thread, "chat", said("two"))
+        await eventually_idle(http, thread)
+        values = (await http.get(f"/threads/{thread}/state")).json()["values"]
+        assert len(values["messages"]) == 4
+
+
+async def eventually_idle(http: httpx.AsyncClient, thread: str) -> None:
+    async with asyncio.timeout(30):
+        while (await http.get(f"/threads/{thread}")).json()["status"] != "idle":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

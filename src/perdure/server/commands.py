@@ -15,9 +15,10 @@ from langgraph.types import PregelTask, StateSnapshot
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
+from perdure.engine import inbox
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting, PerdureError, TryLater, Unavailable
-from perdure.model.messages import FAILED, OPEN, WAITING
+from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
 from perdure.runtime.contexts import OF_LANGGRAPH
 from perdure.runtime.options import Told
 from perdure.server import bodies, faults, shapes, streams
@@ -120,21 +121,43 @@ async def _run_start(caller: Caller, request: Request, thread_id: str, params: P
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
     said = {**params, "multitask_strategy": strategy, "checkpoint_id": fork}
+    if _start_of(said) is None and said.get("input") is not None and await _waits(caller, thread_id):
+        # Clients have one way to speak, whether the thread waits for an answer or not.
+        said |= {"input": None, "command": {"resume": said["input"]}}
     return {"run_id": await _started(caller, request, thread_id, said)}
+
+
+def _start_of(said: Params) -> Any:
+    """The checkpoint to start from; clients may name it among the configurable values."""
+    configurable = (said.get("config") or {}).get("configurable") or {}
+    return said.get("checkpoint_id") or configurable.get("checkpoint_id")
+
+
+async def _waits(caller: Caller, thread_id: str) -> bool:
+    """Whether a thread waits for an answer. A run that has asked and is about to stop is waited for."""
+    row = await caller.host.catalogue.look(caller.partition(thread_id))
+    if row is None or row.run is None or graph_id_of(caller, row) is None:
+        return False
+    if row.run.state == OPEN:
+        asked = {one.id for one in (await snapshot(caller, row)).interrupts}
+        (standing,) = await caller.host.database.arun(inbox.latest(caller.partition(thread_id), 1))
+        if asked - set(standing.message.options.get(ANSWERS, ())):
+            await _until_stopped(caller, row, row.run.id)
+            row = await caller.host.catalogue.look(caller.partition(thread_id))
+    return row is not None and row.status == "interrupted"
 
 
 async def _started(caller: Caller, request: Request, thread_id: str, said: Params) -> str:
     config = dict(said.get("config") or {})
-    # Clients name the checkpoint to start from among what can be configured.
-    checkpoint_id = (config.get("configurable") or {}).get("checkpoint_id")
     new = NewRun.model_validate(
         {
             "assistant_id": said["assistant_id"],
             "input": said.get("input"),
+            "command": said.get("command"),
             "context": said.get("context"),
             "metadata": said.get("metadata"),
             "config": _own(config),
-            "checkpoint_id": said.get("checkpoint_id") or checkpoint_id,
+            "checkpoint_id": _start_of(said),
             "multitask_strategy": said.get("multitask_strategy"),
             "if_not_exists": "create",
             "stream_resumable": True,
@@ -191,13 +214,17 @@ async def _respond(caller: Caller, request: Request, thread_id: str, params: Par
 async def _stopped(caller: Caller, row: Row, run_id: str) -> Row:
     """A thread once its run has ended: its client hears of a question just before the run waits for the
     answer."""
+    await _until_stopped(caller, row, run_id)
+    return await _row(caller, row.thread_id, "update", "no_such_interrupt")
+
+
+async def _until_stopped(caller: Caller, row: Row, run_id: str) -> None:
     after = await caller.host.runtime.told(row.thread_id, tenant=caller.user.tenant)
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOPPING_S):
             async for item in streams.followed(caller, row.thread_id, run_id, after):
                 if isinstance(item, Standing):
                     break
-    return await _row(caller, row.thread_id, "update", "no_such_interrupt")
 
 
 def _no_question(thread_id: str, interrupt_id: str) -> NoReturn:

@@ -17,7 +17,7 @@ from langgraph.pregel.remote import RemoteException, RemoteGraph
 from langgraph.types import Command
 
 from tests.server.acceptance.saying import heard, names, said
-from tests.server.acceptance.serving import Server, near, run
+from tests.server.acceptance.serving import Server, eventually, near, run
 
 
 @asynccontextmanager
@@ -82,6 +82,18 @@ async def test_t18_a_remote_graph_asks_and_has_subgraphs(server: Server) -> None
         assert heard(task.state.values) == ["x", "echo x"]  # type: ignore[union-attr]
         values = await graph.ainvoke(Command(resume="yes"), config)
         assert heard(values) == ["x", "echo x", "within: yes", "outside"]
+
+
+@run
+async def test_t18_a_remote_graph_is_answered_in_the_newest_form_of_its_events(server: Server) -> None:
+    config = on(str(uuid.uuid4()))
+    async with remote(server, "ask") as (graph,):
+        async with await graph.astream_events(said("hello"), config, version="v3") as first:
+            # Its output comes with the end of a run, and this one waits.
+            await eventually(first.interrupted)
+        async with await graph.astream_events(Command(resume="yes"), config, version="v3") as second:
+            values: Any = await second.output()
+        assert heard(values) == ["hello", "you said yes"]
 
 
 @run

@@ -32,7 +32,7 @@ from perdure.model.ops import Fetch, Find, Found, Get
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
 from perdure.storage.archive import Archive
-from perdure.storage.port import Driver, Limits, arun, bell_of, has_listing, run
+from perdure.storage.port import Driver, Limits, arun, bell_of, examine, has_listing, run
 from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.storage.url import open_driver, redacted
 
@@ -153,15 +153,33 @@ class Database:
         It reads everything: links, heads, tags, every reference, every chunk against its name, and the queue.
         """
         if thread_id is not None:
-            return run(check_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
+            return self._check(Partition(self._tenant, thread_id))
         found: list[Finding] = []
         for partition in run(retention.all_threads(self._tenant), self._driver):
             try:
-                found += run(check_thread(partition, self._digest), self._driver)
+                found += self._check(partition)
             except Corrupt as error:
                 found.append(
                     Finding(partition.thread, "", None, Damage.UNREADABLE, str(error), findings.RESTORE)
                 )
+        return found
+
+    def _check(self, partition: Partition) -> list[Finding]:
+        found = run(check_thread(partition, self._digest), self._driver)
+        for detail in examine(self._driver, partition):
+            found.append(Finding(partition.thread, "", None, Damage.CHANGED, detail, findings.RESTORE))
+        return found
+
+    def examine(self) -> list[str]:
+        """What the backend's own check finds wrong with the database, the tenant's store and what a server
+        keeps for it, beside what ``fsck`` finds in each thread; nothing where a backend has no such check."""
+        found = examine(self._driver, None)
+        for space in (STORE, SERVER):
+            try:
+                for partition in run(retention.all_partitions(self._tenant, space), self._driver):
+                    found += [f"{space} {partition.thread!r}: {s}" for s in examine(self._driver, partition)]
+            except Corrupt as error:
+                found.append(str(error))
         return found
 
     def repair(self, thread_id: str) -> Repaired:

@@ -64,7 +64,7 @@ def fsck(
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Check threads: links, heads, tags, references, every stored byte against its name, and the queue.
+    """Check the database and its threads: links, heads, tags, references, checksums, and the queue.
 
     Exit code 0 when all is sound (or was mended), 1 when damage is left.
     """
@@ -72,6 +72,9 @@ def fsck(
         threads = (p.thread for p in database.partitions(tenant) if p.space == THREADS)
         names = thread_ids or list(threads)
         damaged = 0
+        for detail in [] if thread_ids else database.examine():
+            err.print(f"database: {escape(detail)}; restore it from a backup", soft_wrap=True)
+            damaged += 1
         for name in names:
             try:
                 findings = database.fsck(name)

@@ -17,6 +17,7 @@ class Damage(Enum):
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
     QUEUE = "queue"
+    CHANGED = "changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,10 @@ def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
 
     Raises ``Contention`` when damage shows but the thread never stands still long enough to be sure.
     """
-    _, findings = yield from _settled(partition, digest)
+    try:
+        _, findings = yield from _settled(partition, digest)
+    except Corrupt as error:
+        return [_found(partition, error)]
     return findings
 
 
@@ -61,8 +64,12 @@ def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
     checkpoint of its namespace by sequence. Raises ``Fenced`` while a run is open on the thread.
     """
     for _ in range(ATTEMPTS):
-        view = yield from load_view(partition, "")
-        contents, findings = yield from _settled(partition, digest)
+        try:
+            contents, findings = yield from _settled(partition, digest)
+            view = yield from load_view(partition, "")
+        except Corrupt as error:
+            # What a repair would build on is itself not what was written.
+            return Repaired((), (_found(partition, error),))
         ops = [*_mended_links(contents, findings), *_mended_heads(contents, findings)]
         if not ops:
             return Repaired((), tuple(findings))
@@ -93,7 +100,10 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
             *_tags(partition, contents),
         ]
         findings += yield from _chunks(partition, contents, digest)
-        findings += yield from check_queue(partition)
+        try:
+            findings += yield from check_queue(partition)
+        except Corrupt as error:
+            findings.append(_found(partition, error))
         if not findings or before == (yield from _pulse(partition)):
             return contents, findings
     raise Contention(f"thread {partition.thread!r} is written to all the time; check it later")
@@ -101,7 +111,8 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
 
 def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
     """What changes with every put and every removal, and with every step of the queue."""
-    gc, heads, lanes = yield from ask(Fetch(partition, (Get(GC, ()), Range(HEAD), Range(LANE))))
+    kinds = (GC, HEAD, LANE)
+    gc, heads, lanes = yield from ask(Fetch(partition, tuple(Range(kind, verify=False) for kind in kinds)))
     return tuple((record.key, record.version) for record in (*gc, *heads, *lanes))
 
 
@@ -109,8 +120,18 @@ def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
 
 
 def _read(partition: Partition) -> Program[_Contents]:
-    heads, tags = yield from ask(Fetch(partition, (Range(HEAD), Range(TAG))))
-    contents = _Contents({r.key[0]: r for r in heads}, tags)
+    contents = _Contents({}, ())
+    for kind in (HEAD, TAG):
+        page = Walk(kind)
+        while not page.last:
+            yield from page.turn(partition)
+            if kind is HEAD:
+                contents.heads.update({r.key[0]: r for r in page.stubs})
+            else:
+                contents.tags += tuple(page.records)
+            contents.unreadable += [
+                ((key[0] if kind is HEAD else "", None), error) for key, error in page.unreadable
+            ]
     page = Walk(CHECKPOINT)
     while not page.last:
         yield from page.turn(partition)
@@ -127,6 +148,10 @@ def _read(partition: Partition) -> Program[_Contents]:
         contents.writes += [PendingWrite.read(record) for record in page.records]
         contents.unreadable += page.unreadable
     return contents
+
+
+def _found(partition: Partition, error: Corrupt) -> Finding:
+    return Finding(partition.thread, "", None, Damage.UNREADABLE, str(error), RESTORE)
 
 
 # Links, heads, tags

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from perdure.model.program import Effect, Program
+from perdure.model.records import Partition
 
 R = TypeVar("R")
 
@@ -67,6 +68,13 @@ def bell_of(driver: Driver) -> Bell | None:
 def has_listing(driver: Driver) -> bool:
     """Whether a driver keeps a listing of threads, which ``Find("listed")`` reads."""
     return getattr(driver, "has_listing", False)
+
+
+def examine(driver: Driver, partition: Partition | None) -> list[str]:
+    """What is wrong with the storage itself, by a backend that can tell: with what it has of a partition, or,
+    with ``None``, with the database as a whole. All of it is read for this."""
+    own = getattr(driver, "examine", None)
+    return [] if own is None else cast("list[str]", own(partition))
 
 
 def is_kept(driver: Driver) -> bool:

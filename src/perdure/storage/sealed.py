@@ -32,7 +32,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.storage.port import Bell, Driver, Limits, bell_of, has_listing, is_kept
+from perdure.storage.port import Bell, Driver, Limits, bell_of, examine, has_listing, is_kept
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -177,6 +177,9 @@ class SealedDriver:
 
     def close(self) -> None:
         self._inner.close()
+
+    def examine(self, partition: Partition | None) -> list[str]:
+        return examine(self._inner, partition)
 
     def _down(self, effect: Effect[R]) -> Effect[R]:
         if self._keyring is None:

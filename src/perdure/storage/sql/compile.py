@@ -92,9 +92,9 @@ def select_version(kind: Kind) -> str:
     return f"SELECT {column}, {checksums.NAME} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
-def select_checksums(kind: Kind) -> str:
-    """Reads the checksums of a partition's records."""
-    return f"SELECT {checksums.NAME} FROM {table(kind)} WHERE t = ?"
+def select_all(kind: Kind) -> str:
+    """Reads a partition's records of one kind, in no order."""
+    return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE t = ?"
 
 
 def select_range(item: Range, t: int) -> Statement:
@@ -202,16 +202,23 @@ def select_indexed(effect: Find) -> tuple[Kind, Statement]:
 
 
 def record(
-    kind: Kind, row: tuple[Any, ...], partition: Partition, *, bodies: bool = True, verify: bool = True
+    kind: Kind,
+    row: tuple[Any, ...],
+    partition: Partition,
+    *,
+    bodies: bool = True,
+    verify: bool = True,
+    required: bool = False,
 ) -> Record:
-    """The record of a row of ``select_one`` or ``select_range``. ``Corrupt`` when it is not what was written;
-    without ``verify`` only when it cannot be read at all."""
+    """The record of a row of ``select_one`` or ``select_range``. ``Corrupt`` when it is not what was written,
+    unless ``verify`` is false; a row without a checksum is from before there were any, unless one is
+    ``required``."""
     keys, fields = len(kind.key), len(kind.fields)
     key, values, rest = row[:keys], row[keys : keys + fields], row[keys + fields :]
     version = rest[0] if kind.versioned else 0
     body = rest[-2] if kind.body and bodies else b""
     found = rest[-1]
-    if verify and found is not None:
+    if verify and (found is not None or required):
         read = body if bodies or not kind.body else None
         if not _is_sound(found, partition, kind, key, values, version, read):
             raise checksums.damaged(partition, kind, key)

@@ -10,11 +10,11 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import apsw
@@ -29,7 +29,6 @@ from perdure.model.ops import (
     Expect,
     Fetch,
     Find,
-    Found,
     Get,
     Now,
     Op,
@@ -38,11 +37,12 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, RESERVED, WRITE, Key, Partition, Record
+from perdure.model.records import KINDS, RESERVED, WRITE, Partition
 from perdure.storage.gather import Gatherer, Job
 from perdure.storage.port import Limits
-from perdure.storage.sql import checksums, migrations, schema
+from perdure.storage.sql import checksums, migrations, schema, sqlite_examine
 from perdure.storage.sql import compile as sql
+from perdure.storage.sql import sqlite_rows as rows
 from perdure.storage.sql.sqlite_watch import FileWatch
 
 R = TypeVar("R")
@@ -109,6 +109,17 @@ class SqliteDriver:
         self._writer.close()
         self._watch.close()
 
+    def examine(self, partition: Partition | None) -> list[str]:
+        """What is wrong with the records of a partition as a whole, or with the file."""
+        if partition is None:
+            try:
+                with self._reader(None) as reader:
+                    return sqlite_examine.examine_file(reader)
+            except Corrupt as error:
+                return [str(error)]
+        with self._reader(partition) as reader:
+            return sqlite_examine.examine_partition(reader, partition)
+
     # Writing
 
     def _write_group(self, group: Sequence[Job]) -> None:
@@ -147,10 +158,10 @@ class SqliteDriver:
     def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
         writer = self._writer
         partition = effect.partition if isinstance(effect, Commit | Stage | Drop) else RESERVED
-        thread = _thread(writer, partition)
+        thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
             for check in effect.checks:
-                held, _ = _holds(writer, thread, check)
+                held, _ = rows.holds(writer, thread, check)
                 if not held:
                     return Refused(check.kind, check.key)
             if thread is not None:
@@ -166,17 +177,17 @@ class SqliteDriver:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
             for place, op in enumerate(ops):
-                if not (trusting and _is_new(op)):
-                    held, before[place] = _holds(writer, thread, op)
+                if not (trusting and rows.is_new(op)):
+                    held, before[place] = rows.holds(writer, thread, op)
                     if not held:
                         return Refused(op.kind, op.key)
         if thread is None:
-            thread = _new_thread(writer, partition)
+            thread = rows.new_thread(writer, partition)
         self._write(thread, partition, ops, before)
         return Committed() if isinstance(effect, Commit) else None
 
     def _write(
-        self, thread: _Thread, partition: Partition, ops: Sequence[Op], before: Mapping[int, int | None]
+        self, thread: rows.Thread, partition: Partition, ops: Sequence[Op], before: Mapping[int, int | None]
     ) -> None:
         """Carry out operations whose expectations hold. ``before`` has the checksums of records that they
         looked at, by the operation's place."""
@@ -187,11 +198,11 @@ class SqliteDriver:
             if isinstance(op, Put):
                 new = sql.checksum(op, partition)
                 if total is not None and op.kind.grows is None and op.expect is not Expect.ABSENT:
-                    old = before[place] if place in before else _checksum(writer, t, op)
+                    old = before[place] if place in before else rows.checksum(writer, t, op)
                 writer.execute(*sql.put(op, t, new))
             elif isinstance(op, Delete):
-                rows = writer.execute(*sql.delete(op, t)).fetchall()
-                old = cast("int | None", rows[0][0]) if rows else 0
+                gone = writer.execute(*sql.delete(op, t)).fetchall()
+                old = cast("int | None", gone[0][0]) if gone else 0
             else:
                 continue
             if op.kind.grows is None:
@@ -239,10 +250,10 @@ class SqliteDriver:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):
-                    return _fetch(reader, effect)
+                    return rows.fetch(reader, effect)
                 if isinstance(effect, Now):
                     return reader.execute(sql.NOW).fetchall()[0][0]
-                return tuple(_find(reader, effect))
+                return tuple(rows.find(reader, effect))
             finally:
                 reader.execute("COMMIT")
 
@@ -342,114 +353,8 @@ def _is_small(effect: Fetch) -> bool:
     )
 
 
-class _Thread(NamedTuple):
-    """A row of the catalogue. What is not kept is ``None``."""
-
-    pk: int
-    total: int | None
-    head: int | None
-    commits: int | None
-
-
 def _partition(effect: Effect[Any]) -> Partition | None:
     return getattr(effect, "partition", None)
-
-
-def _thread(connection: apsw.Connection, partition: Partition) -> _Thread | None:
-    """A partition's row of the catalogue; ``Corrupt`` when the catalogue contradicts itself about it."""
-    row = connection.execute(sql.THREAD_PK, partition).fetchone()
-    if row is None:
-        if connection.execute(sql.THREAD_TWIN, (checksums.of_partition(partition),)).fetchone() is None:
-            return None
-        raise checksums.misled(partition, "the catalogue has it and does not find it by its name")
-    pk, found, *kept = row
-    if found is not None and found != checksums.of_partition(partition):
-        raise checksums.misled(partition, "the catalogue finds another one by its name")
-    return _Thread(cast(int, pk), *cast("list[int | None]", kept))
-
-
-def _new_thread(connection: apsw.Connection, partition: Partition) -> _Thread:
-    connection.execute(sql.THREAD_NEW, (*partition, checksums.of_partition(partition)))
-    return _Thread(connection.last_insert_rowid(), 0, 0, 0)
-
-
-def _checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
-    """The checksum of the record that an operation writes over; 0 for none."""
-    row = connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
-    return 0 if row is None else row[1]
-
-
-def _is_new(op: Op) -> bool:
-    return isinstance(op, Put) and op.expect is Expect.ABSENT
-
-
-def _holds(connection: apsw.Connection, thread: _Thread | None, op: Op) -> tuple[bool, int | None]:
-    """Whether an operation's expectation holds, and the checksum of its record, 0 for none."""
-    if thread is None:
-        return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
-    if isinstance(op, Delete) and op.unchanged:
-        names = tuple(op.unchanged)
-        row = connection.execute(sql.select_fields(op.kind, names), (thread.pk, *op.key)).fetchone()
-        if row is None or row != tuple(op.unchanged.values()):
-            return False, None
-    if op.expect is Expect.ANY and not isinstance(op, Put):
-        return True, None
-    row = connection.execute(sql.select_version(op.kind), (thread.pk, *op.key)).fetchone()
-    if row is None:
-        return op.expect in (Expect.ANY, Expect.ABSENT), 0
-    return op.expect in (Expect.ANY, Expect.PRESENT, row[0]), row[1]
-
-
-def _fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
-    partition = effect.partition
-    thread = _thread(connection, partition)
-    if thread is None:
-        return tuple(() for _ in effect.items)
-    t = thread.pk
-    if len(effect.items) > _INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
-        gets = [i for i in effect.items if isinstance(i, Get)]
-        if len(gets) == len(effect.items):
-            return _fetch_many(connection, t, partition, gets)
-    out: list[tuple[Record, ...]] = []
-    for item in effect.items:
-        if isinstance(item, Get):
-            rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
-            if (item.kind, item.key) == checksums.ROOT_HEAD and thread.head is not None:
-                found = rows[0][-1] if rows else 0
-                if found != thread.head:
-                    raise checksums.misled(partition, "its head is not the one that was written last")
-            out.append(tuple(sql.record(item.kind, row, partition) for row in rows))
-        else:
-            found_rows = connection.execute(*sql.select_range(item, t))
-            out.append(
-                tuple(
-                    sql.record(item.kind, row, partition, bodies=item.bodies, verify=item.verify)
-                    for row in found_rows
-                )
-            )
-    return tuple(out)
-
-
-def _fetch_many(
-    connection: apsw.Connection, t: int, partition: Partition, gets: list[Get]
-) -> tuple[tuple[Record, ...], ...]:
-    kind = gets[0].kind
-    rows = connection.executemany(sql.select_one(kind), [(t, *get.key) for get in gets])
-    found: dict[Key, Record] = {}
-    for row in rows:
-        record = sql.record(kind, row, partition)
-        found[record.key] = record
-    return tuple((found[get.key],) if get.key in found else () for get in gets)
-
-
-def _find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
-    if effect.index == "threads":
-        return map(sql.found, connection.execute(*sql.select_threads(effect)))
-    if effect.index == "listed":
-        return map(sql.found, connection.execute(*sql.select_listed(effect)))
-    kind, statement = sql.select_indexed(effect)
-    own = len(Partition._fields)
-    return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]
 
 
 @contextmanager

@@ -1,0 +1,124 @@
+"""Reading rows of a SQLite file: the catalogue, what operations expect of records, and what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+import apsw
+
+from perdure.model.ops import Delete, Expect, Fetch, Find, Found, Get, Op, Put
+from perdure.model.records import Key, Partition, Record
+from perdure.storage.sql import checksums
+from perdure.storage.sql import compile as sql
+
+INLINE_ITEMS = 16
+
+
+class Thread(NamedTuple):
+    """A row of the catalogue. What is not kept is ``None``."""
+
+    pk: int
+    total: int | None
+    head: int | None
+    commits: int | None
+
+
+def look_up(connection: apsw.Connection, partition: Partition) -> Thread | None:
+    """A partition's row of the catalogue; ``Corrupt`` when the catalogue contradicts itself about it."""
+    row = connection.execute(sql.THREAD_PK, partition).fetchone()
+    if row is None:
+        if connection.execute(sql.THREAD_TWIN, (checksums.of_partition(partition),)).fetchone() is None:
+            return None
+        raise checksums.misled(partition, "the catalogue has it and does not find it by its name")
+    pk, found, *kept = row
+    if found is not None and found != checksums.of_partition(partition):
+        raise checksums.misled(partition, "the catalogue finds another one by its name")
+    return Thread(cast(int, pk), *cast("list[int | None]", kept))
+
+
+def new_thread(connection: apsw.Connection, partition: Partition) -> Thread:
+    connection.execute(sql.THREAD_NEW, (*partition, checksums.of_partition(partition)))
+    return Thread(connection.last_insert_rowid(), 0, 0, 0)
+
+
+def checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
+    """The checksum of the record that an operation writes over; 0 for none."""
+    row = connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
+    return 0 if row is None else row[1]
+
+
+def is_new(op: Op) -> bool:
+    """Whether an operation writes a record where there must be none."""
+    return isinstance(op, Put) and op.expect is Expect.ABSENT
+
+
+def holds(connection: apsw.Connection, thread: Thread | None, op: Op) -> tuple[bool, int | None]:
+    """Whether an operation's expectation holds, and the checksum of its record, 0 for none."""
+    if thread is None:
+        return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
+    if isinstance(op, Delete) and op.unchanged:
+        names = tuple(op.unchanged)
+        row = connection.execute(sql.select_fields(op.kind, names), (thread.pk, *op.key)).fetchone()
+        if row is None or row != tuple(op.unchanged.values()):
+            return False, None
+    if op.expect is Expect.ANY and not isinstance(op, Put):
+        return True, None
+    row = connection.execute(sql.select_version(op.kind), (thread.pk, *op.key)).fetchone()
+    if row is None:
+        return op.expect in (Expect.ANY, Expect.ABSENT), 0
+    return op.expect in (Expect.ANY, Expect.PRESENT, row[0]), row[1]
+
+
+def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
+    partition = effect.partition
+    thread = look_up(connection, partition)
+    if thread is None:
+        return tuple(() for _ in effect.items)
+    t, required = thread.pk, thread.total is not None
+    if len(effect.items) > INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
+        gets = [i for i in effect.items if isinstance(i, Get)]
+        if len(gets) == len(effect.items):
+            return _fetch_many(connection, thread, partition, gets)
+    out: list[tuple[Record, ...]] = []
+    for item in effect.items:
+        if isinstance(item, Get):
+            rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
+            if (item.kind, item.key) == checksums.ROOT_HEAD and thread.head is not None:
+                found = rows[0][-1] if rows else 0
+                if found != thread.head:
+                    raise checksums.misled(partition, "its head is not the one that was written last")
+            out.append(tuple(sql.record(item.kind, row, partition, required=required) for row in rows))
+        else:
+            found_rows = connection.execute(*sql.select_range(item, t))
+            out.append(
+                tuple(
+                    sql.record(
+                        item.kind, row, partition, bodies=item.bodies, verify=item.verify, required=required
+                    )
+                    for row in found_rows
+                )
+            )
+    return tuple(out)
+
+
+def _fetch_many(
+    connection: apsw.Connection, thread: Thread, partition: Partition, gets: list[Get]
+) -> tuple[tuple[Record, ...], ...]:
+    kind = gets[0].kind
+    rows = connection.executemany(sql.select_one(kind), [(thread.pk, *get.key) for get in gets])
+    found: dict[Key, Record] = {}
+    for row in rows:
+        record = sql.record(kind, row, partition, required=thread.total is not None)
+        found[record.key] = record
+    return tuple((found[get.key],) if get.key in found else () for get in gets)
+
+
+def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
+    if effect.index == "threads":
+        return map(sql.found, connection.execute(*sql.select_threads(effect)))
+    if effect.index == "listed":
+        return map(sql.found, connection.execute(*sql.select_listed(effect)))
+    kind, statement = sql.select_indexed(effect)
+    own = len(Partition._fields)
+    return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]

@@ -49,13 +49,13 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
         have = {node.partition("::")[0] for node in stock}
         missing = [file for file in files if str(file.relative_to(folder)) not in have]
         if missing:
-            backend = running.opened(running.STOCK, stack)
+            backend = running.opened(running.STOCK, stack, needs_postgres=suite.needs_postgres)
             stock = {**stock, **running.run_files(python, folder, missing, backend, options.jobs)}
             running.keep(held, stock)
         names = {str(file.relative_to(folder)) for file in files}
         expected = {node: outcome for node, outcome in stock.items() if node.partition("::")[0] in names}
         for name in options.backends.split(","):
-            backend = running.opened(name, stack)
+            backend = running.opened(name, stack, needs_postgres=suite.needs_postgres)
             ours = running.run_files(python, folder, files, backend, options.jobs)
             found.append(compare(suite.name, name, expected, ours, reasons))
             print("  ".join(found[-1].row), file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ _COMMON = (
     "langgraph-checkpoint-sqlite==3.1.2",
     "psycopg-pool",
     "pycryptodome",
+    "pytest",
     "pytest-asyncio",
     "pytest-mock",
     "pytest-repeat",
@@ -43,6 +44,8 @@ class Suite:
     without: tuple[str, ...] = ()
     """Files that concern no saver and cannot run here."""
     requires: tuple[str, ...] = ()
+    needs_postgres: bool = False
+    """Whether its tests want a PostgreSQL of their own, whatever the savers are on."""
     checkout: str = ""
     """Where the package is below the root of its repository, for those who give a checkout."""
 
@@ -57,7 +60,7 @@ SUITES = (
         "langgraph",
         "langgraph",
         "1.2.22",
-        quick=("test_time_travel.py", "test_interruption.py", "test_delta_channel_fork.py"),
+        quick=("test_time_travel.py", "test_delta_channel_fork.py"),
         without=("test_delta_channel_benchmark.py",),
         requires=("uvloop", "langgraph-cli"),
         checkout="libs/langgraph",
@@ -66,7 +69,6 @@ SUITES = (
         "prebuilt",
         "langgraph-prebuilt",
         "1.1.2",
-        quick=("test_react_agent.py",),
         checkout="libs/prebuilt",
     ),
     Suite(
@@ -74,7 +76,6 @@ SUITES = (
         "langchain",
         "1.4.7",
         tests="tests/unit_tests/agents",
-        quick=("test_react_agent.py",),
         requires=("langchain-tests", "langchain-openai", "pytest-socket", "toml", "blockbuster"),
         checkout="libs/langchain_v1",
     ),
@@ -102,6 +103,7 @@ SAVER_SUITES = (
         "langgraph-checkpoint-postgres",
         "3.2.0",
         requires=("langgraph-checkpoint-conformance==0.0.2",),
+        needs_postgres=True,
         checkout="libs/checkpoint-postgres",
     ),
 )

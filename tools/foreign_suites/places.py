@@ -13,6 +13,7 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .catalogue import Suite
 
@@ -95,38 +96,44 @@ def environment_of(suites: Sequence[Suite], work: Path) -> Path:
         Unobtainable: A package cannot be installed.
     """
     requirements = sorted({*_own_requirements(), *(r for suite in suites for r in suite.requirements)})
-    named = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
+    named = hashlib.sha256("\n".join([sys.version, *requirements, *_pins()]).encode()).hexdigest()[:12]
     folder = work / "environments" / named
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    if uv := _uv():
+    uv = _uv()
+    if uv is not None:
         _install([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
-        _install([uv, "pip", "install", "--quiet", "--python", str(python), *requirements])
+        command = [uv, "pip", "install", "--python", str(python)]
     else:
         venv.create(folder, with_pip=True)
-        _install([str(python), "-m", "pip", "install", "--quiet", *requirements])
+        command = [str(python), "-m", "pip", "install"]
+    pins = folder / "pins.txt"
+    pins.write_text("\n".join(_pins()), encoding="utf-8")
+    _install([*command, "--quiet", "--constraint", str(pins), *requirements])
     (folder / "complete").touch()
     return python
 
 
 def _own_requirements() -> list[str]:
-    """What Perdure needs, at the versions that its own tests run with."""
-    read = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project = read["project"]
-    named = [*project["dependencies"], *(r for e in _EXTRAS for r in project["optional-dependencies"][e])]
-    pins = [
-        p
-        for p in read["tool"]["uv"]["constraint-dependencies"]
-        if p.startswith(("langchain-core", "pytest=="))
-    ]
-    return [*named, *pins]
+    """What Perdure needs on every backend."""
+    project = _project()["project"]
+    return [*project["dependencies"], *(r for e in _EXTRAS for r in project["optional-dependencies"][e])]
+
+
+def _pins() -> list[str]:
+    """The versions that Perdure's own tests run with."""
+    pins: list[str] = _project()["tool"]["uv"]["constraint-dependencies"]
+    return pins
+
+
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def _install(command: list[str]) -> None:
-    # Run in the repository, where uv finds the pins of every package.
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise Unobtainable(f"the suites' packages cannot be installed: {_last_line(done.stderr)}")
 

@@ -17,7 +17,8 @@ from .catalogue import Suite
 from .places import ROOT
 
 STOCK = "stock"
-_FILE_S = 900
+_BATCH_S = 1200
+_BATCH_BYTES = 150_000
 _TEST_S = 120
 
 
@@ -41,14 +42,14 @@ class Backend:
     variables: Mapping[str, str]
 
 
-def opened(name: str, stack: ExitStack) -> Backend:
+def opened(name: str, stack: ExitStack, *, needs_postgres: bool = False) -> Backend:
     """A backend by its name, with a server where it needs one; its databases are removed with the stack."""
     # The servers of our own tests, which are no package that could be imported from here by type.
     backends = import_module("tests.backends")
     postgres = import_module("tests.servers.postgres")
 
     variables = {"NO_DOCKER": "true", "LANGGRAPH_TEST_FAST": "true"}
-    if name in (STOCK, "postgresql"):
+    if needs_postgres:
         variables["PERDURE_SUITE_POSTGRES"] = postgres.shared().url("")
     if name != STOCK:
         variables["PERDURE_SUITE_URL"] = stack.enter_context(backends.EMPTY[name]())
@@ -63,19 +64,31 @@ def files_of(suite: Suite, folder: Path, quick: bool, only: str) -> list[Path]:
 
 
 def run_files(
-    python: Path, folder: Path, files: Sequence[Path], backend: Backend, jobs: int, tests: str = ""
+    python: Path, folder: Path, files: Sequence[Path], backend: Backend, jobs: int
 ) -> dict[str, Outcome]:
-    """The outcomes of the tests in some files, each file in a process of its own."""
+    """The outcomes of the tests in some files: small ones share a process, a large one has its own."""
     outcomes: dict[str, Outcome] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(lambda file: _run_file(python, folder, file, backend, tests), files):
+        for found in pool.map(lambda names: _run(python, folder, names, backend), _batches(folder, files)):
             outcomes.update(found)
     return outcomes
 
 
-def _run_file(python: Path, folder: Path, file: Path, backend: Backend, tests: str) -> dict[str, Outcome]:
-    name = str(file.relative_to(folder))
-    written = folder / ".outcomes" / f"{backend.name}-{name.replace('/', '-')}.jsonl"
+def _batches(folder: Path, files: Sequence[Path]) -> list[list[str]]:
+    """The files' names, in order, in batches of a bounded size."""
+    batches: list[list[str]] = []
+    size = _BATCH_BYTES
+    for file in files:
+        size += file.stat().st_size
+        if size > _BATCH_BYTES:
+            batches.append([])
+            size = file.stat().st_size
+        batches[-1].append(str(file.relative_to(folder)))
+    return batches
+
+
+def _run(python: Path, folder: Path, names: list[str], backend: Backend) -> dict[str, Outcome]:
+    written = folder / ".outcomes" / f"{backend.name}-{names[0].replace('/', '-')}.jsonl"
     written.parent.mkdir(exist_ok=True)
     written.unlink(missing_ok=True)
     paths = [str(ROOT / "src"), str(Path(__file__).parent)]
@@ -98,24 +111,21 @@ def _run_file(python: Path, folder: Path, file: Path, backend: Backend, tests: s
         "-o",
         "addopts=",
     ]
-    command += ["--timeout", str(_TEST_S), *(["-k", tests] if tests else []), name]
+    command += ["--timeout", str(_TEST_S), *names]
     with open(written.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
-            process.wait(_FILE_S)
+            process.wait(_BATCH_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return {name: Outcome("failed", f"not over after {_FILE_S} s")}
+            return dict.fromkeys(names, Outcome("failed", f"not over after {_BATCH_S} s"))
     if not written.exists():
-        return {
-            name: Outcome(
-                "failed", f"pytest ended with {process.returncode}: see {written.with_suffix('.log')}"
-            )
-        }
+        ended = f"pytest ended with {process.returncode}: see {written.with_suffix('.log')}"
+        return dict.fromkeys(names, Outcome("failed", ended))
     return {
         node: Outcome(result, reason)
         for node, result, reason in map(json.loads, written.read_text(encoding="utf-8").splitlines())

@@ -8,24 +8,21 @@ to the file ``PERDURE_SUITE_OUTCOMES``, a JSON array a line: node id, outcome, t
 
 from __future__ import annotations
 
-import itertools
+import importlib
 import json
 import os
-import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import cache, partial
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-URL = os.environ.get("PERDURE_SUITE_URL")
-SEALED_URL = os.environ.get("PERDURE_SUITE_SEALED_URL")
+IS_REPLACED = "PERDURE_SUITE_URL" in os.environ
 POSTGRES = os.environ.get("PERDURE_SUITE_POSTGRES")
 OUTCOMES = os.environ.get("PERDURE_SUITE_OUTCOMES")
-_KEY = bytes(range(32))
 _ORDER = {"failed": 2, "skipped": 1, "passed": 0}
 _outcomes: dict[str, tuple[str, str]] = {}
 
@@ -34,7 +31,9 @@ _outcomes: dict[str, tuple[str, str]] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep the worst outcome of a test's set-up, call and teardown."""
+    """Keep the worst outcome of a test's set-up, call and teardown; of one that is tried again, the last."""
+    if report.outcome not in _ORDER:
+        return
     known, _ = _outcomes.get(report.nodeid, ("passed", ""))
     if report.nodeid not in _outcomes or _ORDER[report.outcome] > _ORDER[known]:
         _outcomes[report.nodeid] = (report.outcome, _reason(report) if report.failed else "")
@@ -60,102 +59,69 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "")
 
 
-# Replacing savers and stores
+# Replacing
 
-if URL is not None:
-    import langgraph.checkpoint.memory as stock_savers
-    import langgraph.store.memory as stock_stores
 
-    from perdure import Database, PerdureSaver, PerdureStore
-    from perdure.database import open_database
+def _ours() -> Any:
+    # Beside this file, which is no part of a package where suites are run.
+    return importlib.import_module("replacements")
 
-    _numbers = itertools.count(1)
-    _process = secrets.token_hex(4)
-    _StockStore = stock_stores.InMemoryStore
 
-    @cache
-    def _database(encrypted: bool = False) -> Database:
-        """The database of this process; each saver and each store is a tenant of its own in it."""
-        return open_database(
-            str(SEALED_URL if encrypted else URL), migrate=True, encryption_key=_KEY if encrypted else None
-        )
+def _replace_classes() -> None:
+    """Replace the stock classes where suites import them from, as far as they are installed."""
+    ours = _ours()
+    classes: dict[str, dict[str, type]] = {
+        "langgraph.checkpoint.memory": {
+            "InMemorySaver": ours.InMemoryStandIn,
+            "MemorySaver": ours.InMemoryStandIn,
+        },
+        "langgraph.checkpoint.sqlite": {"SqliteSaver": ours.SqliteStandIn},
+        "langgraph.checkpoint.sqlite.aio": {"AsyncSqliteSaver": ours.AsyncSqliteStandIn},
+        "langgraph.checkpoint.postgres": {"PostgresSaver": ours.PostgresStandIn},
+        "langgraph.checkpoint.postgres.aio": {"AsyncPostgresSaver": ours.AsyncPostgresStandIn},
+        "langgraph.store.memory": {"InMemoryStore": ours.StoreStandIn},
+        "langgraph.store.sqlite": {
+            "SqliteStore": ours.StoreStandIn,
+            "AsyncSqliteStore": ours.AsyncStoreStandIn,
+        },
+        "langgraph.store.postgres": {
+            "PostgresStore": ours.StoreStandIn,
+            "AsyncPostgresStore": ours.AsyncStoreStandIn,
+        },
+    }
+    for name, replaced in classes.items():
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        for attribute, stand_in in replaced.items():
+            setattr(module, attribute, stand_in)
 
-    def _tenant() -> str:
-        return f"{_process}-{next(_numbers)}"
 
-    class StandIn(PerdureSaver):
-        """Perdure's saver, made as the stock ones are; arguments concern only their storage."""
+def _opens(make: Callable[[], Any], is_async: bool) -> Callable[..., Any]:
+    @contextmanager
+    def opened(*_: Any, **__: Any) -> Iterator[Any]:
+        yield make()
 
-        def __init__(self, *args: Any, encrypted: bool = False, **_: Any) -> None:
-            made = _database(encrypted).checkpointer(tenant=_tenant(), may_list_all_threads=True)
-            self.__dict__.update(vars(made))
-            self.stack = ExitStack()
+    @asynccontextmanager
+    async def aopened(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        yield make()
 
-        @classmethod
-        def from_conn_string(cls, *_: Any, **__: Any) -> StandIn:
-            """Opened as the stock ones are, with `with` or `async with`."""
-            return cls()
+    return aopened if is_async else opened
 
-        def setup(self) -> Any:
-            """The database is migrated already; may be awaited."""
-            return _Done()
 
-        def __enter__(self) -> StandIn:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            self.stack.close()
-
-        async def __aenter__(self) -> StandIn:
-            return self
-
-        async def __aexit__(self, *error: object) -> None:
-            self.stack.close()
-
-    class InMemoryStandIn(StandIn):
-        """In the place of `InMemorySaver`, for tests that subclass it or ask for it."""
-
-    class _Done:
-        def __await__(self) -> Iterator[None]:
-            return iter(())
-
-    class StandInStore(PerdureStore):
-        """Perdure's store, made as the stock ones are; with an ``index``, which it has not, a stock one."""
-
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            if options.get("index"):
-                return _StockStore(**options)
-            return super().__new__(cls)
-
-        def __init__(self, *args: Any, ttl: Any = None, **_: Any) -> None:
-            self.__dict__.update(vars(_database().store(tenant=_tenant(), ttl=ttl)))
-
-    stock_savers.InMemorySaver = InMemoryStandIn  # type: ignore[assignment,misc]
-    stock_savers.MemorySaver = InMemoryStandIn  # type: ignore[assignment]
-    stock_stores.InMemoryStore = StandInStore  # type: ignore[assignment,misc]
-
-    def _opens(make: Callable[[], Any], is_async: bool) -> Callable[..., Any]:
-        @contextmanager
-        def opened(*_: Any, **__: Any) -> Iterator[Any]:
-            yield make()
-
-        @asynccontextmanager
-        async def aopened(*_: Any, **__: Any) -> AsyncIterator[Any]:
-            yield make()
-
-        return aopened if is_async else opened
-
-    def _replace_in(module: ModuleType) -> None:
-        """Replace what a conftest, or what it imports, opens savers and stores with."""
-        for name in vars(module).copy():
-            is_async = "_aio" in name
-            if name.startswith("_checkpointer_") and name != "_checkpointer_memory":
-                if "migrate" in name:
-                    continue
-                make = partial(StandIn, encrypted=name.endswith("_aes"))
-                setattr(module, name, _opens(make, is_async))
-            elif name.startswith("_store_"):
-                setattr(module, name, _opens(StandInStore, is_async))
+def _replace_openers(module: ModuleType) -> None:
+    """Replace what a conftest, or what it imports, opens savers and stores with."""
+    ours = _ours()
+    for name in vars(module).copy():
+        is_async = "_aio" in name
+        # The memory ones are made of the classes above, by checks of the suite that are worth keeping.
+        if name.startswith("_checkpointer_") and not name.startswith("_checkpointer_memory"):
+            kind = ours.AsyncPostgresStandIn if is_async else ours.PostgresStandIn
+            make = partial(kind, encrypted=name.endswith("_aes"), shared=False)
+            setattr(module, name, _opens(make, is_async))
+        elif name.startswith("_store_"):
+            setattr(module, name, _opens(ours.StoreStandIn, is_async))
 
 
 def pytest_plugin_registered(plugin: object) -> None:
@@ -164,7 +130,12 @@ def pytest_plugin_registered(plugin: object) -> None:
         return
     related = [plugin] + [m for n, m in sys.modules.items() if n.rpartition(".")[2].startswith("conftest_")]
     for module in related:
-        if POSTGRES and hasattr(module, "DEFAULT_POSTGRES_URI"):
-            setattr(module, "DEFAULT_POSTGRES_URI", POSTGRES)  # noqa: B010 - it has no such attribute for mypy
-        if URL is not None:
-            _replace_in(module)
+        for name in ("DEFAULT_POSTGRES_URI", "DEFAULT_URI"):
+            if POSTGRES and hasattr(module, name):
+                setattr(module, name, POSTGRES + ("postgres" if name == "DEFAULT_URI" else ""))
+        if IS_REPLACED:
+            _replace_openers(module)
+
+
+if IS_REPLACED:
+    _replace_classes()

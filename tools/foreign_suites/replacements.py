@@ -1,0 +1,141 @@
+"""Perdure's saver and store in the shapes of the stock ones: how they are made, opened and set up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+from typing import Any, Self
+
+from perdure import Database, PerdureSaver, PerdureStore
+from perdure.database import DEFAULT_METADATA_KEYS, open_database
+
+_KEY = bytes(range(32))
+_METADATA_KEYS = (*DEFAULT_METADATA_KEYS, "test_config_1", "test_config_2", "test_config_3", "test_config_4")
+"""Stock savers keep every configurable value with a checkpoint, Perdure those it is asked to keep."""
+_numbers = itertools.count(1)
+_process = secrets.token_hex(4)
+
+
+@cache
+def _database(encrypted: bool = False) -> Database:
+    """The database of this process; each saver and each store has a tenant in it."""
+    url = os.environ["PERDURE_SUITE_SEALED_URL" if encrypted else "PERDURE_SUITE_URL"]
+    return open_database(url, migrate=True, encryption_key=_KEY if encrypted else None)
+
+
+def _tenant(place: str | None) -> str:
+    """A tenant of its own, or with a place that of all who name the same place in the same test."""
+    if place is None or place == ":memory:":
+        return f"{_process}-{next(_numbers)}"
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+    return f"{_process}-{test}-{place}"
+
+
+class _Opened:
+    """Opened as the stock ones are: by `with` or `async with`, and set up by hand."""
+
+    stack: ExitStack
+
+    def setup(self) -> _Done:
+        """The database is migrated already; may be awaited."""
+        return _Done()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.stack.close()
+
+
+class _Done:
+    """What needs no waiting for."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+class StandIn(_Opened, PerdureSaver):
+    """Perdure's saver, made as the stock ones are; arguments concern only their storage.
+
+    ``place`` is a stock saver's connection string. ``shared``: all of one test are on one database.
+    """
+
+    shared = False
+
+    def __init__(
+        self,
+        *_: Any,
+        place: str | None = None,
+        encrypted: bool = False,
+        shared: bool | None = None,
+        **__: Any,
+    ) -> None:
+        if self.shared if shared is None else shared:
+            place = "shared"
+        tenant = _tenant(place)
+        made = _database(encrypted).checkpointer(
+            tenant=tenant, may_list_all_threads=True, metadata_keys=_METADATA_KEYS
+        )
+        self.__dict__.update(vars(made))
+        self.stack = ExitStack()
+
+    @classmethod
+    def from_conn_string(cls, place: str, **_: Any) -> Self:
+        """Opened as a stock saver is."""
+        return cls(place=place)
+
+
+class InMemoryStandIn(StandIn):
+    """In the place of `InMemorySaver`, for tests that subclass it or ask for it."""
+
+
+class SqliteStandIn(StandIn):
+    """In the place of `SqliteSaver`."""
+
+
+class AsyncSqliteStandIn(StandIn):
+    """In the place of `AsyncSqliteSaver`."""
+
+
+class PostgresStandIn(StandIn):
+    """In the place of `PostgresSaver`."""
+
+    shared = True
+
+
+class AsyncPostgresStandIn(StandIn):
+    """In the place of `AsyncPostgresSaver`."""
+
+    shared = True
+
+
+class StoreStandIn(_Opened, PerdureStore):
+    """Perdure's store, made as the stock ones are. It has no index of vectors, and says so."""
+
+    def __init__(
+        self, *_: Any, place: str | None = None, ttl: Any = None, index: Any = None, **__: Any
+    ) -> None:
+        if index is not None:
+            raise NotImplementedError("Perdure's store has no index of vectors")
+        self.__dict__.update(vars(_database().store(tenant=_tenant(place), ttl=ttl)))
+        self.stack = ExitStack()
+        self.stack.callback(self.stop_ttl_sweeper)
+
+    @classmethod
+    def from_conn_string(cls, place: str, **options: Any) -> Self:
+        """Opened as a stock store is."""
+        return cls(place=place, **options)
+
+
+class AsyncStoreStandIn(StoreStandIn):
+    """In the place of the stock stores of an event loop."""

@@ -136,11 +136,17 @@ def to_record(
     new_versions: ChannelVersions,
     base: CheckpointRecord | None,
 ) -> CheckpointRecord:
-    """The record of a checkpoint. Channels that ``base`` has at the same version keep its references."""
+    """The record of a checkpoint. Channels that ``base`` has at the same version keep its references.
+
+    A DeltaChannel's value is handed in only where it is a snapshot; until the channel's version changes it
+    is the value of the checkpoints after that one, too.
+    """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
+    counters = full.get(_COUNTERS)
+    deltas = counters if isinstance(counters, dict) else {}
     references: dict[str, bytes] = {}
     for channel, version in versions.items():
-        if channel not in values:
+        if channel not in values and channel not in deltas:
             continue
         if (
             base is not None
@@ -149,7 +155,7 @@ def to_record(
             and (ref := base.refs.get(channel)) is not None
         ):
             references[channel] = ref
-        else:
+        elif channel in values:
             references[channel] = encoding.channel(place.namespace, channel, values[channel])
     source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
     clear_source = source if isinstance(source, str) else None
@@ -163,7 +169,6 @@ def to_record(
     extra = {k: v for k, v in checkpoint.items() if k not in _CHECKPOINT_KEYS and v}
     updated = checkpoint.get("updated_channels")
     parents = full.get("parents")
-    counters = full.get(_COUNTERS)
     return CheckpointRecord(
         namespace=place.namespace,
         id=checkpoint["id"],
@@ -184,7 +189,7 @@ def to_record(
         seen=place.seen,
         root=parents.get("") if isinstance(parents, dict) and place.namespace else None,
         root_head=place.root_head,
-        deltas=tuple(c for c in counters if c not in references) if isinstance(counters, dict) else (),
+        deltas=tuple(c for c in deltas if c not in references),
     )
 
 

@@ -1,38 +1,40 @@
-"""The saver keeps its contract on every driver, sealed or in the clear, and where little fits at once."""
+"""The saver keeps its contract on every backend, sealed or in the clear, and where little fits at once."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, Limits
 from perdure.storage.sealed import Keyring
-from perdure.storage.sql import sqlite
 from perdure.testing.conformance import Backend, Narrow, SaverContract
+from tests.backends import BACKENDS, fresh
 
 KEY = bytes(range(32))
 
 
-def memory(_: Path) -> Driver:
-    return MemoryDriver()
+class TestOnEveryBackend(SaverContract):
+    @pytest.fixture(params=BACKENDS)
+    def backend(self, request: pytest.FixtureRequest) -> Iterator[Backend]:
+        with fresh(request.param) as driver:
+            yield Backend(driver, None)
 
 
-def on_sqlite(folder: Path) -> Driver:
-    path = folder / "threads.db"
-    sqlite.migrate(f"sqlite:///{path}")
-    return sqlite.SqliteDriver(path)
+class TestSealed(SaverContract):
+    """Sealing is below the saver and above the driver, so that one backend that keeps bytes shows it."""
+
+    @pytest.fixture(params=["memory", "sqlite"])
+    def backend(self, request: pytest.FixtureRequest) -> Iterator[Backend]:
+        with fresh(request.param) as driver:
+            yield Backend(driver, Keyring.of(KEY))
 
 
-def narrow(_: Path) -> Driver:
-    return Narrow(MemoryDriver(), Limits(ops=16, bytes=24_000))
-
-
-class TestContract(SaverContract):
-    @pytest.fixture(params=[memory, on_sqlite, narrow])
-    def opened(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
-        open_driver: Callable[[Path], Driver] = request.param
-        driver = open_driver(tmp_path)
+class TestNarrow(SaverContract):
+    @pytest.fixture
+    def opened(self) -> Iterator[Driver]:
+        driver = Narrow(MemoryDriver(), Limits(ops=16, bytes=24_000))
         yield driver
         driver.close()
 

@@ -199,3 +199,25 @@ def test_users_see_no_key_of_ours(database: perdure.Database) -> None:
     assert [key for key in seen if key.startswith("__p")] == []
     assert [key for key in seen if "perdure" in key] == []
     assert set(forked["configurable"]) <= STATE_KEYS
+
+
+class _AnyText(str):
+    """Text that is equal to every text, as LangGraph's own tests use it."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str)
+
+    __hash__ = str.__hash__
+
+
+def test_an_id_that_carries_something_compares_as_its_plain_text_does() -> None:
+    carrying = ThreadId.of("t")
+    for other in ("t", "u", ThreadId.of("t"), ThreadId.of("u"), _AnyText(""), b"t", None):
+        plain = "t"
+        assert (carrying == other) == (plain == other)
+        assert (other == carrying) == (other == plain)
+        assert (carrying != other) == (plain != other)
+    assert {carrying: 1}["t"] == 1
+    assert hash(carrying) == hash("t")

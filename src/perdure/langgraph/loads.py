@@ -91,6 +91,14 @@ class ThreadId(str):
         """The id itself: LangGraph converts ids that it passes on."""
         return self
 
+    def __eq__(self, other: object) -> bool:
+        # Text that compares in its own way decides, as it does beside plain text.
+        if isinstance(other, str) and type(other) not in (str, ThreadId):
+            return NotImplemented
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
     def __copy__(self) -> ThreadId:
         return self
 

@@ -9,6 +9,7 @@ def test_the_top_level_names_are_these() -> None:
     assert set(perdure.__all__) == {
         "BadUrl",
         "Busy",
+        "Codec",
         "Conflict",
         "Corrupt",
         "Database",
@@ -23,6 +24,7 @@ def test_the_top_level_names_are_these() -> None:
         "Thread",
         "TryLater",
         "TypeNotAllowed",
+        "TypeNotFound",
         "Unavailable",
         "Unmigrated",
         "connect",

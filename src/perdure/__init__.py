@@ -18,15 +18,18 @@ from perdure.errors import (
     PerdureError,
     TryLater,
     TypeNotAllowed,
+    TypeNotFound,
     Unavailable,
     Unmigrated,
 )
+from perdure.langgraph.codecs import Codec
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 
 __all__ = [
     "BadUrl",
     "Busy",
+    "Codec",
     "Conflict",
     "Corrupt",
     "Database",
@@ -41,6 +44,7 @@ __all__ = [
     "Thread",
     "TryLater",
     "TypeNotAllowed",
+    "TypeNotFound",
     "Unavailable",
     "Unmigrated",
     "connect",

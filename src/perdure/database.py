@@ -23,9 +23,10 @@ from perdure.engine.moving import At, Moved, Place, Terms
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, Sealed
 from perdure.langgraph import inspect
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import Allow, by_default
 from perdure.langgraph.inspect import CheckpointView
-from perdure.langgraph.saver import OnConflict, PerdureSaver
-from perdure.langgraph.serde import TypeName
+from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Find, Found, Get
@@ -67,26 +68,35 @@ class Database:
         self,
         *,
         tenant: str | None = None,
-        allow: Collection[type | TypeName] = (),
+        allow: Allow | None = None,
+        codecs: Collection[Codec] = (),
         on_conflict: OnConflict = "raise",
         may_list_all_threads: bool = False,
         metadata_keys: Collection[str] = DEFAULT_METADATA_KEYS,
+        serde: None = None,
     ) -> PerdureSaver:
         """A checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
 
-        ``allow`` names the types beyond LangChain's messages and the standard library's that checkpoints
-        may hold: classes (their fields' types are included) or ``(module, name)``. With
+        ``allow`` says which types checkpoints may hold beyond LangChain's messages and the standard
+        library's values. ``"imported"``: every pydantic model, dataclass, enum and named tuple that this
+        program has imported. ``"listed"``: none. A list: those in it, classes (their fields' types are
+        included) or ``(module, name)``. Unless given it is ``"imported"``, or ``"listed"`` when
+        ``LANGGRAPH_STRICT_MSGPACK`` is set. ``codecs`` say how objects of other types are stored. With
         ``on_conflict="raise"`` a run that loses the race for its thread gets ``HeadConflict``; ``"fork"``
         lets both stand, as the stock savers do. ``may_list_all_threads`` permits ``list(None)``.
         ``metadata_keys`` are the configurable values that are persisted as metadata; all others stay out.
+        A serializer cannot be passed: ``serde`` is there to say so.
         """
+        if serde is not None:
+            raise TypeError(SERDE)
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
         return PerdureSaver(
             self._driver,
             tenant=self._tenant if tenant is None else tenant,
             digest=self._digest,
-            allow=allow,
+            allow=by_default() if allow is None else allow,
+            codecs=codecs,
             on_conflict=on_conflict,
             may_list_all_threads=may_list_all_threads,
             metadata_keys=metadata_keys,

@@ -89,7 +89,11 @@ class Unreadable(PerdureError):
 
 
 class TypeNotAllowed(Unreadable):
-    """A value's type is none that this checkpointer builds: name it in ``checkpointer(allow=[...])``."""
+    """A value's type is none that this checkpointer builds: name it in ``checkpointer(allow=[...])``.
+
+    ``types`` has the module and name of each type that was refused."""
+
+    types: tuple[tuple[str, ...], ...] = ()
 
 
 class TypeNotFound(Unreadable):

@@ -13,9 +13,12 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 import perdure
-from perdure.errors import TypeNotAllowed, Unserialisable
+from perdure.errors import Unreadable, Unserialisable
 from perdure.model import refs
+from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
+from perdure.model.ops import Commit, Fetch, Put, Range
+from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
 from tests.langgraph.files import THREAD, File, config, put
 from tests.langgraph.savers import DRIVERS, opened
 
@@ -42,6 +45,8 @@ def trap(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     import os
     import subprocess
 
+    import perdure.storage.sql.sqlite  # noqa: F401 - what it imports is made with eval
+
     ran: list[Any] = []
     for owner, name in ((os, "system"), (subprocess, "Popen"), (builtins, "eval")):
         monkeypatch.setattr(owner, name, lambda *a, **k: ran.append(a))
@@ -67,23 +72,24 @@ EVIL = {
 
 @pytest.mark.parametrize("place", ["chunk", "inline", "element", "write", "metadata", "extra"])
 @pytest.mark.parametrize("kind", EVIL)
+@pytest.mark.parametrize("allow", ["imported", "listed"])
 def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
-    file: File, trap: list[Any], kind: str, place: str
+    file: File, trap: list[Any], kind: str, place: str, allow: Any
 ) -> None:
-    from perdure.model.checkpoint import CheckpointRecord
-    from perdure.model.records import CHECKPOINT, Record
-
     body = EVIL[kind]
     with file.open() as db:
         at = put(db.checkpointer(), {"messages": [HumanMessage("x", id="1")], "text": "y"})
         db.checkpointer().put_writes(at, [("messages", "z")], "task")
-        (row,) = file.sql("SELECT seq, parent_id, run_id, source, step, body FROM perdure_checkpoint")
-        fields = dict(zip(("seq", "parent_id", "run_id", "source", "step"), row[:5], strict=True))
-        record = CheckpointRecord.read(Record(CHECKPOINT, ("", "c1"), fields, 0, row[5]))
+        thread, driver = Partition(db.tenant, THREAD), db._driver
+        (checkpoint,), (write,) = driver.perform(Fetch(thread, (Range(CHECKPOINT), Range(WRITE))))
+        record = CheckpointRecord.read(checkpoint)
         digest = Digester()(body)
-        file.sql("INSERT INTO perdure_chunk SELECT pk, ?, 0, ? FROM perdure_thread", digest, body)
+        driver.perform(Commit(thread, (Put(CHUNK, (digest,), {"generation": 0}, body),)))
         if place == "write":
-            file.sql("UPDATE perdure_write SET body = ?", refs.chunk(refs.MSGPACK, digest))
+            held = refs.chunk(refs.MSGPACK, digest)
+            driver.perform(
+                Commit(thread, (Put(WRITE, write.key, write.fields, held, version=write.version),))
+            )
         else:
             change: dict[str, Any] = {
                 "chunk": {"refs": {"text": refs.chunk(refs.MSGPACK, digest)}},
@@ -96,9 +102,10 @@ def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
                 "metadata": {"metadata": b"\x81\xa4evil" + body},
                 "extra": {"extra": b"\x81\xa4evil" + body},
             }[place]
-            file.sql("UPDATE perdure_checkpoint SET body = ?", record.moved(**change).put().body)
-        for read in (lambda: load(db), lambda: list(db.checkpointer().list(config()))):
-            with pytest.raises(TypeNotAllowed) as caught:
+            driver.perform(Commit(thread, (record.moved(**change).put(),)))
+        saver = db.checkpointer(allow=allow)
+        for read in (lambda: saver.get_tuple(config()), lambda: list(saver.list(config()))):
+            with pytest.raises(Unreadable) as caught:
                 read()
             assert THREAD in str(caught.value)
             named = ("os", "subprocess", "builtins", "datetime", "antigravity")

@@ -44,7 +44,9 @@ TOLD = (
     errors.NotWaiting,
     errors.NotFound,
     errors.NotAllowed,
+    errors.Unreadable,
     errors.TypeNotAllowed,
+    errors.TypeNotFound,
     errors.TryLater,
     errors.TooSlow,
 )

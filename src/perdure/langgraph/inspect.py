@@ -36,6 +36,9 @@ class PlainSerde(Serde):
             if code == 64:
                 return data.decode("utf-8", "surrogateescape")
             inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+            if code == 65:
+                held = inner[1]
+                return {"type": inner[0], "value": _text(held) if isinstance(held, bytes) else held}
             if isinstance(inner, list) and len(inner) >= 3 and code < 6:
                 return {"type": f"{inner[0]}.{inner[1]}", "value": inner[2]}
             return {
@@ -159,8 +162,12 @@ def _plain(tree: Tree) -> tuple[Any, int]:
     kind, body = joined(tree)
     value: Any = _serde.value(kind, body)
     if kind in (refs.BYTES, refs.BYTEARRAY):
-        value = {"type": "bytes", "value": base64.b64encode(body).decode()}
+        value = {"type": "bytes", "value": _text(body)}
     return value, len(body)
+
+
+def _text(body: bytes) -> str:
+    return base64.b64encode(body).decode()
 
 
 def _view(

@@ -10,7 +10,8 @@ from typing import Any
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
 from perdure.engine.checkpoints import Draft
-from perdure.langgraph import translate
+from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
+from perdure.langgraph import refusals, translate
 from perdure.langgraph.loads import Loop
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, ThreadCache
@@ -29,9 +30,9 @@ class Encoder:
     cache: ThreadCache
     _last: Encoding | None = None
 
-    def begin(self, generation: int) -> Encoding:
+    def begin(self, generation: int, serde: Serde | None = None) -> Encoding:
         """A new draft's encoding; the one before is forgotten."""
-        self._last = Encoding(self.serde, self.digest, self.cache, generation)
+        self._last = Encoding(serde or self.serde, self.digest, self.cache, generation)
         return self._last
 
     def acknowledge(self) -> None:
@@ -64,9 +65,13 @@ class CheckpointPlan:
             base = loop.built_on(self.parent, generation)
         place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
         with translate.noted(encoder.partition, checkpoint["id"]):
-            record = translate.to_record(
-                encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
-            )
+            try:
+                record = translate.to_record(
+                    encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
+                )
+            except (TypeNotAllowed, Unserialisable) as error:
+                values = checkpoint["channel_values"].items()
+                raise refusals.on_write(encoder.serde, error, values) from error
         return Draft(encoding.chunks, checkpoint=record)
 
     def _authors(self) -> tuple[str, tuple[str, ...]]:
@@ -91,29 +96,59 @@ class WritesPlan:
     writes: Sequence[tuple[str, Any]]
     task_id: str
     task_path: str
+    refused: TypeNotAllowed | None = None
 
     def child(self) -> str | None:
         """The checkpoint that the loop has put, or tries to, on what it loaded."""
         return None if self.loop is None else self.loop.child
 
     def draft(self, generation: int) -> Draft:
-        """The writes, one a slot."""
-        encoder, nonce = self.encoder, "" if self.loop is None else self.loop.nonce
-        encoding = encoder.begin(generation)
+        """The writes, one a slot.
+
+        What a node was run for is not thrown away because a list lacks a type: data types that are not
+        allowed are stored, and ``refused`` is then the error that the call has to end in.
+        """
+        serde = self.encoder.serde
+        with translate.noted(self.encoder.partition, self.checkpoint_id):
+            translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
+            try:
+                return self._draft(self.encoder.begin(generation))
+            except TypeNotAllowed as error:
+                refused = refusals.on_write(serde, error, self.writes)
+            except Unserialisable as error:
+                raise refusals.on_write(serde, error, self.writes) from error
+            if serde.types.is_open:
+                raise refused
+            try:
+                draft = self._draft(self.encoder.begin(generation, serde.opened()))
+            except PerdureError:
+                raise refused from None
+        place = f"thread {self.encoder.partition.thread!r}, checkpoint {self.checkpoint_id}"
+        self.refused = TypeNotAllowed(
+            f"{place}: {refused}. The step's result is stored: with the types allowed, invoke(None, config) "
+            "goes on from it and repeats nothing"
+        )
+        return draft
+
+    def raise_refused(self) -> None:
+        """Raise the error that the write came to, although it is stored."""
+        if self.refused is not None:
+            raise self.refused
+
+    def _draft(self, encoding: Encoding) -> Draft:
+        nonce = "" if self.loop is None else self.loop.nonce
         # Of several writes to one reserved slot the last counts.
         slots: dict[int, PendingWrite] = {}
-        with translate.noted(encoder.partition, self.checkpoint_id):
-            translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
-            for position, (channel, value) in enumerate(self.writes):
-                idx = WRITES_IDX_MAP.get(channel, position)
-                slots[idx] = PendingWrite(
-                    self.namespace,
-                    self.checkpoint_id,
-                    self.task_id,
-                    idx,
-                    channel,
-                    self.task_path,
-                    nonce,
-                    encoding.write(value),
-                )
+        for position, (channel, value) in enumerate(self.writes):
+            idx = WRITES_IDX_MAP.get(channel, position)
+            slots[idx] = PendingWrite(
+                self.namespace,
+                self.checkpoint_id,
+                self.task_id,
+                idx,
+                channel,
+                self.task_path,
+                nonce,
+                encoding.write(value),
+            )
         return Draft(encoding.chunks, writes=tuple(slots.values()))

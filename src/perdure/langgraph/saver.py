@@ -28,11 +28,13 @@ from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import Allow, TypeName
 from perdure.langgraph.listing import Listing
 from perdure.langgraph.loads import Loop, Loops, ThreadId, plain
 from perdure.langgraph.opening import Openings, may_be_carried
 from perdure.langgraph.plans import CheckpointPlan, Encoder, WritesPlan
-from perdure.langgraph.serde import Serde, TypeName
+from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values import Caches, ThreadCache
 from perdure.langgraph.versions import next_version
@@ -47,6 +49,10 @@ OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 """The thread, the namespace, and the serialised bytes of each channel's value that this process knows."""
 _VIEWS_MAX = 20_000
+SERDE = (
+    "Perdure's checkpointers take no serializer: pass allow=[…] for types that their state may hold, and "
+    "codecs=[perdure.Codec(TheType, dump, load)] for types that need a form of their own"
+)
 
 
 class PerdureSaver(BaseCheckpointSaver[Any]):
@@ -65,16 +71,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         *,
         tenant: str,
         digest: Digester,
-        allow: Collection[type | TypeName],
+        allow: Allow,
+        codecs: Collection[Codec],
         on_conflict: OnConflict,
         may_list_all_threads: bool,
         metadata_keys: Collection[str],
     ) -> None:
-        super().__init__()
+        # Not the base class's: it would set up a serializer of its own.
         self._driver = driver
         self._tenant = tenant
         self._digest = digest
-        self._packer = Serde(allow)
+        self._packer = Serde(allow, codecs=codecs)
         self._fork = on_conflict == "fork"
         self._may_list_all = may_list_all_threads
         self._metadata_keys = frozenset(metadata_keys)
@@ -95,6 +102,25 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         clone = copy(self)
         clone._packer = self._packer.allowing(extra_allowlist)
         return clone
+
+    def declare(self, types: Collection[type], place: str) -> None:
+        """Allow the types that a graph declares, and let errors say where options of this saver are written:
+        ``place`` is a format with one field."""
+        self._packer = Serde(self._packer.types.allowing(types, place), codecs=self._packer.codecs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every data type is allowed that is imported."""
+        return self._packer.types.is_open
+
+    @property
+    def serde(self) -> Any:
+        """None: an ``AttributeError`` says what to use instead."""
+        raise AttributeError(SERDE)
+
+    @serde.setter
+    def serde(self, serde: object) -> None:
+        raise AttributeError(SERDE)
 
     @property
     def is_kept(self) -> bool:
@@ -206,7 +232,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        run(self._put_writes(config, writes, task_id, task_path), self._driver)
+        plan = self._plan_writes(config, writes, task_id, task_path)
+        run(self._put_writes(config, plan), self._driver)
+        plan.raise_refused()
 
     async def aput_writes(
         self,
@@ -215,15 +243,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        at = self._address(config)
-        opening = self._openings.of(at)
-        if opening is not None:
-            program = self._put_writes(config, writes, task_id, task_path, opening.view)
-            if await opening.join(program, is_last=False):
-                return
-        await arun(self._put_writes(config, writes, task_id, task_path), self._driver)
-        if opening is not None:
-            await opening.settled()
+        plan = self._plan_writes(config, writes, task_id, task_path)
+        opening = self._openings.of(self._address(config))
+        if opening is None or not await opening.join(
+            self._put_writes(config, plan, opening.view), is_last=False
+        ):
+            await arun(self._put_writes(config, plan), self._driver)
+            if opening is not None:
+                await opening.settled()
+        plan.raise_refused()
 
     # Removing and copying
 
@@ -422,30 +450,29 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             return None
         return claim(loop.loaded, checkpoint_id, loop.nonce)
 
-    def _put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str,
-        known: View | None = None,
-    ) -> Program[None]:
+    def _plan_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> WritesPlan:
         at = self._address(config)
-        partition, namespace = at.partition, at.namespace or ""
         if at.checkpoint_id is None:
             raise ValueError("put_writes needs the checkpoint_id that the writes belong to")
-        checkpoint_id = at.checkpoint_id
-        loop = self._loops.of(partition, namespace, at.configurable)
+        namespace = at.namespace or ""
+        loop = self._loops.of(at.partition, namespace, at.configurable)
+        encoder = self._encoder(at.partition)
+        return WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path)
+
+    def _put_writes(
+        self, config: RunnableConfig, plan: WritesPlan, known: View | None = None
+    ) -> Program[None]:
+        at = self._address(config)
+        partition, namespace, loop = at.partition, plan.namespace, plan.loop
         if loop is not None:
             loop.refuse_if_lost()
-        plan = WritesPlan(
-            self._encoder(partition), loop, namespace, checkpoint_id, writes, task_id, task_path
-        )
         put = checkpoints.WritesPut(
             partition,
             plan=plan.draft,
             seen=loop.seen if loop is not None and not self._fork else None,
-            claim=self._claim(loop, namespace, checkpoint_id),
+            claim=self._claim(loop, namespace, plan.checkpoint_id),
             child=plan.child,
             epoch=at.epoch,
             first_version=self._first_version(),

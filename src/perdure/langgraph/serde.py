@@ -1,43 +1,59 @@
 """Packing values so that they come back, and unpacking them only into types that were allowed.
 
 The wire form is LangGraph's own (MessagePack with the extension codes of ``JsonPlusSerializer``), so values
-round-trip as they do with the stock savers, with two differences: a type that is not on the allowlist is
-refused by name, on the way in and on the way out, where the stock serializer would import and call what a
-row names, or hand back raw data; and strings with lone surrogates keep them.
+round-trip as they do with the stock savers, with these differences: a type that is not allowed is refused by
+name, on the way in and on the way out, where the stock serializer would import and call what a row names, or
+hand back raw data; a type that would not come back is refused on the way in; what a model's fields hold keeps
+its own type; and strings with lone surrogates keep them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import decimal
-import importlib
 import ipaddress
 import pathlib
 import re
 import sys
-import types
-import typing
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
 from threading import local
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 from zoneinfo import ZoneInfo
 
 import ormsgpack
 from langgraph.checkpoint.serde import types as langgraph_types
-from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS
 from langgraph.store.base import Item
 from langgraph.types import Send
+from pydantic import BaseModel
 
 from perdure.errors import Corrupt, TypeNotAllowed, TypeNotFound, Unreadable, Unserialisable
+from perdure.langgraph.building import (
+    KEYWORD,
+    METHOD,
+    ONE,
+    POSITIONAL,
+    PYDANTIC_1,
+    PYDANTIC_2,
+    model_fields,
+    unpack_array,
+)
+from perdure.langgraph.building import build as build_object
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, name_of
+from perdure.langgraph.roundtrip import is_same
 from perdure.model import refs
 
-# LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus), and one of our own.
-_ONE, _POSITIONAL, _KEYWORD, _METHOD, _PYDANTIC_1, _PYDANTIC_2, _NUMPY, _SNAPSHOT = range(8)
+# LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus), and two of our own.
+_NUMPY, _SNAPSHOT = 6, 7
 _SURROGATES = 64
+_CODEC = 65
 
 _PACK = (
     ormsgpack.OPT_NON_STR_KEYS
@@ -47,8 +63,6 @@ _PACK = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 _UNPACK = ormsgpack.OPT_NON_STR_KEYS
-
-TypeName = tuple[str, ...]
 
 DeltaSnapshot = langgraph_types._DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
 """What LangGraph stores for a DeltaChannel now and then: its whole value."""
@@ -83,13 +97,51 @@ def is_snapshot(value: object) -> bool:
 class Serde:
     """Packs and unpacks single values. Immutable; safe to share between threads."""
 
-    def __init__(self, allow: Iterable[type | TypeName] = ()) -> None:
-        self._allowed: frozenset[TypeName] = frozenset(_names(allow))
+    def __init__(self, allow: Allow | Types = "imported", *, codecs: Collection[Codec] = ()) -> None:
+        self.types = allow if isinstance(allow, Types) else Types(allow)
+        self.codecs = tuple(codecs)
+        self._dumps = {codec.type: codec for codec in codecs}
+        self._loads = {codec.name: codec for codec in codecs}
+        if len(self._dumps) < len(self.codecs) or len(self._loads) < len(self.codecs):
+            raise ValueError("two codecs are for one type, or have one name; pass one of them")
+        self._proved: WeakSet[type] = WeakSet()
         self._unpack_ext = self._make_unpack_ext()
 
     def allowing(self, extra: Iterable[type | TypeName]) -> Serde:
         """The same with more types allowed."""
-        return Serde((*self._allowed, *extra))
+        return Serde(self.types.allowing(extra), codecs=self.codecs)
+
+    def opened(self) -> Serde:
+        """The same, with every data type allowed that is imported."""
+        return Serde(self.types.opened(), codecs=self.codecs)
+
+    def missing(self, value: Any) -> list[TypeName]:
+        """The types in a value that are not allowed, each once."""
+        collecting = _Collecting(self.types, codecs=self.codecs)
+        with suppress(Unserialisable, TypeNotAllowed):
+            collecting.payload(value)
+        return list(collecting.found)
+
+    def unreadable(self, payload_type: int, body: bytes) -> list[Unreadable]:
+        """Why a payload is not built: an error for each of its types that is not allowed or not found."""
+        found: dict[Any, Unreadable] = {}
+
+        def look(code: int, data: bytes) -> Any:
+            if code == _SURROGATES:
+                return ""
+            inner = ormsgpack.unpackb(data, ext_hook=look, option=_UNPACK)
+            if code not in (_SNAPSHOT, _NUMPY, METHOD) and isinstance(inner, list) and len(inner) > 1:
+                try:
+                    self._codec(inner[0]) if code == _CODEC else self.types.find(inner[0], inner[1])
+                except Unreadable as error:
+                    found.setdefault(repr(inner[:2]) if code != _CODEC else inner[0], error)
+            return None
+
+        if payload_type == refs.MSGPACK:
+            # Keys may be objects, too, of which all are the same here: only the types count.
+            with suppress(ormsgpack.MsgpackDecodeError, TypeError):
+                ormsgpack.unpackb(body, ext_hook=look, option=_UNPACK)
+        return list(found.values())
 
     def payload(self, value: Any) -> tuple[int, bytes]:
         """A whole value as payload type and bytes."""
@@ -147,19 +199,57 @@ class Serde:
             raise Corrupt(f"a stored value cannot be unpacked: {error}") from (cause or error)
 
     def is_allowed(self, name: TypeName) -> bool:
-        return name in SAFE_MSGPACK_TYPES or name in self._allowed
+        try:
+            self.types.find(*name)
+        except Unreadable:
+            return False
+        return True
 
-    def _check(self, module: str, name: str) -> None:
-        if not self.is_allowed((module, name)):
-            raise TypeNotAllowed(
-                f"the type {module}.{name} is not allowed in a checkpoint; if it is yours and safe to build "
-                f"from stored data, pass it: db.checkpointer(allow=[{name}])"
-            )
+    def _name(self, cls: type) -> TypeName:
+        return self.types.name(cls)
 
     def _ext(self, code: int, obj: object, argument: Any, *more: str) -> Any:
         cls = type(obj)
-        self._check(cls.__module__, cls.__name__)
-        return ormsgpack.Ext(code, self.pack((cls.__module__, cls.__name__, argument, *more)))
+        body = self.pack((*self._name(cls), argument, *more))
+        if cls not in OWN_TYPES and cls not in self._proved:
+            self._prove(code, obj, body, lambda: self.pack((*self._name(cls), argument, *more)))
+        return ormsgpack.Ext(code, body)
+
+    def _prove(self, code: int, obj: Any, body: bytes, again: Callable[[], bytes]) -> None:
+        """Read an object of a type that was not seen before back. ``Unserialisable`` if that fails, or
+        something else comes of it."""
+        cls = type(obj)
+        try:
+            is_proved = is_same(obj, self._unpack_ext(code, body))
+        except Exception as error:
+            _hook.failed()
+            if isinstance(error, Unreadable):
+                raise
+            raise Unserialisable(
+                f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: reading it back "
+                f"fails with {type(error).__name__}; {self._advice(cls)}"
+            ) from error
+        if is_proved:
+            self._proved.add(cls)
+        elif body == again():
+            # Otherwise it was changed meanwhile, which proves nothing.
+            raise Unserialisable(
+                f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: read back it would "
+                f"be another; {self._advice(cls)}"
+            )
+
+    def _advice(self, cls: type) -> str:
+        codec = self.types.place.format(f"codecs=[perdure.Codec({cls.__name__}, dump, load)]")
+        return f"keep plain data in the state, or say how to store it: {codec}"
+
+    def _codec(self, name: object) -> Codec:
+        codec = self._loads.get(name) if isinstance(name, str) else None
+        if codec is None:
+            raise TypeNotFound(
+                f"a stored value was written by a codec for {name}, which this checkpointer does not have; "
+                f"pass it: {self.types.place.format('codecs=[…]')}"
+            )
+        return codec
 
     def _default(self, obj: Any) -> Any:
         try:
@@ -173,43 +263,69 @@ class Serde:
             return ormsgpack.Ext(_SNAPSHOT, self.pack(obj.value))
         if isinstance(obj, _Surrogates):
             return ormsgpack.Ext(_SURROGATES, obj.text.encode("utf-8", "surrogatepass"))
+        if (codec := self._dumps.get(type(obj))) is not None:
+            return self._pack_by(codec, obj)
+        if (held := model_fields(obj)) is not None:
+            if isinstance(obj, BaseModel):
+                return self._ext(PYDANTIC_2, obj, held, "model_validate_json")
+            return self._ext(PYDANTIC_1, obj, held)
         if callable(dump := getattr(obj, "model_dump", None)):
-            return self._ext(_PYDANTIC_2, obj, dump(), "model_validate_json")
+            return self._ext(PYDANTIC_2, obj, dump(), "model_validate_json")
         if callable(secret := getattr(obj, "get_secret_value", None)):
-            return self._ext(_ONE, obj, secret())
+            return self._ext(ONE, obj, secret())
         if callable(old_dump := getattr(obj, "dict", None)):
-            return self._ext(_PYDANTIC_1, obj, old_dump())
+            return self._ext(PYDANTIC_1, obj, old_dump())
         if callable(as_dict := getattr(obj, "_asdict", None)):
-            return self._ext(_KEYWORD, obj, as_dict())
-        if isinstance(obj, datetime):
-            return self._ext(_METHOD, obj, obj.isoformat(), "fromisoformat")
+            return self._ext(KEYWORD, obj, as_dict())
+        if type(obj) is datetime:
+            return self._ext(METHOD, obj, obj.isoformat(), "fromisoformat")
         for kinds, pack in _BY_TYPE:
             if isinstance(obj, kinds):
                 code, argument = pack(obj)
                 return self._ext(code, obj, argument)
         if isinstance(obj, re.Pattern):
-            self._check("re", "compile")
-            return ormsgpack.Ext(_POSITIONAL, self.pack(("re", "compile", (obj.pattern, obj.flags))))
+            return ormsgpack.Ext(POSITIONAL, self.pack(("re", "compile", (obj.pattern, obj.flags))))
         if isinstance(obj, Enum):
-            return self._ext(_ONE, obj, obj.value)
+            return self._ext(ONE, obj, obj.value)
         if isinstance(obj, Send):
             extra = (obj.timeout,) if getattr(obj, "timeout", None) is not None else ()
-            return self._ext(_POSITIONAL, obj, (obj.node, obj.arg, *extra))
+            return self._ext(POSITIONAL, obj, (obj.node, obj.arg, *extra))
         if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
             fields = dataclasses.fields(obj)
             if not all(f.init for f in fields):
                 raise Unserialisable(
                     f"an object of type {type(obj).__qualname__} cannot be stored: it has fields that its "
-                    "constructor does not take, so it could not be built again"
+                    f"constructor does not take, so it could not be built again; {self._advice(type(obj))}"
                 )
-            return self._ext(_KEYWORD, obj, {f.name: getattr(obj, f.name) for f in fields})
+            return self._ext(KEYWORD, obj, {f.name: getattr(obj, f.name) for f in fields})
         if isinstance(obj, Item):
-            return self._ext(_KEYWORD, obj, {k: getattr(obj, k) for k in obj.__slots__})
+            return self._ext(KEYWORD, obj, {k: getattr(obj, k) for k in obj.__slots__})
         if _is_array(obj):
             return self._pack_array(obj)
         if isinstance(obj, BaseException):
             return repr(obj)
-        raise Unserialisable(f"an object of type {type(obj).__qualname__} cannot be stored in a checkpoint")
+        kind = type(obj)
+        raise Unserialisable(
+            f"an object of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint; "
+            f"{self._advice(kind)}"
+        )
+
+    def _pack_by(self, codec: Codec, obj: Any) -> Any:
+        body = self.pack((codec.name, codec.dumped(obj)))
+        if codec.type not in self._proved:
+            try:
+                read = self._unpack_ext(_CODEC, body)
+            except Exception as error:
+                _hook.failed()
+                raise Unserialisable(
+                    f"the codec of {codec.name} could not load what it dumped: {type(error).__name__}"
+                ) from error
+            if type(read) is not codec.type:
+                raise Unserialisable(
+                    f"the codec of {codec.name} loaded an object of type {type(read).__qualname__}"
+                )
+            self._proved.add(codec.type)
+        return ormsgpack.Ext(_CODEC, body)
 
     def _pack_array(self, array: Any) -> Any:
         if array.dtype.hasobject:
@@ -221,7 +337,7 @@ class Serde:
         )
 
     def _pack_surrogates(self, value: Any) -> bytes:
-        escaped = _Escaping(self._allowed)
+        escaped = _Escaping(self.types, codecs=self.codecs)
         try:
             return escaped.pack(value)
         except (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError) as error:
@@ -246,14 +362,15 @@ class Serde:
             if code == _SNAPSHOT:
                 return DeltaSnapshot(inner)
             if code == _NUMPY:
-                return _unpack_array(*inner)
+                return unpack_array(*inner)
+            if code == _CODEC:
+                return self._codec(inner[0]).load(inner[1])
             module, name, argument, *more = inner
-            if code == _METHOD:
+            if code == METHOD:
                 if (module, name, *more) not in SAFE_MSGPACK_METHODS:
                     raise TypeNotAllowed(f"the stored call {module}.{name}.{more} is not allowed")
-                return getattr(_resolve(module, name), more[0])(argument)
-            self._check(module, name)
-            return _build(code, _resolve(module, name), argument)
+                return datetime.fromisoformat(argument)
+            return build_object(code, self.types.find(module, name), argument)
 
         return hook
 
@@ -263,6 +380,24 @@ class _Escaping(Serde):
 
     def pack(self, value: Any) -> bytes:
         return ormsgpack.packb(_escape(value), default=self._default, option=_PACK)
+
+
+class _Collecting(Serde):
+    """A serializer that notes the types that are not allowed, and goes on."""
+
+    def __init__(self, types: Types, *, codecs: Collection[Codec]) -> None:
+        super().__init__(types, codecs=codecs)
+        self.found: dict[TypeName, None] = {}
+
+    def _name(self, cls: type) -> TypeName:
+        try:
+            return super()._name(cls)
+        except TypeNotAllowed:
+            self.found[name_of(cls)] = None
+            return name_of(cls)
+
+    def _prove(self, code: int, obj: Any, body: bytes, again: Callable[[], bytes]) -> None:
+        """Nothing is read back."""
 
 
 def _escape(value: Any) -> Any:
@@ -292,102 +427,30 @@ def _is_array(obj: Any) -> bool:
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(map(_hashable, value)) if type(value) is list else value
-
-
-def _build(code: int, cls: Any, argument: Any) -> Any:
-    if code == _ONE:
-        # A tuple is stored as a list, which no set can hold.
-        return cls(map(_hashable, argument)) if cls in (set, frozenset) else cls(argument)
-    if code == _POSITIONAL:
-        return cls(*argument)
-    if code == _KEYWORD:
-        return cls(**argument)
-    if code == _PYDANTIC_1:
-        try:
-            return cls(**argument)
-        except Exception:
-            return cls.construct(**argument)
-    if code == _PYDANTIC_2:
-        # What was stored without validation, such as a field set later, is handed back without it.
-        try:
-            return cls(**argument)
-        except Exception:
-            return cls.model_construct(**argument)
-    raise Corrupt(f"a stored value has the unknown extension code {code}")
-
-
-def _resolve(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise TypeNotFound(
-            f"a stored value is of type {module}.{name}, which this program does not have: {error}; give the "
-            "type its name back, or keep an alias under the old one"
-        ) from error
-
-
-def _unpack_array(dtype: str, shape: list[int], order: typing.Literal["C", "F"], data: bytes) -> Any:
-    try:
-        import numpy
-    except ImportError as error:
-        raise Corrupt("a stored value is a numpy array; install numpy to read it") from error
-    return numpy.frombuffer(data, dtype=numpy.dtype(dtype)).reshape(tuple(shape), order=order)
-
-
 _BY_TYPE: tuple[tuple[Any, Callable[[Any], tuple[int, Any]]], ...] = (
-    (pathlib.PurePath, lambda o: (_POSITIONAL, o.parts)),
-    (UUID, lambda o: (_ONE, o.hex)),
-    (decimal.Decimal, lambda o: (_ONE, str(o))),
-    ((set, frozenset, deque), lambda o: (_ONE, tuple(o))),
+    (pathlib.PurePath, lambda o: (POSITIONAL, o.parts)),
+    (UUID, lambda o: (ONE, o.hex)),
+    (decimal.Decimal, lambda o: (ONE, str(o))),
+    ((set, frozenset, deque), lambda o: (ONE, tuple(o))),
     (
         (
             ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network,
             ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network,
         ),
-        lambda o: (_ONE, str(o)),
+        lambda o: (ONE, str(o)),
     ),
     (
         time,
         lambda o: (
-            _KEYWORD,
+            KEYWORD,
             {
                 "hour": o.hour, "minute": o.minute, "second": o.second,
                 "microsecond": o.microsecond, "tzinfo": o.tzinfo, "fold": o.fold,
             },
         ),
     ),
-    (date, lambda o: (_POSITIONAL, (o.year, o.month, o.day))),
-    (timedelta, lambda o: (_POSITIONAL, (o.days, o.seconds, o.microseconds))),
-    (timezone, lambda o: (_POSITIONAL, o.__getinitargs__())),
-    (ZoneInfo, lambda o: (_ONE, o.key)),
+    (date, lambda o: (POSITIONAL, (o.year, o.month, o.day))),
+    (timedelta, lambda o: (POSITIONAL, (o.days, o.seconds, o.microseconds))),
+    (timezone, lambda o: (POSITIONAL, o.__getinitargs__())),
+    (ZoneInfo, lambda o: (ONE, o.key)),
 )  # fmt: skip
-
-
-def _names(types_: Iterable[type | TypeName]) -> Iterable[TypeName]:
-    for item in types_:
-        if isinstance(item, tuple):
-            yield item
-        else:
-            yield from _names_within(item, set())
-
-
-def _names_within(annotation: Any, seen: set[int]) -> Iterable[TypeName]:
-    """The names of a type and of the types that its fields can hold."""
-    if id(annotation) in seen:
-        return
-    seen.add(id(annotation))
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
-        for argument in typing.get_args(annotation):
-            yield from _names_within(argument, seen)
-        return
-    if not isinstance(annotation, type) or annotation.__module__ == "builtins":
-        return
-    yield (annotation.__module__, annotation.__name__)
-    try:
-        hints = typing.get_type_hints(annotation)
-    except (NameError, TypeError):
-        hints = {}
-    for hint in hints.values():
-        yield from _names_within(hint, seen)

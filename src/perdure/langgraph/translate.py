@@ -17,7 +17,8 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.engine import values as engine_values
-from perdure.errors import PerdureError, Unserialisable
+from perdure.errors import PerdureError, Unreadable, Unserialisable
+from perdure.langgraph import refusals
 from perdure.langgraph.loads import ThreadId, carried, plain
 from perdure.langgraph.pause import collection_paused
 from perdure.langgraph.serde import Serde
@@ -229,9 +230,13 @@ def read_values(
     with noted(partition, record.id):
         trees, expansion = yield from engine_values.resolve(partition, wanted, digest)
         new = {channel: trees[channel] for channel in own}
-        with collection_paused:
-            channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
-        out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
+        try:
+            with collection_paused:
+                channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
+            out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
+        except Unreadable as error:
+            new.update((write.channel, trees[name]) for name, write in _named(record, pending))
+            raise refusals.on_read(serde, error, new) from error
     return Values({c: channels[c] for c in record.refs}, out)
 
 
@@ -251,16 +256,16 @@ def read_page(
     pool = Pool(serde)
     out: list[Values] = []
     for record in records:
+        named = list(_named(record, writes[record.id]))
+        held = {channel: trees[f"{record.id}\0{channel}"] for channel in record.refs}
         with noted(partition, record.id), collection_paused:
-            out.append(
-                Values(
-                    {channel: pool.value(trees[f"{record.id}\0{channel}"]) for channel in record.refs},
-                    [
-                        (w.task_id, w.channel, serde.value(*joined(trees[name])))
-                        for name, w in _named(record, writes[record.id])
-                    ],
-                )
-            )
+            try:
+                values = {channel: pool.value(tree) for channel, tree in held.items()}
+                pending = [(w.task_id, w.channel, serde.value(*joined(trees[name]))) for name, w in named]
+            except Unreadable as error:
+                held.update((write.channel, trees[name]) for name, write in named)
+                raise refusals.on_read(serde, error, held) from error
+            out.append(Values(values, pending))
     return out
 
 

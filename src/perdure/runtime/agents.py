@@ -10,7 +10,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Send
 
-from perdure.langgraph.serde import TypeName
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import Allow
 from perdure.model.messages import Message
 from perdure.runtime.factories import Factory
 
@@ -82,9 +83,10 @@ def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequen
 @dataclass(frozen=True)
 class Agent:
     """A compiled graph, or a factory of it, and how it is spoken with. ``graph`` is used as it is, but for
-    its checkpointer and store, which are the runtime's; ``allow`` names the types that its state may hold
-    beside messages and the standard library's, as for ``Database.checkpointer``. ``config`` is given to
-    every run. With
+    its checkpointer and store, which are the runtime's; ``allow`` and ``codecs`` say which types its state
+    may hold beside messages and the standard library's, as for ``Database.checkpointer``; the types of the
+    graph's schemas and of its tools' arguments are among those of a list. ``config`` is given to every run.
+    With
     ``durability="sync"`` a step begins when the one before is stored; ``"async"`` lets it begin sooner, so
     that after a crash more than one step may have to be repeated. ``apology`` is what a channel is told
     when a message was given up; ``None`` tells it nothing."""
@@ -93,7 +95,8 @@ class Agent:
     to_input: ToInput = to_input
     to_replies: ToReplies = to_replies
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    allow: Collection[type | TypeName] = ()
+    allow: Allow | None = None
+    codecs: Collection[Codec] = ()
     durability: Literal["sync", "async"] = "sync"
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
 

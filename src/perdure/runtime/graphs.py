@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,35 @@ from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
 from perdure.errors import NotLoaded
-from perdure.langgraph.saver import OnStored
+from perdure.langgraph.datatypes import AGENT, Allow, of_graph
+from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime.agents import Agent
 from perdure.runtime.factories import Access, Factory, Use
 from perdure.runtime.users import GraphUser
+
+
+def saver_for(
+    database: Database,
+    agents: Sequence[Agent],
+    graphs: Iterable[Pregel[Any, Any, Any, Any]],
+    tenant: str | None = None,
+) -> PerdureSaver:
+    """The checkpointer of agents: it may hold what one of them may hold, and where types are listed, those
+    that their graphs declare."""
+    codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
+    saver = database.checkpointer(
+        tenant=tenant, allow=_joined([agent.allow for agent in agents]), codecs=codecs
+    )
+    saver.declare(() if saver.is_open else {cls for graph in graphs for cls in of_graph(graph)}, AGENT)
+    return saver
+
+
+def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
+    if None in allowed or "imported" in allowed:
+        return "imported" if "imported" in allowed else None
+    lists = [each for each in allowed if not isinstance(each, str) and each is not None]
+    return [item for each in lists for item in each] or "listed"
 
 
 class Graphs:
@@ -82,7 +106,7 @@ class Graphs:
     def _with_ours(
         self, agent: Agent, graph: Pregel[Any, Any, Any, Any], tenant: str
     ) -> Pregel[Any, Any, Any, Any]:
-        saver = self._database.checkpointer(tenant=tenant, allow=agent.allow)
+        saver = saver_for(self._database, [agent], [graph], tenant)
         saver.on_stored = self._on_stored
         store = graph.store or self.store(tenant)
         return graph.copy(update={"checkpointer": saver, "store": store})

@@ -33,6 +33,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.factories import Factory
+from perdure.runtime.graphs import saver_for
 from perdure.runtime.loading import DEFAULT_NAME, Loaded, load_agent
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.host import Host
@@ -179,7 +180,8 @@ def checkpoint_lifespan(
 
 
 def _opened(database: Database, agents: Mapping[str, Agent], host: Host | None) -> Opened:
-    checkpointer = database.checkpointer(allow={kind for agent in agents.values() for kind in agent.allow})
+    made = [agent.graph for agent in agents.values() if not isinstance(agent.graph, Factory)]
+    checkpointer = saver_for(database, list(agents.values()), made)
     store = database.store()
     graphs: dict[str, Graph] = {}
     for name, agent in agents.items():

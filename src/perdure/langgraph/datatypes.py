@@ -1,0 +1,296 @@
+"""Which types stored values are built of, and how they are found by name.
+
+Nothing is imported because a row names it: a class is one of LangChain's and LangGraph's own, one that the
+program named, or, with ``allow="imported"``, a data type in a module that is imported already. Modules and
+classes are looked into without running any code of theirs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from langchain_core.documents import Document
+from langchain_core.load.serializable import Serializable
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES, STRICT_MSGPACK_ENABLED
+from pydantic import BaseModel, SecretBytes, SecretStr
+
+from perdure.errors import TypeNotAllowed, TypeNotFound, Unserialisable
+
+TypeName = tuple[str, ...]
+"""A type's module, and its name within the module, with dots."""
+
+Allow = Literal["imported", "listed"] | Collection[type | TypeName]
+"""What may be built beside LangChain's, LangGraph's and the standard library's values: every data type that
+is imported, nothing, or the types of a list."""
+
+LIBRARY = "db.checkpointer({})"
+"""Where a program that makes its own checkpointer passes options."""
+
+AGENT = "perdure.runtime.Agent(graph, {}), in place of the graph that is served"
+"""Where a program whose graphs are run by a runtime or a server passes them."""
+
+
+class Types:
+    """The types of one checkpointer. Immutable but for what it remembers; safe to share between threads."""
+
+    def __init__(self, allow: Allow = "imported", place: str = LIBRARY) -> None:
+        if isinstance(allow, str) and allow not in ("imported", "listed"):
+            raise ValueError(
+                f"allow is 'imported', 'listed' or a list of types, not {allow!r}; for one type, write "
+                "allow=[TheType]"
+            )
+        self.is_open = allow == "imported"
+        self.place = place
+        self._given: tuple[type | TypeName, ...] = () if isinstance(allow, str) else tuple(allow)
+        self._names: set[TypeName] = set()
+        self._classes: dict[TypeName, type] = {}
+        for item in self._given:
+            if isinstance(item, tuple):
+                self._names.update((item, (_stable(item[0]), *item[1:])))
+            else:
+                self._classes.update((name_of(cls), cls) for cls in within(item))
+        self._checked: WeakKeyDictionary[type, TypeName] = WeakKeyDictionary()
+
+    def allowing(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
+        """The same with more types, and perhaps another place."""
+        new = Types((*self._given, *extra), place or self.place)
+        new.is_open = self.is_open
+        return new
+
+    def opened(self) -> Types:
+        """The same types, and every data type that is imported."""
+        new = self.allowing(())
+        new.is_open = True
+        return new
+
+    def find(self, module: object, name: object) -> Any:
+        """The class of a stored name. ``TypeNotAllowed`` or ``TypeNotFound``."""
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise TypeNotAllowed("a stored value names its type in no way that a type is named")
+        key = (module, name)
+        found = _OWN.get(key) or self._classes.get(key)
+        if found is not None:
+            return found
+        if key in self._names or (module, name.rpartition(".")[2]) in self._names:
+            return self._listed(module, name)
+        if not self.is_open:
+            raise self.refusal([key])
+        cls = _imported(module, name)
+        if cls is None:
+            raise TypeNotFound(
+                f"a stored value is of type {module}.{name}, which is not in this program: import its module "
+                "before threads are read, or, if it was renamed or moved, keep an alias under the old name"
+            )
+        if not is_data(cls):
+            raise self.refusal([key])
+        return cls
+
+    def name(self, cls: type) -> TypeName:
+        """The name under which a class will be found again. ``TypeNotAllowed``, or ``Unserialisable`` where
+        something else would be found."""
+        known = self._checked.get(cls)
+        if known is not None:
+            return known
+        for key in dict.fromkeys((name_of(cls), (cls.__module__, cls.__qualname__))):
+            with suppress(TypeNotFound):
+                if self.find(*key) is cls:
+                    self._checked[cls] = key
+                    return key
+        raise Unserialisable(_unfindable(cls))
+
+    def refusal(self, missing: Sequence[TypeName], where: str = "") -> TypeNotAllowed:
+        """The error that names all missing types and what to write. ``where`` says in which channels."""
+        names = [".".join(name) for name in missing]
+        many = len(names) > 1
+        text = f"{where}the type{'s' if many else ''} {_listing(names)} {'are' if many else 'is'} not allowed"
+        short = ", ".join(name.rpartition(".")[2] for name in names)
+        listed = self.place.format(f"allow=[{short}]")
+        if not self.is_open:
+            text += f" in a checkpoint; if safe to build from stored data, pass {listed}"
+            return _not_allowed(text, missing)
+        codec = self.place.format(f"codecs=[perdure.Codec({names[0].rpartition('.')[2]}, dump, load)]")
+        text += (
+            " in a checkpoint: only data types are (pydantic models, dataclasses, enums, named tuples "
+            f"and the standard library's values); keep plain data in the state, or say how to store it: "
+            f"{codec}"
+        )
+        return _not_allowed(text, missing)
+
+    def _listed(self, module: str, name: str) -> Any:
+        """A class that the program listed by name, whose module may be imported for that reason."""
+        if module != _main_name():
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise TypeNotFound(
+                    f"the type {module}.{name} is allowed, and its module cannot be imported: "
+                    f"{type(error).__name__}"
+                ) from error
+        found = _imported(module, name)
+        if not isinstance(found, type):
+            raise TypeNotFound(
+                f"a stored value is of type {module}.{name}, which its module does not have: if it was "
+                "renamed, keep an alias under the old name"
+            )
+        return found
+
+
+def by_default() -> Allow:
+    """What is allowed where the program does not say: LangGraph's strict mode asks for a list."""
+    return "listed" if STRICT_MSGPACK_ENABLED else "imported"
+
+
+def name_of(cls: type) -> TypeName:
+    """A class's module and name. A script's own module counts under the name that it has when it is
+    imported, so that another program finds it."""
+    return (_stable(cls.__module__), cls.__qualname__)
+
+
+def _stable(module: str) -> str:
+    return _main_name() or module if module == "__main__" else module
+
+
+def is_data(cls: object) -> bool:
+    """Whether a class is a pydantic model, a dataclass, an enum or a named tuple. Models that do something
+    when they are made are none: settings, which read files and the environment, and LangChain's runnables."""
+    if not isinstance(cls, type):
+        return False
+    mro = cls.__mro__
+    if Enum in mro:
+        return len(mro) > 2 and bool(vars(cls).get("_member_map_"))
+    if tuple in mro:
+        return any(isinstance(vars(each).get("_fields"), tuple) for each in mro)
+    if any(active in mro for active in _active()):
+        return BaseMessage in mro or Document in mro
+    if BaseModel in mro or cls in (SecretStr, SecretBytes) or is_old_model(cls):
+        return True
+    return any("__dataclass_fields__" in vars(each) for each in mro)
+
+
+def is_old_model(cls: type) -> bool:
+    """Whether a class is a model of pydantic's first version."""
+    old = sys.modules.get("pydantic.v1.main")
+    return old is not None and vars(old).get("BaseModel") in cls.__mro__
+
+
+def within(annotation: Any) -> Iterator[type]:
+    """A type, and the types that its fields can hold."""
+    yield from _within(annotation, set())
+
+
+def _within(annotation: Any, seen: set[int]) -> Iterator[type]:
+    if id(annotation) in seen:
+        return
+    seen.add(id(annotation))
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
+        for argument in typing.get_args(annotation):
+            yield from _within(argument, seen)
+        return
+    if not isinstance(annotation, type) or annotation.__module__ == "builtins":
+        return
+    yield annotation
+    try:
+        hints = typing.get_type_hints(annotation)
+    except (NameError, TypeError):
+        hints = {}
+    for hint in hints.values():
+        yield from _within(hint, seen)
+
+
+def _imported(module: str, name: str) -> Any:
+    """What a name stands for in a module that is imported, looked up without running any code of the module;
+    ``None`` for nothing. Only classes are looked into."""
+    found: Any = sys.modules.get(module)
+    if found is None and module == _main_name():
+        found = sys.modules.get("__main__")
+    for part in name.split("."):
+        if not isinstance(found, type | types.ModuleType):
+            return found
+        found = vars(found).get(part)
+    return found
+
+
+def _main_name() -> str | None:
+    """The name under which the running script would be imported; ``None`` where there is no script."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        name: str = spec.name
+        return name.removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if isinstance(file, str) else None
+
+
+def _active() -> Iterator[Any]:
+    yield Serializable
+    yield Runnable
+    settings = sys.modules.get("pydantic_settings")
+    if settings is not None:
+        yield vars(settings).get("BaseSettings")
+
+
+def _not_allowed(text: str, missing: Sequence[TypeName]) -> TypeNotAllowed:
+    error = TypeNotAllowed(text)
+    error.types = tuple(missing)
+    return error
+
+
+def _unfindable(cls: type) -> str:
+    if "<locals>" in cls.__qualname__:
+        why = "it is made inside a function; move it to the top level of its module"
+    else:
+        why = "its module has another class, or none, under that name"
+    return (
+        f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: the type could not be "
+        f"found again by its name, because {why}"
+    )
+
+
+def _listing(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _own() -> dict[TypeName, Any]:
+    """LangGraph's own list of safe types, as far as this Python has them."""
+    found: dict[TypeName, Any] = {("re", "compile"): re.compile}
+    for module, name in SAFE_MSGPACK_TYPES:
+        try:
+            found[module, name] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue  # of another release of Python or LangChain
+    return found
+
+
+_OWN = _own()
+OWN_TYPES = frozenset(value for value in _OWN.values() if isinstance(value, type))
+"""LangChain's, LangGraph's and the standard library's types that are always allowed."""
+
+
+def of_graph(graph: Any) -> set[type]:
+    """The types that a compiled graph declares: of its schemas and channels, its tools' arguments, and those
+    of its subgraphs."""
+    found: set[type] = set()
+    for each in (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True))):
+        builder = getattr(each, "builder", None)
+        declared = [getattr(builder, f"{name}_schema", None) for name in ("state", "input", "output")]
+        declared += [getattr(node, "input_schema", None) for node in getattr(builder, "nodes", {}).values()]
+        for channel in each.channels.values():
+            declared += [getattr(channel, name, None) for name in ("ValueType", "UpdateType")]
+        for node in each.nodes.values():
+            tools = getattr(node.bound, "tools_by_name", {})
+            declared += [getattr(tool, "args_schema", None) for tool in tools.values()]
+        for annotation in declared:
+            found.update(within(annotation))
+    return found

@@ -1,0 +1,57 @@
+"""Errors about values that are not stored or not built: which channels, which types, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perdure.errors import PerdureError, TypeNotAllowed, TypeNotFound, Unreadable
+from perdure.langgraph.datatypes import TypeName
+from perdure.langgraph.serde import Serde
+from perdure.model.packing import joined
+from perdure.model.tree import Tree
+
+
+def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
+    """The error for values of a write, by channel, of which one was refused with ``error``."""
+    missing: dict[TypeName, None] = {}
+    channels: dict[str, None] = {}
+    for channel, value in values:
+        try:
+            found = serde.missing(value) if isinstance(error, TypeNotAllowed) else []
+            if not isinstance(error, TypeNotAllowed):
+                serde.payload(value)
+        except PerdureError:
+            channels[channel] = None
+            continue
+        if found:
+            channels[channel] = None
+            missing.update(dict.fromkeys(found))
+    if missing:
+        return serde.types.refusal(list(missing), f"{_named(channels)}: ")
+    return type(error)(f"{_named(channels)}: {error}") if channels else error
+
+
+def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:
+    """The error for stored values, by channel, of which one was refused with ``error``."""
+    channels: dict[str, None] = {}
+    found: dict[str, Unreadable] = {}
+    for channel, tree in trees.items():
+        for each in serde.unreadable(*joined(tree)):
+            channels[channel] = None
+            found[str(each)] = each
+    if not found:
+        return error
+    gone = [each for each in found.values() if isinstance(each, TypeNotFound)]
+    refused = [each for each in found.values() if isinstance(each, TypeNotAllowed)]
+    names = list(dict.fromkeys(name for each in refused for name in each.types))
+    texts = list(map(str, gone))
+    if names:
+        texts.append(str(serde.types.refusal(names)))
+    kind: type[Unreadable] = TypeNotAllowed if refused and not gone else TypeNotFound
+    return kind(f"{_named(channels)}: {'; '.join(texts)}")
+
+
+def _named(channels: Iterable[str]) -> str:
+    names = [repr(name) for name in channels]
+    return f"channel{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -325,7 +325,10 @@ def _page(tenant: str, after: Partition | None) -> Program[tuple[Found, ...]]:
 def _entry(found: Found) -> Thread | None:
     if found.listed is None:
         return None
-    at = datetime.fromtimestamp(found.listed.updated_at / 1_000_000, UTC)
+    try:
+        at = datetime.fromtimestamp(found.listed.updated_at / 1_000_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return Thread(*found.partition[:2], None, "the time in the listing is none: run `perdure fsck`")
     return Thread(found.partition.tenant, found.partition.thread, at.isoformat(timespec="microseconds"))
 
 

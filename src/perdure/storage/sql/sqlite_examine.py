@@ -54,7 +54,7 @@ def examine_partition(connection: apsw.Connection, partition: Partition) -> list
             if kind.grows is not None:
                 continue
             for row in connection.execute(sql.select_all(kind), (found.pk,)):
-                total = checksums.added(total, row[-1] or 0)
+                total = checksums.added(total, row[-1] if isinstance(row[-1], int) else 0)
                 try:
                     sql.record(kind, row, partition, required=found.total is not None)
                 except Corrupt as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import apsw
 
+from perdure.errors import Corrupt
 from perdure.model.ops import Delete, Expect, Fetch, Find, Found, Get, Op, Put
 from perdure.model.records import Key, Partition, Record
 from perdure.storage.sql import checksums
@@ -32,6 +33,8 @@ def look_up(connection: apsw.Connection, partition: Partition) -> Thread | None:
             return None
         raise checksums.misled(partition, "the catalogue has it and does not find it by its name")
     pk, found, *kept = row
+    if any(not isinstance(value, int | None) for value in kept):
+        raise checksums.misled(partition, "its row of the catalogue has text for numbers")
     if found is not None and found != checksums.of_partition(partition):
         raise checksums.misled(partition, "the catalogue finds another one by its name")
     return Thread(cast(int, pk), *cast("list[int | None]", kept))
@@ -116,9 +119,29 @@ def _fetch_many(
 
 def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
     if effect.index == "threads":
-        return map(sql.found, connection.execute(*sql.select_threads(effect)))
+        page = list(map(_listed, connection.execute(*sql.select_threads(effect))))
+        _demand_order(effect.after, page)
+        return page
     if effect.index == "listed":
-        return map(sql.found, connection.execute(*sql.select_listed(effect)))
+        return map(_listed, connection.execute(*sql.select_listed(effect)))
     kind, statement = sql.select_indexed(effect)
     own = len(Partition._fields)
     return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]
+
+
+def _listed(row: tuple[Any, ...]) -> Found:
+    try:
+        return sql.found(row)
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"the listing of threads is damaged; {checksums.ADVICE}") from error
+
+
+def _demand_order(after: Partition | None, page: Sequence[Found]) -> None:
+    """Raise ``Corrupt`` unless a page of the catalogue goes on from where the one before ended: over an index
+    that lies, reading page by page would never end."""
+    last = None if after is None else (after.tenant, after.thread)
+    for each in page:
+        place = (each.partition.tenant, each.partition.thread)
+        if last is not None and place <= last:
+            raise Corrupt(f"the catalogue of threads is not in order; {checksums.ADVICE}")
+        last = place

@@ -179,7 +179,7 @@ def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
 
 
 def test_what_is_sent_before_the_graphs_are_known_is_sent_then(page: Page, site: Site) -> None:
-    late(page, "/assistants/search")
+    late(page, "/chat/graphs.json")
     ask(page, "text")  # the first of the graphs takes it, and asks
     page.locator(".question").wait_for()
     assert site.said() == [["text"]]

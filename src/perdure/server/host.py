@@ -142,9 +142,9 @@ class Caller:
         )
 
     async def assistant_within(self, named: str, conditions: Filter | None) -> Assistant:
-        """An assistant that the user may see; another's is not there, a graph's own is everybody's."""
+        """An assistant that the user may see; another's is not there."""
         found = await self.host.assistants.look(self.user.tenant, named)
-        if found is None or not self._shares(found, conditions):
+        if found is None or not self.sees(conditions, found.metadata):
             raise no_assistant(named)
         return found
 
@@ -156,9 +156,6 @@ class Caller:
             if not self.sees(conditions, found.metadata):
                 raise NotFound(NONE_TO_RUN)
         return found
-
-    def _shares(self, found: Assistant, conditions: Filter | None) -> bool:
-        return self.host.assistants.is_own(found.assistant_id) or self.sees(conditions, found.metadata)
 
     def partition(self, thread_id: str) -> Partition:
         """Where a thread of this user's tenant is."""

@@ -115,6 +115,15 @@ def stream(
     )
 
 
+def refused(host: Host, kind: str, message: str) -> EventSourceResponse:
+    """A stream of an error and nothing else."""
+
+    async def frames() -> AsyncGenerator[ServerSentEvent, None]:
+        yield ServerSentEvent(encoded({"error": kind, "message": message}), event="error")
+
+    return stream(host, frames(), {}, ends=("error",))
+
+
 async def _frames(
     caller: Caller, thread_id: str, run_id: str, names: frozenset[str] | None, after: int, has_ids: bool
 ) -> AsyncGenerator[ServerSentEvent, None]:

@@ -292,30 +292,19 @@ async def _to_change(
     value: dict[str, Any] = {**asked, "assistant_id": assistants.id_of(named) or named}
     conditions = await caller.may("assistants", "update", value)
     found = await caller.assistant_within(named, conditions)
-    if not caller.sees(conditions, found.metadata):
-        raise Refusal(
-            403,
-            f"Assistant {found.assistant_id} is that of the graph {found.graph_id!r} itself, which all users "
-            "share; make one of your own for that graph",
-        )
     return found, conditions, value
 
 
 async def _found(caller: Caller, asked: _Asked, page: Mapping[str, Any]) -> list[Assistant]:
     value: dict[str, Any] = {"metadata": dict(asked.metadata), "graph_id": asked.graph_id, **page}
     conditions = await caller.may("assistants", "search", value)
-    own = caller.host.assistants.is_own
     narrowed: Mapping[str, Any] = value["metadata"] or {}
     part = (asked.name or "").casefold()
     return [
         one
         for one in await caller.host.assistants.everything(caller.user.tenant)
-        if (
-            # What a gate adds to the question, such as an owner, is not to hide what is everybody's.
-            contains(one.metadata, asked.metadata)
-            if own(one.assistant_id)
-            else contains(one.metadata, narrowed) and caller.sees(conditions, one.metadata)
-        )
+        if contains(one.metadata, narrowed)
+        and caller.sees(conditions, one.metadata)
         and asked.graph_id in (None, one.graph_id)
         and part in one.name.casefold()
     ]

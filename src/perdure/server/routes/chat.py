@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from perdure.server.bodies import page_max
+from perdure.server.host import CallerNow
 
 PATH = "/chat"
 """Where the page is; a thread's is this, ``/#`` and the thread's id."""
@@ -44,6 +45,11 @@ def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:
     @app.get(f"{PATH}/about.json", include_in_schema=False)
     async def tell() -> JSONResponse:
         return JSONResponse({**said, "page_max": page_max.get()}, headers=HEADERS)
+
+    @app.get(f"{PATH}/graphs.json", include_in_schema=False)
+    async def graphs(caller: CallerNow) -> JSONResponse:
+        # Rules may hide the graphs' own assistants, and a user may run the graphs all the same.
+        return JSONResponse(sorted(caller.host.runtime.graphs), headers=HEADERS)
 
     app.mount(PATH, _Files(directory=PAGE, html=True), name="chat")
 

@@ -222,8 +222,12 @@ async def join_stream(
 ) -> Response:
     """What a run tells from now on; after the event that ``Last-Event-ID`` names if it can be followed
     again, or else the parameter ``last_event_id``."""
-    await caller.thread(thread_id, "read")
-    standing = await _standing(caller, thread_id, run_id)
+    try:
+        await caller.thread(thread_id, "read")
+        standing = await _standing(caller, thread_id, run_id)
+    except NotFound as error:
+        # Clients come back to a stream that could not be opened; this one is not to be had.
+        return streams.refused(caller.host, "NotFound", f"404: {error}")
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
     after = streams.cursor_of(request, last_event_id) if is_kept else None
     if after is None:

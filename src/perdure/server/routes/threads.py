@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
-from perdure.errors import Conflict, Corrupt, PerdureError, TypeNotAllowed, Unserialisable
+from perdure.errors import Conflict, Corrupt, NotFound, PerdureError, TypeNotAllowed, Unserialisable
 from perdure.model.records import Partition
 from perdure.runtime.encoding import encoded, plain
 from perdure.server import bodies, naming, shapes
@@ -193,7 +193,11 @@ async def delete(caller: CallerNow, thread_id: ThreadId) -> Response:
 @router.post("/threads/{thread_id}/copy")
 async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     """Copy a thread, its whole past with it, to a new one."""
-    row = await caller.thread(thread_id, "read")
+    try:
+        row = await caller.thread(thread_id, "read")
+    except NotFound:
+        # As on LangGraph's server; of another's thread it is the same as of none.
+        raise Conflict(f"Thread {thread_id!r} cannot be copied: it is not found.") from None
     value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": dict(row.metadata)}
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])

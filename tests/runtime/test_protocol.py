@@ -45,17 +45,19 @@ def test_messages_that_are_spoken_at_once_are_told_apart() -> None:
     assert heard[0][1]["data"]["metadata"] == {"run_id": "r1", "langgraph_node": "talk"}
 
 
-def test_messages_that_were_not_spoken_are_told_whole() -> None:
+def test_a_model_s_message_that_was_not_streamed_is_told_whole_and_a_node_s_is_not() -> None:
     metadata = {"langgraph_node": "n", "langgraph_step": 2}
+    by_model = {**metadata, "ls_model_type": "chat"}
     heard = told(
-        ("messages", (AIMessage("whole", id="a"), metadata), ("sub:1",)),
+        ("messages", (AIMessage("whole", id="a"), by_model), ("sub:1",)),
+        ("messages", (AIMessage("from a node", id="n"), metadata), ()),
         ("messages", (HumanMessage("from a node", id="h"), metadata), ()),
         ("messages", (ToolMessage("result", tool_call_id="c"), metadata), ()),
         ("messages", (RemoveMessage(id="a"), metadata), ()),
     )
-    assert [name for name, _ in heard] == ["protocol/messages|sub:1"] * 5 + ["protocol/messages"] * 5
+    assert [name for name, _ in heard] == ["protocol/messages|sub:1"] * 5
     starts = [data["data"] for _, data in heard if data["data"]["event"] == "message-start"]
-    assert [(one["id"], one["role"]) for one in starts] == [("a", "ai"), ("h", "human")]
+    assert [(one["id"], one["role"]) for one in starts] == [("a", "ai")]
     assert starts[0]["metadata"]["langgraph_step"] == 2
 
 

@@ -143,3 +143,15 @@ def test_namespaces_are_prefixes_and_the_depth_is_below_them() -> None:
 def test_channels_are_those_of_the_protocol() -> None:
     assert all(map(is_channel, [*CHANNELS, "custom:x"]))
     assert not any(map(is_channel, ["", "debug", "custom:", "Values", None, 1]))
+
+
+def test_what_a_graph_writes_has_its_own_fields_and_a_payload() -> None:
+    wanted = Wanted(frozenset({"custom"}))
+    for written, expected in (
+        ({"percent": 50}, {"percent": 50, "payload": {"percent": 50}}),
+        ({"name": "p", "percent": 50}, {"name": "p", "percent": 50, "payload": {"name": "p", "percent": 50}}),
+        ({"name": "p", "payload": 7, "more": 1}, {"name": "p", "payload": 7, "more": 1}),
+        ("text", {"payload": "text"}),
+    ):
+        (told,) = project(event("custom", written), wanted)
+        assert json.loads(told.text)["params"]["data"] == expected

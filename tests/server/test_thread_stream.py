@@ -18,7 +18,7 @@ from perdure.runtime import telling
 from tests.server.acceptance.saying import parts, said
 from tests.server.acceptance.serving import run
 from tests.server.hosting import owners
-from tests.server.listening import place
+from tests.server.listening import heard, phase, place, until_ended
 
 ALL = ["values", "updates", "tasks", "custom", "debug"]
 
@@ -172,3 +172,25 @@ def test_a_stranger_does_not_learn_that_a_thread_tells_too_much(
 ) -> None:
     monkeypatch.setattr(telling, "_HELD_BYTES", 300)
     _too_much(url)
+
+
+@run
+async def test_a_run_that_was_waited_for_is_heard_by_all_who_follow_its_thread(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    async with place(url) as here, here.client() as client, here.http() as http:
+        thread_id = (await client.threads.create())["thread_id"]
+        live = asyncio.create_task(_listening(client, thread_id, 2))
+        events = asyncio.create_task(until_ended(heard(http, thread_id, channels=["values", "lifecycle"]), 2))
+        async with asyncio.timeout(60):
+            await asyncio.sleep(0.5)
+            await client.runs.wait(thread_id, "chat", input=said("hi"))
+            # One that was begun without a server, and asked to tell nothing.
+            await here.host.runtime.submit(thread_id, said("again"), graph="chat")
+            told = await live
+            assert [part.event for part in told if part.event in ("metadata", "end")] == [
+                "metadata",
+                "end",
+            ] * 2
+            assert told[-2].event == "values"
+            phases = [phase(event) for event in await events if phase(event)]
+        assert phases == ["running", "completed"] * 2

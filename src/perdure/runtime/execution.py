@@ -76,10 +76,10 @@ async def _attempt(
         config = _at(config, options.checkpoint_id)
     how = _how(agent, options, context)
     try:
-        if tape is None or options.telling is None:
+        if tape is None or tape.telling is None:
             values = await graph.ainvoke(given, config, **how)
         else:
-            teller = Teller(tape, options.telling)
+            teller = Teller(tape, tape.telling)
             teller.begun(held.run.attempts, held.run.graph)
             values = await _told(graph, given, config, how, tape, teller)
     except asyncio.CancelledError as cancelled:

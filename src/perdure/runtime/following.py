@@ -36,6 +36,10 @@ class Following:
         self._unheard: dict[tuple[Partition, str], Tape] = {}
         self._waiting: dict[Partition, list[list[Tape]]] = {}
 
+    def is_followed(self, partition: Partition) -> bool:
+        """Whether a thread is followed in this process."""
+        return partition in self._waiting
+
     def opened(self, tape: Tape) -> None:
         """A run of this process begins to tell."""
         self._tapes[tape.partition] = tape

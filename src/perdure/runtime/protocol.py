@@ -23,6 +23,8 @@ BY_BLOCK = "__pregel_stream_messages_v2"
 OWN = "protocol/"
 QUESTIONS = "__interrupt__"
 
+_MODEL = "ls_model_type"
+"""The key that LangChain puts among the metadata of a model's messages."""
 _SPEAKERS = {"human": "human", "system": "system"}
 
 
@@ -101,7 +103,8 @@ class Speaker:
 
     def _message(self, message: Any, metadata: Mapping[str, Any], at: Sequence[str]) -> None:
         if isinstance(message, BaseMessage):
-            if isinstance(message, ToolMessage | RemoveMessage):
+            if isinstance(message, ToolMessage | RemoveMessage) or _MODEL not in metadata:
+                # A node returned it, and it is in the values. A model's is one that could not be streamed.
                 return
             role, message_id = _SPEAKERS.get(message.type, "ai"), message.id or ""
             events: Iterable[Any] = message_to_events(message, message_id=message_id)

@@ -40,7 +40,7 @@ from perdure.runtime.following import Following
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.lanes import Lanes
 from perdure.runtime.observe import Observers
-from perdure.runtime.options import Options
+from perdure.runtime.options import Options, Telling
 from perdure.runtime.settings import Settings
 from perdure.runtime.signals import Signals
 from perdure.runtime.sizes import Sizes
@@ -231,6 +231,9 @@ class Runner:
     async def _open_tape(self, held: Held) -> None:
         """Have ready what a run's followers are told with, if it is to tell anything."""
         telling = Options.read(held.messages[0].options).telling
+        if telling is None and self._following.is_followed(held.partition):
+            # It was not asked to tell anything, and its thread is followed here.
+            telling = Telling(modes=("values",), kept=False, by=self._owner)
         if telling is None:
             return
         now = await self._clock.now()
@@ -247,6 +250,7 @@ class Runner:
             changed,
             self._signals.stored,
         )
+        tape.telling = telling
         self._tapes[held.run.id] = tape
         self._following.opened(tape)
 

@@ -78,6 +78,8 @@ class Tape:
         self._failure: Exception | None = None
         self.is_over = False
         self.is_heard = False
+        self.telling: Telling | None = None
+        """What is told on it."""
 
     def tell(self, name: str, data: Any, room: int = 1) -> Event:
         """Tell something; it is numbered, and there for those who follow when this returns. ``room`` is how

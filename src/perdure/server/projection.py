@@ -134,9 +134,11 @@ def _values(text: str) -> str:
 
 
 def _written(data: Any) -> dict[str, Any]:
-    if isinstance(data, dict) and isinstance(data.get("name"), str) and data["name"]:
-        return {"name": data["name"], "payload": data.get("payload", data)}
-    return {"payload": data}
+    """What a graph wrote, with its own fields, which clients in Python read, and as the ``payload``, which
+    those in JavaScript read."""
+    if not isinstance(data, dict):
+        return {"payload": data}
+    return data if "payload" in data else {**data, "payload": data}
 
 
 def _updates(event: Event, namespace: Sequence[str], wanted: Wanted) -> Iterator[Said]:

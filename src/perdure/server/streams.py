@@ -11,6 +11,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from perdure.engine.events import END
 from perdure.engine.inbox import Standing
 from perdure.errors import TooSlow, Unavailable
 from perdure.model.messages import FAILED
@@ -58,6 +59,7 @@ def respond(
     has_ids: bool,
     cancels: bool,
     headers: dict[str, str],
+    has_end: bool,
 ) -> EventSourceResponse:
     """A stream of a run. With ``has_ids`` a client can come back and go on after the last it saw; with
     ``cancels`` the run ends when the client goes away. ``modes`` are those that it wants of what is told."""
@@ -66,7 +68,8 @@ def respond(
         caller.host,
         frames if not cancels else _watched(caller, thread_id, run_id, frames),
         headers,
-        ends=("end", "error"),
+        ends=(END, "error"),
+        has_end=has_end,
     )
 
 
@@ -75,9 +78,14 @@ class _Stream(EventSourceResponse):
     orderly end for the end of what they follow, and come back only to what was cut off."""
 
     def __init__(
-        self, frames: AsyncGenerator[ServerSentEvent, None], ends: Collection[str], **more: Any
+        self,
+        frames: AsyncGenerator[ServerSentEvent, None],
+        ends: Collection[str],
+        has_end: bool,
+        **more: Any,
     ) -> None:
         self._ends = ends
+        self._has_end = has_end
         self._is_whole = False
         super().__init__(self._noted(frames), **more)
 
@@ -93,7 +101,8 @@ class _Stream(EventSourceResponse):
         async with aclosing(frames):
             async for frame in frames:
                 self._is_whole = frame.event in self._ends
-                yield frame
+                if self._has_end or frame.event != END:
+                    yield frame
 
 
 def stream(
@@ -102,12 +111,14 @@ def stream(
     headers: dict[str, str],
     *,
     ends: Collection[str] = (),
+    has_end: bool = True,
 ) -> EventSourceResponse:
     """Frames on an open connection, and something now and then where there are none. One of ``ends`` may be
-    the last; otherwise clients are to come back."""
+    the last; otherwise clients are to come back. Without ``has_end`` frames of that name are not sent."""
     return _Stream(
         frames,
         ends,
+        has_end,
         ping=round(HEARTBEAT_S),
         ping_message_factory=lambda: ServerSentEvent(comment="heartbeat"),
         sep="\n",

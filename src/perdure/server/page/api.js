@@ -22,6 +22,7 @@ const of = (thread, rest = "") => `threads/${encodeURIComponent(thread).replace(
 const run = (thread, id, rest = "") => of(thread, `/runs/${encodeURIComponent(id)}${rest}`);
 
 async function request(method, path, { body, headers = {}, signal } = {}) {
+  headers = { ...headers, "X-End-Frame": "true" };
   const token = sessionStorage.getItem(TOKEN);
   if (token) headers = { ...headers, Authorization: `Bearer ${token}` };
   if (body !== undefined) headers = { ...headers, "Content-Type": "application/json" };
@@ -123,6 +124,8 @@ export async function* follow(id, runId, { response = null, signal, lost }) {
       for await (const event of events(response)) {
         if (event.id) last = event.id;
         tries = 0;
+        // There is no such run, or it is another's.
+        if (event.name === "error" && event.data?.message?.startsWith("404: ")) throw new Failure(event.data.message.slice(5), { status: 404 });
         yield event;
         if (event.name === "end") return;
       }

@@ -24,6 +24,7 @@ from perdure.runtime.options import Told
 from perdure.server import naming, shapes, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.bodies import RUN_MODES, Body, NewRun, Page
+from perdure.server.end_frames import wants_end
 from perdure.server.host import HEARTBEAT_S, Caller, CallerNow, ThreadId
 from perdure.server.naming import NAMES
 from perdure.server.routes.states import config_of, snapshot
@@ -127,6 +128,7 @@ async def _streamed(caller: Caller, request: Request, thread_id: str | None, new
         cancels=new.on_disconnect == "cancel",
         # Cut off before its first event, a client has no number to come back with: the address has one.
         headers=_addresses(accepted, "stream", streams.ALL if is_kept else None),
+        has_end=wants_end(request),
     )
 
 
@@ -143,7 +145,9 @@ async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Respon
 
 
 async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
-    accepted = await submit(caller, request, thread_id, new, modes=(), is_kept=False)
+    # Who follows the thread hears of this run as well; of a thread that passes nobody knows.
+    modes = () if thread_id is None else _DEFAULT
+    accepted = await submit(caller, request, thread_id, new, modes=modes, is_kept=False)
     is_removed = thread_id is None and new.on_completion != "keep"
     work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=is_removed)
     return _late(
@@ -247,6 +251,7 @@ async def join_stream(
         headers=_addresses(
             Accepted(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
         ),
+        has_end=wants_end(request),
     )
 
 

@@ -22,6 +22,7 @@ from perdure.runtime.protocol import OWN
 from perdure.server import shapes, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
+from perdure.server.end_frames import wants_end
 from perdure.server.host import Caller, CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
@@ -90,7 +91,7 @@ async def join(
     if after is None:
         after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)
     frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
-    return streams.stream(caller.host, frames, {})
+    return streams.stream(caller.host, frames, {}, has_end=wants_end(request))
 
 
 async def _frames(

@@ -1,0 +1,31 @@
+"""Which clients get the frame that ends a stream of a run.
+
+It lets a client tell a finished stream from one that was cut off without another request. A client that does
+not know it takes it for one more part of the result.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.requests import Request
+
+HEADER = "x-end-frame"
+"""The header with which any client says whether it wants the frame: ``true`` or ``false``."""
+
+_PYTHON = re.compile(r"langgraph-sdk-py/(\d+)\.(\d+)\.(\d+)")
+_KNOWS_IT = (0, 4, 14)
+_BROWSERS = re.compile(r"^(node|undici|Deno/|Bun/|Mozilla/)", re.IGNORECASE)
+"""Where LangGraph's SDK for JavaScript runs, which sends no name of its own and knows no such frame."""
+
+
+def wants_end(request: Request) -> bool:
+    """Whether the client of a request gets the frame: as its header says; else LangGraph's SDK for Python
+    from the release on that reads it, and what is neither an older one nor a JavaScript runtime."""
+    asked = request.headers.get(HEADER, "").lower()
+    if asked in ("true", "false"):
+        return asked == "true"
+    agent = request.headers.get("user-agent", "")
+    if version := _PYTHON.match(agent):
+        return tuple(map(int, version.groups())) >= _KNOWS_IT
+    return _BROWSERS.match(agent) is None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from perdure.engine.runs import Unserved
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, Corrupt, Fenced, NotFound
 from perdure.model.lane import OUT, Lane
@@ -48,7 +49,7 @@ class Take:
     ttl: int
     most: int
 
-    def take(self) -> Program[Sending | None]:
+    def take(self) -> Program[Sending | Unserved | None]:
         """Take them, unless nothing is due, or the first one is for another sender's channel."""
         (sending,) = yield from retrying(self.partition, None, self._load, self._attempt)
         return sending
@@ -68,10 +69,14 @@ class Take:
             )
         return lane, tuple(map(Reply.read, rows))
 
-    def _attempt(self, seen: tuple[Lane, tuple[Reply, ...]]) -> Program[tuple[Sending | None] | None]:
+    def _attempt(
+        self, seen: tuple[Lane, tuple[Reply, ...]]
+    ) -> Program[tuple[Sending | Unserved | None] | None]:
         lane, replies = seen
-        if not replies or replies[0].channel not in self.channels:
+        if not replies:
             return (None,)
+        if replies[0].channel not in self.channels:
+            return (Unserved(replies[0].channel),)
         lane = lane.held(self.owner, successor(lane.epoch, self.owner, self.now), self.now, self.ttl)
         in_doubt = replies[0].state == SENDING
         ops: list[Op] = [lane.put(0)]

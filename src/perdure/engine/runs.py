@@ -35,6 +35,12 @@ class Held(NamedTuple):
         return self.run.epoch
 
 
+class Unserved(NamedTuple):
+    """A run that is due and of a graph that its claimant does not serve, or a reply of such a channel."""
+
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The wish to hold a thread's next run at ``now`` for ``ttl`` microseconds.
@@ -52,7 +58,7 @@ class Claim:
     most: int
     fresh: int
 
-    def take(self, known: Known | None) -> Program[Held | None]:
+    def take(self, known: Known | None) -> Program[Held | Unserved | None]:
         """Hold it, unless it is not due or not the caller's to run. ``known`` is how the caller knows the
         inbox: whole and right, it saves every fetch."""
         guess = None
@@ -90,7 +96,7 @@ class Claim:
     def _rows(self, after: int, most: int) -> Range:
         return Range(INBOX, after=(after,), limit=most)
 
-    def _attempt(self, seen: _Seen) -> Program[tuple[Held | None] | None]:
+    def _attempt(self, seen: _Seen) -> Program[tuple[Held | Unserved | None] | None]:
         lane, now = seen.lane, self.now
         if not lane.is_due(now):
             return (None,)
@@ -124,7 +130,7 @@ class Claim:
             question = lane.waiting if first.is_withdrawn else None
             lane = lane.taken(run.id, last.seq, since)._replace(waiting=question)
         if run.graph not in self.graphs:
-            return (None,)
+            return (Unserved(run.graph),)
         lane = lane.held(self.owner, epoch, now, self.ttl)
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
         outcome = yield from ask(Commit(self.partition, (raised, lane.put(0), run.put())))

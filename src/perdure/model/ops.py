@@ -150,8 +150,8 @@ class Find(Effect[tuple[Found, ...]]):
     everybody's, those whose name starts with ``prefix``, which ends in an ASCII character), ``"runs"``
     (checkpoints whose run id is ``value``), ``"expired"`` (store items whose ``expires_at`` is at or below
     ``until``; a backend that removes them by itself finds none) or ``"due"`` (lanes whose ``due_at`` is at or
-    below ``until``, those due longest first; of such a record only the key and ``due_at`` are promised). A
-    partition may be found empty.
+    below ``until`` and, if it is given, at or above ``since``, those due longest first; of such a record only
+    the key and ``due_at`` are promised). A partition may be found empty.
 
     ``"listed"``, where ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``,
     those with the status ``value`` if one is given, past the first ``skip``. No other verb orders
@@ -166,6 +166,7 @@ class Find(Effect[tuple[Found, ...]]):
     space: str = THREADS
     prefix: str = ""
     until: int = 0
+    since: int | None = None
     by: Literal["updated_at", "created_at"] = "updated_at"
     reverse: bool = False
     skip: int = 0

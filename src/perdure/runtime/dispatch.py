@@ -9,33 +9,26 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
-from typing import NamedTuple
+from typing import Any
 
 from perdure.database import Database
 from perdure.errors import Unavailable
 from perdure.model.lane import IN, Lane
-from perdure.model.ops import Find
-from perdure.model.program import ask
 from perdure.model.records import Partition
+from perdure.runtime.backlog import Backlog, Foreign
 from perdure.runtime.chance import spread
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.fairness import Due, in_turn
+from perdure.runtime.fairness import Due
 from perdure.runtime.observe import Observers
 from perdure.runtime.settings import Settings
 from perdure.runtime.signals import Signals, Summons
 
-_PAGE = 1000
+_STALE_S = 1.0
+"""For how long what a look found is served without another look."""
 
-Serve = Callable[[Partition], Awaitable[bool | None]]
-"""Does what is due on a lane of a thread: whether there is more, or ``None`` when there was nothing."""
-
-
-class _Vain(NamedTuple):
-    """How often a lane was due and there was nothing to do for this worker, and until when it is passed
-    over."""
-
-    times: int
-    until: float
+Serve = Callable[[Partition], Awaitable[bool | Foreign | None]]
+"""Does what is due on a lane of a thread: whether there is more, ``None`` when there was nothing, or why it
+is for another worker."""
 
 
 class Dispatch:
@@ -51,16 +44,15 @@ class Dispatch:
         signals: Signals,
         tenant: str | None,
     ) -> None:
-        self._database = database
         self._settings = settings
         self._clock = clock
         self._observers = observers
         self._signals = signals
-        self._tenant = tenant
+        self._backlog = Backlog(database, tenant, settings.poll)
+        self._reported: dict[Foreign, int] = {}
         self._work: Mapping[str, Serve] = {}
         self._serving: dict[Due, asyncio.Task[None]] = {}
         self._again: set[Due] = set()
-        self._vain: dict[Due, _Vain] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._wake = asyncio.Event()
         self._context = copy_context()
@@ -113,7 +105,7 @@ class Dispatch:
         elif len(self._serving) < self._settings.concurrency and self._may_run(due[0].tenant):
             self._serve(due)
         else:
-            self._wake.set()
+            self._backlog.add(due)
             self._signals.due(due[0])
 
     def _may_run(self, tenant: str) -> bool:
@@ -129,10 +121,14 @@ class Dispatch:
     def _done(self, due: Due) -> None:
         was_full = len(self._serving) >= self._settings.concurrency
         del self._serving[due]
-        if due in self._again and not self.is_stopping:
+        if self.is_stopping:
+            return
+        if due in self._again:
             self._again.discard(due)
-            self._serve(due)
-        elif was_full:
+            self._backlog.add(due)
+        if asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S:
+            self._fill()
+        if was_full and len(self._serving) < self._settings.concurrency:
             self._wake.set()
 
     async def run(self) -> None:
@@ -158,46 +154,61 @@ class Dispatch:
         if slots <= 0:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
-        limit = _PAGE + len(self._vain)
-        found = await self._database.arun(ask(Find("due", self._tenant, until=now, limit=limit)))
-        due = [(f.partition, f.record.key[0]) for f in found if f.record is not None]
-        self._vain = {item: self._vain[item] for item in due if item in self._vain}
-        ready = [
-            item
-            for item in due
-            if item not in self._serving and (item not in self._vain or self._vain[item].until <= time)
-        ]
+        ready = await self._backlog.look(now, time, self._serving, slots)
+        self._report()
+        self._fill()
+        self.summons.looked(in_vain=not ready)
+
+    def _fill(self) -> None:
+        """Serve as much of what is known to be due as there is room for, tenants in turn."""
+        slots = self._settings.concurrency - len(self._serving)
+        if self.is_stopping or slots <= 0 or not self._backlog:
+            return
         running = Counter(partition.tenant for partition, _ in self._serving)
-        for item in in_turn(ready, running, slots, self._settings.per_tenant):
+        for item in self._backlog.take(running, slots, self._settings.per_tenant):
             if item not in self._serving:
                 self._serve(item)
-        self.summons.looked(in_vain=not ready)
+            else:
+                self._again.add(item)
+
+    def _report(self) -> None:
+        """Tell which graphs and channels threads wait for that this worker does not serve: each once by its
+        name, and how many threads those are whenever that changes."""
+        for foreign, threads in self._backlog.foreign.items():
+            before = self._reported.get(foreign)
+            if threads == (before or 0):
+                continue
+            fields: dict[str, Any] = {foreign.what: foreign.name, "threads": threads}
+            if before is None:
+                self._observers.event("worker.unserved", **fields)
+            self._observers.event("worker.unserved_threads", **fields)
+            self._reported[foreign] = threads
 
     # One lane
 
     async def _served(self, due: Due) -> None:
         partition, name = due
-        was_useful = False
+        time = asyncio.get_running_loop().time
         try:
-            again = self._work[name]
-            while not self.is_stopping and (more := await again(partition)) is not None:
-                was_useful = True
-                if not more:
+            more = await self._work[name](partition)
+            was_useful = isinstance(more, bool)
+            while more is True and not self.is_stopping:
+                if self._backlog:
+                    # Others have waited: this lane takes its turn again.
+                    self._again.add(due)
                     break
+                more = await self._work[name](partition)
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
+            self._backlog.in_vain(due, time(), failed=True)
         except Exception as error:
-            # Whatever it is, other threads go on; this one is due again when its lease is over.
+            # Whatever it is, other threads go on; this one is tried again later, each time later still.
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )
-        self._judge(due, was_useful)
-
-    def _judge(self, due: Due, was_useful: bool) -> None:
-        """What is due again and again and is not for this worker must not keep it from what is."""
-        if was_useful:
-            self._vain.pop(due, None)
-            return
-        times = self._vain[due].times + 1 if due in self._vain else 0
-        pause = self._settings.poll * 2.0 ** min(times, 6)
-        self._vain[due] = _Vain(times, asyncio.get_running_loop().time() + pause)
+            self._backlog.in_vain(due, time(), failed=True)
+        else:
+            if was_useful:
+                self._backlog.served(due)
+            else:
+                self._backlog.in_vain(due, time(), more if isinstance(more, Foreign) else None)

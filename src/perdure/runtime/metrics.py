@@ -49,6 +49,7 @@ class Metrics:
         self._graphs: set[str] = set()
         self._channels: set[str] = set()
         self._state_channels: set[str] = set()
+        self._unserved_names: set[str] = set()
         self._messages = Counter(
             "perdure_messages",
             "Messages by what became of them: accepted, duplicate, or refused because the queue was full.",
@@ -110,6 +111,13 @@ class Metrics:
         self._outboxes_lost = Counter(
             "perdure_outboxes_lost", "Outboxes that this process held and another took over.", registry=to
         )
+        self._unserved = Gauge(
+            "perdure_unserved_threads",
+            "Threads that wait for a graph or a channel that this process does not serve.",
+            ("what", "name"),
+            registry=to,
+            multiprocess_mode="livemax",
+        )
         self._unavailable = Counter(
             "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
         )
@@ -135,6 +143,9 @@ class Metrics:
                 self._outboxes_lost.inc()
             case ["reply", state]:
                 self._deliveries.labels(self._channel(fields), state).inc()
+            case ["worker", "unserved_threads"]:
+                what = "graph" if "graph" in fields else "channel"
+                self._unserved.labels(what, self._unserved_name(fields[what])).set(fields["threads"])
             case ["worker", "unavailable"]:
                 self._unavailable.inc()
             case ["worker", "error"]:
@@ -177,6 +188,14 @@ class Metrics:
             for state in (DEAD, UNKNOWN):
                 self._deliveries.labels(channel, state)
         return channel
+
+    def _unserved_name(self, name: str) -> str:
+        """The name of a graph or channel as a label."""
+        if name not in self._unserved_names:
+            if len(self._unserved_names) >= _NAMES_MAX:
+                return _OTHER
+            self._unserved_names.add(name)
+        return name
 
     def _state_channel(self, channel: str) -> str:
         """A channel of a state as a label. They are the program's own, but a program may make graphs as it

@@ -33,6 +33,7 @@ _LEVELS = {
     "worker.error": logging.ERROR,
     "worker.left_behind": logging.WARNING,
     "worker.unavailable": logging.WARNING,
+    "worker.unserved": logging.WARNING,
 }
 _WIDEST = 120
 _log = logging.getLogger("perdure.runtime")

@@ -10,9 +10,11 @@ from typing import Any, Literal, cast
 from perdure.database import Database
 from perdure.engine import outbox
 from perdure.engine.outbox import Sending, Settled
+from perdure.engine.runs import Unserved
 from perdure.errors import Fenced
 from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
 from perdure.model.records import Partition
+from perdure.runtime.backlog import Foreign
 from perdure.runtime.chance import spread
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observe import Observers
@@ -85,8 +87,9 @@ class Relay:
         self._observers = observers
         self._owner = owner
 
-    async def deliver(self, partition: Partition) -> bool | None:
-        """Deliver what is due on a thread; whether more may be, or ``None`` when there was nothing."""
+    async def deliver(self, partition: Partition) -> bool | Foreign | None:
+        """Deliver what is due on a thread; whether more may be, ``None`` when there was nothing, or the
+        channel that is not served here."""
         take = outbox.Take(
             partition,
             self._owner,
@@ -98,6 +101,8 @@ class Relay:
         sending = await self._database.arun(take.take())
         if sending is None:
             return None
+        if isinstance(sending, Unserved):
+            return Foreign("channel", sending.name)
         try:
             while sending is not None:
                 sending = await self._next(sending)

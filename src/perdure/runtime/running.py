@@ -16,7 +16,7 @@ from langgraph.store.base import TTLConfig
 from perdure.database import Database
 from perdure.engine import events, runs, upkeep
 from perdure.engine.events import Event
-from perdure.engine.runs import Claim, Ending, Held
+from perdure.engine.runs import Claim, Ending, Held, Unserved
 from perdure.errors import (
     CannotTakeBack,
     Fenced,
@@ -31,6 +31,7 @@ from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Ru
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
+from perdure.runtime.backlog import Foreign
 from perdure.runtime.chance import spread
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.dispatch import Dispatch
@@ -127,8 +128,9 @@ class Runner:
 
     # One run
 
-    async def run_next(self, partition: Partition) -> bool | None:
-        """Work on the thread's next run; whether another is due, or ``None`` when there was none."""
+    async def run_next(self, partition: Partition) -> bool | Foreign | None:
+        """Work on the thread's next run; whether another is due, ``None`` when there was none, or the graph
+        that is not served here."""
         now = await self._clock.now()
         settings = self._settings
         claim = Claim(
@@ -143,6 +145,8 @@ class Runner:
         held = await self._database.arun(claim.take(self._lanes.known(partition)))
         if held is None:
             return None
+        if isinstance(held, Unserved):
+            return Foreign("graph", held.name)
         if self._dispatch.is_stopping:
             await self._handed_over(held)
             return False

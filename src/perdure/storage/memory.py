@@ -149,7 +149,7 @@ def _is_indexed(record: Record, effect: Find) -> bool:
     value = record.fields[record.kind.index or ""]
     if effect.index == "runs":
         return bool(value == effect.value)
-    return value is not None and value <= effect.until
+    return value is not None and value <= effect.until and (effect.since is None or value >= effect.since)
 
 
 def _holds(record: Record | None, op: Op) -> bool:

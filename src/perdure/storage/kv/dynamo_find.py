@@ -47,12 +47,13 @@ def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
 def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
     """Records by the time in their indexed field. The entries of all tenants stand in one order: for one
     tenant they are read page by page, from the start, until enough are its own."""
+    low = b"\x00" if effect.since is None else items.due_from(effect.since)
     high = items.due_until(effect.until)
     limit = effect.limit if effect.tenant is None else max(effect.limit, _PAGE)
 
     def page(number: int) -> list[tuple[bytes, Found]]:
         rows = reader.query(
-            items.due_entry(kind, number), b"\x00", high, limit=limit, select=_INDEX, names=("g", "h")
+            items.due_entry(kind, number), low, high, limit=limit, select=_INDEX, names=("g", "h")
         )
         out = (
             (bytes(row["h"]["B"]), Found(items.partition_of(row), items.due_of(kind, row))) for row in rows

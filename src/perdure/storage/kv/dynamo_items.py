@@ -226,6 +226,11 @@ def due_of(kind: Kind, item: Item) -> Record:
     return Record(kind, layout.decode_key(kind, encoded_key(item)), {str(kind.index): due})
 
 
+def due_from(since: int) -> bytes:
+    """What sorts before every entry that is due at that time or later, and behind all others."""
+    return layout.encode_integer(since)
+
+
 def due_until(until: int) -> bytes:
     """What sorts behind every entry that is due by then, and before all others."""
     return layout.encode_integer(until) + b"\xff" * (_TIE + 1)

@@ -83,7 +83,10 @@ def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
     is_span = effect.index != "runs"
     edge = prefix + shape(kind).index_prefix(effect.until if is_span else effect.value)
     tenant = b"" if effect.tenant is None else encode_text(effect.tenant)
-    args = (b"[" + (prefix if is_span else edge), b"(" + successor(edge), b"%d" % effect.limit, tenant)
+    low = prefix if is_span else edge
+    if effect.since is not None:
+        low = prefix + shape(kind).index_prefix(effect.since)
+    args = (b"[" + low, b"(" + successor(edge), b"%d" % effect.limit, tenant)
     polled = scripts.is_polled(kind)
     buckets: Sequence[int] = range(space.buckets)
     if polled:

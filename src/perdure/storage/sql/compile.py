@@ -195,10 +195,11 @@ def select_indexed(effect: Find) -> tuple[Kind, Statement]:
     sql = (
         f"SELECT p.tenant, p.thread, p.space, {columns} FROM {table(kind)} r"
         f" JOIN {PREFIX}thread p ON p.pk = r.t"
-        f" WHERE r.{kind.index} {sign} ? AND (? IS NULL OR p.tenant = ?)"
-        f" ORDER BY r.{kind.index} LIMIT ?"
+        f" WHERE r.{kind.index} {sign} ?{'' if effect.since is None else f' AND r.{kind.index} >= ?'}"
+        f" AND (? IS NULL OR p.tenant = ?) ORDER BY r.{kind.index} LIMIT ?"
     )
-    return kind, (sql, (value, effect.tenant, effect.tenant, effect.limit))
+    since = () if effect.since is None else (effect.since,)
+    return kind, (sql, (value, *since, effect.tenant, effect.tenant, effect.limit))
 
 
 def record(

@@ -173,9 +173,12 @@ def find(effect: Find) -> Statement:
         f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {_output((*kind.key, *kind.fields))}"
         f" FROM {table(kind)} AS x JOIN {PREFIX}thread AS p ON p.pk = x.t"
         f" WHERE x.{kind.index} {sign} {_bound(column, 1)} AND (?2 IS NULL OR p.tenant = ?2)"
-        f" AND p.space <> '{DROPPED}' ORDER BY x.{kind.index} LIMIT CAST(?3 AS INTEGER)"
+        f" AND p.space <> '{DROPPED}'"
+        f"{'' if effect.since is None else f' AND x.{kind.index} >= CAST(?4 AS INTEGER)'}"
+        f" ORDER BY x.{kind.index} LIMIT CAST(?3 AS INTEGER)"
     )
-    return text, (value, effect.tenant, str(effect.limit))
+    since = () if effect.since is None else (str(effect.since),)
+    return text, (value, effect.tenant, str(effect.limit), *since)
 
 
 def found(effect: Find, rows: Rows) -> tuple[Found, ...]:

@@ -12,10 +12,12 @@ T = 1_700_000_000_000_000
 """A time in microseconds."""
 
 
-def due(driver: Driver, until: int, tenant: str | None = None, limit: int = 1000) -> list[tuple[str, str]]:
+def due(
+    driver: Driver, until: int, tenant: str | None = None, limit: int = 1000, since: int | None = None
+) -> list[tuple[str, str]]:
     """What is found, as thread and lane, in order."""
     out: list[tuple[str, str]] = []
-    for found in driver.perform(Find("due", tenant, until=until, limit=limit)):
+    for found in driver.perform(Find("due", tenant, until=until, limit=limit, since=since)):
         assert found.record is not None
         assert found.record.kind is LANE
         out.append((found.partition.thread, found.record.key[0]))
@@ -43,6 +45,12 @@ class Queues:
         assert due(driver, T + 100, "none") == []
         assert due(driver, T + 100, limit=3) == due(driver, T + 100)[:3]
         assert due(driver, T + 100, "acme", limit=2) == [("t-2", "inbox"), ("t1", "inbox")]
+        whole = due(driver, T + 9)
+        assert due(driver, T + 9, since=T - 2) == whole
+        assert due(driver, T + 9, since=T - 1) == whole[1:]
+        assert due(driver, T + 4, since=T + 2) == whole[2:5]
+        assert due(driver, T + 9, "acme", limit=2, since=T + 3) == [("t3", "inbox"), ("t5", "inbox")]
+        assert due(driver, T + 9, since=T + 10) == []
 
     def test_a_lane_is_found_where_it_stands_now(self, driver: Driver) -> None:
         rows.stored(driver, rows.lane("inbox", T + 5))

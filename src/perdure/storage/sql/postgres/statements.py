@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import cast
 
 from perdure.model.ops import Find
-from perdure.model.records import INDEXED, RESERVED
+from perdure.model.records import INDEXED, LANE, RESERVED
 from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.functions import NOW
 from perdure.storage.sql.postgres.place import Place
@@ -45,6 +45,15 @@ class Statements:
             )
             for index in INDEXED
         }
+        columns = ", ".join(f"r.{column.name}" for column in (*LANE.key, *LANE.fields))
+        self._since = _call(
+            f"SELECT p.tenant, p.thread, p.space, {columns} FROM {schema}.{LANE.name} r"
+            f" CROSS JOIN LATERAL (SELECT * FROM {schema}.thread h WHERE h.pk = r.t OFFSET 0) p"
+            f" WHERE r.{LANE.index} <= $1 AND r.{LANE.index} >= $4 AND ($3::text IS NULL OR p.tenant = $3)"
+            f" ORDER BY r.{LANE.index} LIMIT $2",
+            (_BIGINT, _BIGINT, _TEXT, _BIGINT),
+            binary=False,
+        )
         self.now = _call(f"SELECT {NOW}", (), binary=False)
         self.drop = _call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
         # The checks lock the thread's row until the end of the statement, in which it is removed.
@@ -62,6 +71,8 @@ class Statements:
             return self._listed(effect)
         value = effect.value if effect.index == "runs" else effect.until
         tenant = None if effect.tenant is None else _sent(effect.tenant)
+        if effect.since is not None:
+            return self._since, [_sent(value), _sent(effect.limit), tenant, _sent(effect.since)]
         return self._found[effect.index], [_sent(value), _sent(effect.limit), tenant]
 
     def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:

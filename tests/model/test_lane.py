@@ -21,21 +21,30 @@ def test_nobody_waits_for_longer_than_the_first_message_may(
     arrivals: list[tuple[int, Debounce]], now: int
 ) -> None:
     lane = Lane(IN)
-    began = None
+    by: list[int] = []
     for after, debounce in arrivals:
         now += after
-        began = now if began is None else began
         lane = lane.accepted(now, debounce)
-        assert lane.since == began
-        assert lane.due_at is not None
-        if debounce.quiet == 0:
-            assert lane.due_at == now, "a message that does not wait holds nobody up"
-        else:
-            assert lane.due_at <= now + debounce.quiet
-            assert lane.due_at <= began + debounce.most or lane.due_at <= now
+        by.append(now + (debounce.most if debounce.quiet else 0))
+        assert lane.due_at == min(now + debounce.quiet, *by), "quiet since the last, none too long"
         assert lane.is_due(lane.due_at)
         assert not lane.is_due(lane.due_at - 1)
     assert lane.pending == lane.last == len(arrivals)
+
+
+@given(st.lists(st.tuples(SPANS, DEBOUNCES), max_size=20), TIMES, SPANS)
+def test_what_does_not_wait_is_due_at_once_whatever_comes_after_it(
+    arrivals: list[tuple[int, Debounce]], now: int, before: int
+) -> None:
+    lane = Lane(IN).accepted(now - before, Debounce(10**9, 10**9)).accepted(now, Debounce())
+    assert lane.is_due(now)
+    # As long as a run is open nothing is taken; once it has ended, all that is pending is due.
+    lane = lane.taken("r", 1, now).held("w", 1, now, 10**9)
+    at = now
+    for after, debounce in arrivals:
+        at += after
+        lane = lane.accepted(at, debounce)
+    assert lane.closed().is_due(now)
 
 
 @given(TIMES, st.integers(2, 10**9), st.integers(1, 100))
@@ -178,7 +187,9 @@ class Life(RuleBasedStateMachine):
         assert self.lane.pending == len(self.waiting)
         assert (self.lane.due_at is not None) == bool(self.waiting or self.open)
         if not self.open and self.waiting:
-            assert self.lane.since == self.waiting[0]
+            assert self.lane.ready_at is not None
+            assert self.lane.since is not None
+            assert self.lane.ready_at <= self.lane.since
         if not self.open:
             lane = self.lane
             assert (lane.run_id, lane.owner, lane.lease_until, lane.retry_at, lane.stop) == (None,) * 5

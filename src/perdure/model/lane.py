@@ -41,8 +41,9 @@ class Debounce(NamedTuple):
 class Lane(NamedTuple):
     """A lane as it stands. ``version`` 0 is one that is not stored yet.
 
-    ``last`` is the number given last, ``bound`` the number taken last. ``since`` is when the oldest pending
-    one came, ``ready_at`` when the pending ones may be taken. ``run_id`` is the open run; ``owner`` holds it
+    ``last`` is the number given last, ``bound`` the number taken last. ``since`` is the time up to which the
+    pending ones may wait for more of them: the earliest by which one of them is to be taken. ``ready_at`` is
+    when they may be taken, at that time or before. ``run_id`` is the open run; ``owner`` holds it
     until ``lease_until`` under ``epoch``, or nobody does and it is tried again at ``retry_at``. ``waiting``
     is the run that waits for an answer, ``stop`` how the open run is to be ended.
     """
@@ -80,10 +81,14 @@ class Lane(NamedTuple):
         return self.due_at is not None and self.due_at <= now
 
     def accepted(self, now: int, debounce: Debounce, count: int = 1) -> Lane:
-        """With ``count`` more. A message that does not wait lets those before it wait no longer."""
-        since = now if not self.pending or self.since is None else self.since
-        ready = now if debounce.quiet <= 0 else min(now + debounce.quiet, since + debounce.most)
-        return self._replace(last=self.last + count, since=since, ready_at=ready)
+        """With ``count`` more. They wait until it was quiet for as long as the last one asks, and no longer
+        than any one of them may. One that does not wait is due at once, with those before it, whatever comes
+        after it."""
+        latest = now + (debounce.most if debounce.quiet > 0 else 0)
+        if self.pending and self.since is not None:
+            latest = min(latest, self.since)
+        ready = min(now + max(debounce.quiet, 0), latest)
+        return self._replace(last=self.last + count, since=latest, ready_at=ready)
 
     def appended(self, now: int, count: int) -> Lane:
         """With ``count`` more replies, in a lane without runs. One that waits for its next attempt goes on
@@ -93,7 +98,7 @@ class Lane(NamedTuple):
 
     def taken(self, run_id: str, bound: int, next_since: int | None) -> Lane:
         """With a new run over what was pending up to ``bound``; ``next_since`` is when the first of what is
-        left came. What is left has waited and may be taken next."""
+        left came. What is left has waited and may be taken next, whatever comes after it."""
         return self._replace(
             run_id=run_id,
             bound=bound,

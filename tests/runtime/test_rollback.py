@@ -29,6 +29,7 @@ from tests.runtime.graphs import (
     vanish,
     working,
 )
+from tests.runtime.test_heads_model import Obeying
 
 KEEP: tuple[Mapping[str, Any], ...] = ({}, {"keep_last": 2}, {"strategy": "delete"})
 """What a prune may keep."""
@@ -238,5 +239,44 @@ def test_a_run_from_an_old_checkpoint_whose_first_attempt_stored_nothing_starts_
             assert (ended.state, ended.attempts) == ("done", 2)
         assert await spoken(database, talk.graph, "ada") == [*before[:2], "instead", "echo: instead"]
         assert (await values(database, talk.graph, "ada"))["heard"] == ["turn 0", "instead"]
+
+    go(main())
+
+
+def test_a_subgraph_that_starts_from_an_old_state_writes_under_the_lease(near: Storage) -> None:
+    async def main() -> None:
+        agent = Obeying(stateful=True)
+        database = near.database()
+        app = agent.graph.copy(update={"checkpointer": database.checkpointer()})
+        async with working(database, agent.graph) as runtime:
+            for text in ("one", "two"):
+                said = await runtime.submit("ada", {"messages": [("user", text)]})
+                assert (await runtime.wait(said, 30)).state == "done"
+            old = next(
+                state.config["configurable"]["checkpoint_id"]
+                for state in app.get_state_history({"configurable": {"thread_id": "ada"}})
+                if len(state.values["messages"]) == 2
+            )
+            options = Options(checkpoint_id=old)
+            said = await runtime.submit("ada", {"messages": [("user", "three")]}, options=options)
+            run = await runtime.wait(said, 30)
+            assert (run.state, run.attempts) == ("done", 1)
+        assert await spoken(database, agent.graph, "ada") == ["one", "echo: one", "three", "echo: three"]
+
+    go(main())
+
+
+def test_a_run_from_a_checkpoint_that_is_gone_fails_by_name(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database = near.database()
+        async with working(database, talk.graph, settings=settings(attempts=2)) as runtime:
+            before = await turns(runtime, 3)
+            options = Options(checkpoint_id=at(database, talk, 2))
+            await database.checkpointer().aprune(["ada"])
+            run = await runtime.submit("ada", {"messages": [("user", "instead")]}, options=options)
+            ended = await runtime.wait(run, 30)
+            assert (ended.state, ended.note["kind"]) == ("failed", "NotFound")
+            assert str(options.checkpoint_id) in ended.note["error"]
+        assert await spoken(database, talk.graph, "ada") == before
 
     go(main())

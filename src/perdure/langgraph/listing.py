@@ -11,6 +11,7 @@ from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 
 from perdure.engine import history
 from perdure.engine.values import MissingChunk
+from perdure.langgraph.loads import leased
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address, read_metadata, read_page, to_tuple
 from perdure.model.checkpoint import CheckpointRecord
@@ -119,8 +120,9 @@ class Listing:
                     raise
                 records = there
                 continue
+            thread = leased(self.at.thread)
             return [
-                to_tuple(serde, partition, record, values)
+                to_tuple(serde, partition, record, values, thread)
                 for record, values in zip(records, pages, strict=True)
             ]
         return []

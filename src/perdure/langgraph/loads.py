@@ -125,6 +125,15 @@ def carried(configurable: Mapping[str, Any]) -> ThreadId | None:
     return thread if isinstance(thread, ThreadId) else None
 
 
+def leased(thread: ThreadId | None) -> ThreadId | None:
+    """The id with the lease of a run and what its nodes are given, and without the loop that has it; ``None``
+    where there is no lease. LangGraph begins a subgraph's loop with a listed checkpoint where its run starts
+    from an old one, and that loop writes under the run's lease."""
+    if thread is None or thread.epoch is None:
+        return None
+    return ThreadId.of(plain(thread), epoch=thread.epoch, journal=thread.journal)
+
+
 def holding(configurable: Mapping[str, Any], epoch: int, journal: object = None) -> dict[str, Any]:
     """The configurable values for a caller that holds the thread's lease."""
     thread = ThreadId.of(configurable["thread_id"], epoch=epoch, journal=journal)

@@ -15,6 +15,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import Ending, Held
+from perdure.errors import NotFound
 from perdure.langgraph.loads import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.runtime.agents import COMMAND, RESUME, Agent
@@ -74,6 +75,7 @@ async def _attempt(
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
+        await _require_start(graph, config, held, options.checkpoint_id)
     how = _how(agent, options, context)
     try:
         if tape is None or tape.telling is None:
@@ -103,6 +105,20 @@ async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, 
         return False
     found = await graph.checkpointer.aget_tuple(config)
     return found is not None and found.metadata.get("run_id") == held.run.id
+
+
+async def _require_start(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held, checkpoint_id: str
+) -> None:
+    """Raise ``NotFound`` when the checkpoint to start from is not stored: LangGraph would take the thread for
+    a new one."""
+    saver = graph.checkpointer
+    if isinstance(saver, BaseCheckpointSaver) and await saver.aget_tuple(config) is None:
+        raise NotFound(
+            f"thread {held.partition.thread!r}: checkpoint {checkpoint_id}, from which run {held.run.id!r} "
+            "was to start, is not stored: it was pruned since, or never there; the thread was left as it is. "
+            "Start from one that is listed, and tag what has to stay"
+        )
 
 
 def noticed(held: Held, ending: Ending) -> Ending:

@@ -29,6 +29,7 @@ _LEVELS = {
     "run.not_heeded": logging.WARNING,
     "run.not_renewed": logging.WARNING,
     "run.write_refused": logging.WARNING,
+    "run.not_taken_back": logging.WARNING,
     "thread.deleted": logging.INFO,
     "worker.error": logging.ERROR,
     "worker.left_behind": logging.WARNING,

@@ -32,6 +32,7 @@ from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Find, Found, Get
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
+from perdure.model.several import refuse_text
 from perdure.storage.archive import Archive
 from perdure.storage.port import Driver, Limits, arun, bell_of, examine, has_listing, run
 from perdure.storage.sealed import Keyring, SealedDriver, admit
@@ -89,6 +90,7 @@ class Database:
         """
         if serde is not None:
             raise TypeError(SERDE)
+        refuse_text("metadata_keys", metadata_keys)
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
         return PerdureSaver(

@@ -60,6 +60,7 @@ from perdure.model.retention import (
     plan_removal,
     plan_retention,
 )
+from perdure.model.several import refuse_text
 from perdure.model.versions import successor
 
 _PAGE = 1000
@@ -159,6 +160,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     A thread where that is not stored any more is left as it is, and ``CannotTakeBack`` raised when all the
     others are done.
     """
+    refuse_text("run_ids", run_ids)
     runs = frozenset(run_ids)
     done: set[Partition] = set()
     refused: CannotTakeBack | None = None

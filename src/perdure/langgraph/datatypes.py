@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 from langchain_core.documents import Document
@@ -27,6 +27,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES, STRICT_MSGPA
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from perdure.errors import TypeNotAllowed, TypeNotFound, Unserialisable
+from perdure.model.several import refuse_text
 
 TypeName = tuple[str, ...]
 """A type's module, and its name within the module, with dots."""
@@ -56,6 +57,11 @@ class Types:
         self._given: tuple[type | TypeName, ...] = () if isinstance(allow, str) else tuple(allow)
         self._names: set[TypeName] = set()
         self._classes: dict[TypeName, type] = {}
+        if not isinstance(allow, str):
+            refuse_text("allow", allow)
+        for word in cast(tuple[object, ...], self._given):
+            if isinstance(word, str | bytes):
+                raise TypeError(f"allow takes classes and pairs of module and name, not {word!r} alone")
         for item in self._given:
             if isinstance(item, tuple):
                 self._names.update((item, (_stable(item[0]), *item[1:])))
@@ -65,6 +71,7 @@ class Types:
 
     def allowing(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
         """The same with more types, and perhaps another place."""
+        refuse_text("allow", extra)
         new = Types((*self._given, *extra), place or self.place)
         new.is_open = self.is_open
         return new

@@ -43,6 +43,7 @@ from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.several import refuse_text
 from perdure.storage.port import Driver, arun, is_kept, run
 
 OnConflict = Literal["raise", "fork"]
@@ -262,9 +263,12 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         await arun(self._delete_thread(thread_id), self._driver)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove what runs stored, in whatever threads. Each thread goes back to the head before them; where
+        that was pruned since, nothing is removed and ``CannotTakeBack`` raised at the end."""
         run(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """See ``delete_for_runs``."""
         await arun(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -279,17 +283,16 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """Remove checkpoints of threads, and every chunk that nothing needs any more.
 
         ``keep_latest`` leaves the newest of each namespace, ``delete`` nothing; ``keep_last=N`` leaves the
-        newest N. Heads, tagged checkpoints and what DeltaChannels need always stay.
+        newest N. Heads, tagged checkpoints and what DeltaChannels need always stay; of a thread with an open
+        run, what the run would go back to stays as well.
         """
-        for thread_id in thread_ids:
-            run(self._prune(thread_id, strategy, keep_last), self._driver)
+        run(self._prune(thread_ids, strategy, keep_last), self._driver)
 
     async def aprune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", keep_last: int | None = None
     ) -> None:
         """See ``prune``."""
-        for thread_id in thread_ids:
-            await arun(self._prune(thread_id, strategy, keep_last), self._driver)
+        await arun(self._prune(thread_ids, strategy, keep_last), self._driver)
 
     # Programs
 
@@ -369,6 +372,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> Program[Mapping[str, DeltaChannelHistory]]:
+        refuse_text("channels", channels)
         if not channels:
             return {}
         at = self._address(config)
@@ -502,12 +506,13 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         )
         self._forget(self._partition(target))
 
-    def _prune(self, thread_id: str, strategy: str, keep_last: int | None) -> Program[None]:
-        partition = self._partition(thread_id)
+    def _prune(self, thread_ids: Sequence[str], strategy: str, keep_last: int | None) -> Program[None]:
+        refuse_text("thread_ids", thread_ids)
         keep = retention.Keep.parse(strategy, keep_last)
-        yield from retention.prune(partition, keep, self._digest, self._budget)
-        if keep.last == 0:
-            self._forget(partition)
+        for partition in map(self._partition, thread_ids):
+            yield from retention.prune(partition, keep, self._digest, self._budget)
+            if keep.last == 0:
+                self._forget(partition)
 
     def _remember(self, partition: Partition, namespace: str, view: View) -> None:
         self._views[partition, namespace] = view

@@ -38,6 +38,7 @@ from perdure.model.items import Condition, Labels, Write, partition_of, span
 from perdure.model.plain import pack, unpack
 from perdure.model.program import Program
 from perdure.model.records import Partition, Record
+from perdure.model.several import refuse_text
 from perdure.storage.port import Driver, arun, run
 
 __all__ = ["PerdureStore", "TTLConfig"]
@@ -223,6 +224,8 @@ class _Sweeper:
 
 def _validate(op: Any) -> None:
     """Refuse what could not be stored or found: before anything is read or written."""
+    for name in ("namespace", "namespace_prefix"):
+        refuse_text(name, getattr(op, name, ()))
     validate_op_namespace(op)
     if isinstance(op, GetOp | PutOp):
         if isinstance(op, PutOp) and not op.namespace:
@@ -243,6 +246,7 @@ def _validate(op: Any) -> None:
 def _condition(condition: MatchCondition) -> None:
     if condition.match_type not in ("prefix", "suffix"):
         raise ValueError(f"Unsupported match type: {condition.match_type}")
+    refuse_text("a path of namespaces", condition.path)
     _well_formed(condition.path)
 
 

@@ -1,0 +1,10 @@
+"""Arguments that take several names: one name alone is text, which would pass for its letters."""
+
+from __future__ import annotations
+
+
+def refuse_text(what: str, values: object) -> None:
+    """Raise ``TypeError`` for text or bytes where a sequence of names is expected. ``what`` names the
+    argument."""
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise TypeError(f"{what} takes a sequence, not {type(values).__name__}; for one name write [name]")

@@ -84,14 +84,14 @@ class CheckpointPut:
     """A checkpoint to be stored, the head of its namespace to be moved to it.
 
     ``plan`` encodes the checkpoint under a collection generation, for a place in the order and beside a root
-    head; it is called again when another write or a collection came between. ``first_version`` starts the
-    versions and the generations of a new thread, so that a thread that was deleted and made again meets
-    neither the versions nor the chunks of its past.
+    head, and may look up what it is built on; it is called again when another write or a collection came
+    between. ``first_version`` starts the versions and the generations of a new thread, so that a thread that
+    was deleted and made again meets neither the versions nor the chunks of its past.
     """
 
     partition: Partition
     namespace: str
-    plan: Callable[[int, int, str | None], Draft]
+    plan: Callable[[int, int, str | None], Program[Draft]]
     parent: str | None
     source: str | None
     loaded: Loaded | None
@@ -144,7 +144,7 @@ class CheckpointPut:
         checks, generation, verdict = self._decide(view)
         head = view.head
         root_head = None if namespace == ROOT else view.root_head
-        draft = self.plan(generation, head.seq + 1 if head else 1, root_head)
+        draft = yield from self.plan(generation, head.seq + 1 if head else 1, root_head)
         record = draft.checkpoint
         if record is None:
             raise ValueError("the plan of a put has a checkpoint")

@@ -17,7 +17,9 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.records import Partition
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, Partition
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +58,11 @@ class CheckpointPlan:
     new_versions: ChannelVersions
     beside: CheckpointRecord | None = None
 
-    def draft(self, generation: int, seq: int, root_head: str | None) -> Draft:
+    def draft(self, generation: int, seq: int, root_head: str | None) -> Program[Draft]:
         """The checkpoint for a place in the order, beside a root head."""
-        encoder, loop, checkpoint = self.encoder, self.loop, self.checkpoint
+        encoder, checkpoint = self.encoder, self.checkpoint
+        base = yield from self._base(generation)
         encoding = encoder.begin(generation)
-        base = self.beside
-        if base is None and loop is not None and not self.is_copy:
-            base = loop.built_on(self.parent, generation)
         place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
         with translate.noted(encoder.partition, checkpoint["id"]):
             try:
@@ -73,6 +73,23 @@ class CheckpointPlan:
                 values = checkpoint["channel_values"].items()
                 raise refusals.on_write(encoder.serde, error, values) from error
         return Draft(encoding.chunks, checkpoint=record)
+
+    def _base(self, generation: int) -> Program[CheckpointRecord | None]:
+        """The checkpoint whose references stand for the channels that have no new version: the one that this
+        one is built on, or copies. ``None`` if there is no such channel, or nothing of it is stored."""
+        checkpoint, loop = self.checkpoint, self.loop
+        if self.beside is not None or checkpoint["channel_values"].keys() <= self.new_versions.keys():
+            return self.beside
+        name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
+        if loop is not None and (known := loop.built_on(name, generation)) is not None:
+            return known
+        if name is None:
+            return None
+        # Put by another loop or process, or the thread was pruned since: what is stored now counts, and the
+        # commit is refused if a collection comes after this look.
+        key = (self.namespace, name)
+        (found,) = yield from ask(Fetch(self.encoder.partition, (Get(CHECKPOINT, key),)))
+        return CheckpointRecord.read(found[0]) if found else None
 
     def _authors(self) -> tuple[str, tuple[str, ...]]:
         """The nonce of the loop that makes the checkpoint, and those whose writes on the parent it had

@@ -399,7 +399,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             loop.refuse_if_lost()
         full = translate.metadata(config, metadata, self._metadata_keys)
         source = full.get("source")
-        is_copy = source == "fork" and loop is not None and parent != loop.loaded.addressed
+        addressed = None if loop is None else loop.loaded.addressed
+        is_copy = source == "fork" and addressed is not None and parent != addressed
         if loop is not None and parent == loop.loaded.addressed:
             loop.child = checkpoint["id"]
         plan = CheckpointPlan(
@@ -439,7 +440,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             self._loops.lose(partition.thread, loop, error)
             raise
         plan.encoder.acknowledge()
-        if loop is not None and loop.loaded.addressed is not None:
+        if loop is not None:
             loop.base, loop.generation = record, view.generation
         self._remember(partition, namespace, view)
         self._caches.weigh(partition)

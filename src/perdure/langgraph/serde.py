@@ -16,10 +16,12 @@ import pathlib
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
+from functools import partial
+from operator import call
 from threading import local
 from typing import Any
 from uuid import UUID
@@ -63,6 +65,12 @@ _PACK = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 _UNPACK = ormsgpack.OPT_NON_STR_KEYS
+_TRIES = 1000
+_NOT_PLAIN = (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError)
+
+packed_plain: Callable[[Any], bytes] = partial(ormsgpack.packb, option=_PACK)
+"""Pack plain data in one call into C, which no other thread interrupts; raise one of ``_NOT_PLAIN`` on the
+first object that needs a hook."""
 
 DeltaSnapshot = langgraph_types._DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
 """What LangGraph stores for a DeltaChannel now and then: its whole value."""
@@ -166,10 +174,19 @@ class Serde:
         raise Corrupt(f"a payload of the unknown type {payload_type}")
 
     def pack(self, value: Any) -> bytes:
-        """One packed value; ``TypeNotAllowed`` or ``Unserialisable`` when it would not come back."""
+        """One packed value, as it is at a moment of the call; ``TypeNotAllowed`` or ``Unserialisable`` when
+        it would not come back.
+
+        Another thread may change the value meanwhile. Plain data is packed in one call that no other thread
+        interrupts. What needs a hook is packed from copies of the containers around it, so that a container
+        that changes size neither raises nor leaves bytes that cannot be unpacked.
+        """
+        if isinstance(value, dict | list | tuple):
+            with suppress(*_NOT_PLAIN):
+                return packed_plain(value)
         try:
-            return ormsgpack.packb(value, default=self._default, option=_PACK)
-        except (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError) as error:
+            return ormsgpack.packb(_detached(value), default=self._default, option=_PACK)
+        except _NOT_PLAIN as error:
             cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
@@ -180,6 +197,34 @@ class Serde:
             raise Unserialisable(f"a value of type {type(value).__qualname__} cannot be stored: {why}") from (
                 cause or error
             )
+
+    def pack_each(
+        self, values: list[Any], holds: Callable[[], Iterable[object]] = tuple
+    ) -> list[bytes] | None:
+        """The items of a list, each packed; ``None`` when not everything is true that ``holds`` yields. Where
+        the items are plain data, and ``holds`` asks nothing written in Python, all is seen at one moment."""
+        with suppress(*_NOT_PLAIN):
+            # One call into C: no other thread comes between what is asked and what is packed.
+            steps: tuple[Callable[[], Any], ...] = (
+                partial(all, holds()),
+                partial(list, map(packed_plain, values)),
+            )
+            answers: Iterator[Any] = map(call, steps)
+            is_held, bodies = answers
+            return bodies if is_held else None
+        if not all(holds()):
+            return None
+        return [self.pack(value) for value in values.copy()]
+
+    def plain(self, body: bytes) -> Any:
+        """A packed value as dicts, lists and scalars that nothing else refers to; packed again they are the
+        same bytes. Objects stay packed, but for a DeltaChannel's snapshot."""
+        try:
+            return ormsgpack.unpackb(body, ext_hook=_plain_ext, option=_UNPACK)
+        except (ormsgpack.MsgpackDecodeError, ValueError, TypeError) as error:
+            raise Unserialisable(
+                f"a value cannot be stored, as it could not be read again: {error}"
+            ) from error
 
     def key(self, name: str) -> bytes:
         """A dict's key, packed by itself: where ``pack`` would keep a lone surrogate, a key is refused."""
@@ -252,11 +297,17 @@ class Serde:
         return codec
 
     def _default(self, obj: Any) -> Any:
-        try:
-            return self._pack_ext(obj)
-        except Exception as error:
-            _hook.error = error
-            raise
+        tries = 0
+        while True:
+            try:
+                return self._pack_ext(obj)
+            except Exception as error:
+                tries += 1
+                # An object's own code may walk a container that another thread changes meanwhile.
+                if tries == _TRIES or "during iteration" not in str(error):
+                    _hook.error = error
+                    raise
+                _hook.error = None
 
     def _pack_ext(self, obj: Any) -> Any:
         if is_snapshot(obj):
@@ -340,7 +391,7 @@ class Serde:
         escaped = _Escaping(self.types, codecs=self.codecs)
         try:
             return escaped.pack(value)
-        except (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError) as error:
+        except _NOT_PLAIN as error:
             cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
@@ -405,10 +456,26 @@ def _escape(value: Any) -> Any:
     if kind is str:
         return value if value.isascii() or not _has_surrogate(value) else _Surrogates(value)
     if kind is list or kind is tuple:
-        return [_escape(v) for v in value]
+        return [_escape(v) for v in tuple(value)]
     if kind is dict:
-        return {k: _escape(v) for k, v in value.items()}
+        return {k: _escape(v) for k, v in value.copy().items()}
     return value
+
+
+def _detached(value: Any) -> Any:
+    """A value whose containers are copies, each made in one call; the objects in them are the same."""
+    if isinstance(value, dict):
+        copied = dict.copy(value)
+        return {k: _detached(v) for k, v in copied.items()}
+    if isinstance(value, list):
+        return [_detached(v) for v in list.copy(value)]
+    return tuple(map(_detached, value)) if type(value) is tuple else value
+
+
+def _plain_ext(code: int, data: bytes) -> Any:
+    if code == _SNAPSHOT:
+        return DeltaSnapshot(ormsgpack.unpackb(data, ext_hook=_plain_ext, option=_UNPACK))
+    return ormsgpack.Ext(code, data)
 
 
 def _has_surrogate(text: str) -> bool:

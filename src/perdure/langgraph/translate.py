@@ -217,13 +217,12 @@ def read_values(
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
         slot = (record.namespace, channel)
-        with cache.lock:
+        with cache.lock, collection_paused:
             held = cache.held.get(slot)
-            recalled = recall(serde, held, generation) if held is not None and held.ref == ref else None
-            if recalled is None:
+            if held is None or held.ref != ref:
                 wanted[channel] = ref
             else:
-                channels[channel], cache.held[slot] = recalled
+                channels[channel], cache.held[slot] = recall(serde, held, generation)
     own = list(wanted)
     pending = list(writes)
     wanted.update(_write_refs(record, pending))

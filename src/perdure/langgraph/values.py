@@ -1,29 +1,35 @@
 """Channel values to references and back, with what this process knows already.
 
-For each thread the cache holds the digests that are stored, and for each list channel its elements as they
-were last handed out or put: an element that is provably unchanged is neither serialised nor hashed again,
-and one that was read is copied as it was then instead of decoded. The cache can only save work: a value is
-recognised by its reference, an element by its identity and its watch.
+A value that is put is packed first, and everything after that looks at the packed bytes: what is stored and
+what is believed to be stored are the same, whatever becomes of the value meanwhile. For each thread the cache
+holds the digests that are stored, and for each list channel its elements as they were handed out last: one
+that comes back provably unchanged is neither packed nor hashed again. The cache can only save work: a value
+is recognised by its reference, an element by its identity and its watch.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, chain
-from operator import is_
+from itertools import chain, takewhile
+from operator import eq, is_
 from threading import Lock
 from typing import Any, NamedTuple
 
-from perdure.langgraph import identity
-from perdure.langgraph.identity import Watch
+from perdure.langgraph.identity import Template, Watch
 from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
 from perdure.model.chunks import Digester
-from perdure.model.packing import SNAPSHOT_EXT, array_header, ext_header, joined, map_header, packed
+from perdure.model.packing import (
+    SNAPSHOT_EXT,
+    array_header,
+    ext_code,
+    ext_header,
+    joined,
+    map_header,
+    packed,
+)
 from perdure.model.records import Partition
 from perdure.model.tree import Builder, Expansion, Listed, Shape, Tree
 
@@ -33,48 +39,36 @@ _KEY_MAX = 1024
 _DIGESTS_MAX = 200_000
 _SLOTS_MAX = 256
 
+Source = int | bytes
+"""Where to take an element's decoded form from: its place among those that were handed out, or its bytes."""
 
-class Spare(NamedTuple):
-    """Objects that stood for a list's first elements one load earlier. Who keeps the state of the last turn
-    while the next one runs has let go of these by then."""
 
+class Handed(NamedTuple):
+    """A list's elements as a load handed them out: what copies are made of, the bytes of the opaque ones by
+    position, and the watch over the copies, if there is one."""
+
+    template: Template
+    opaque: dict[int, bytes]
+    watch: Watch | None
     refs: list[bytes]
-    watch: Watch
+    sizes: list[int]
 
 
 @dataclass(slots=True, eq=False)
 class Elements:
-    """A list's elements as they are stored: their references, a watch over the objects that stand for them,
-    and how the list was cut. ``ends`` says how many packed bytes the elements up to each one come to.
-    ``bodies`` has the packed form of those elements whose object is not the decoded form of what is stored,
-    or is opaque, by position. ``spare`` is the set of objects before."""
+    """A list's elements as they are stored: their references, packed sizes and sources, and how the list was
+    cut. ``handed`` is the load that numbers among the sources refer to."""
 
     refs: list[bytes]
-    ends: array[int]
-    watch: Watch
-    bodies: dict[int, bytes]
+    sizes: list[int]
+    sources: Sequence[Source]
     shape: Shape | None
-    spare: Spare | None = None
-    _places: dict[int, int] | None = None
+    handed: Handed | None
 
     @property
     def size(self) -> int:
         """Packed bytes of the whole list."""
-        return len(array_header(len(self.refs))) + (self.ends[-1] if self.ends else 0)
-
-    def start_of(self, values: list[Any]) -> int:
-        """How many elements a list starts with: all of them, unchanged and none opaque, or 0."""
-        known = self.watch.values
-        if len(values) < len(known) or not all(map(is_, values, known)):
-            return 0
-        return len(known) if None not in self.watch.recipes and self.watch.is_unchanged() else 0
-
-    def place(self, value: Any) -> int | None:
-        """Where an object stands in the list, if it is one of the elements that are watched."""
-        if self._places is None:
-            self._places = {id(v): i for i, v in enumerate(self.watch.values)}
-        at = self._places.get(id(value))
-        return at if at is not None and self.watch.is_given(at) else None
+        return len(array_header(len(self.refs))) + sum(self.sizes)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +116,12 @@ class ThreadCache:
 
     def hold(self, held: Mapping[tuple[str, str], Held]) -> None:
         """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest go."""
-        for slot, value in held.items():
-            self.held.pop(slot, None)
-            self.held[slot] = value
-        while len(self.held) > _SLOTS_MAX:
-            self.held.pop(next(iter(self.held)), None)
+        with self.lock:
+            for slot, value in held.items():
+                self.held.pop(slot, None)
+                self.held[slot] = value
+            while len(self.held) > _SLOTS_MAX:
+                del self.held[next(iter(self.held))]
 
     def sizes(self, namespace: str, references: Mapping[str, bytes]) -> dict[str, int]:
         """Bytes of each channel's value, where it is remembered under the reference it has."""
@@ -138,9 +133,8 @@ class ThreadCache:
         weight = 8
         for held in list(self.held.values()):
             if held.elements is not None:
-                weight += len(held.elements.refs) + len(
-                    held.elements.spare.refs if held.elements.spare else ()
-                )
+                handed = held.elements.handed
+                weight += len(held.elements.refs) + (len(handed.refs) if handed else 0)
             weight += len(held.payload[1]) // 512 if held.payload else 0
         return weight
 
@@ -222,40 +216,50 @@ class Encoding:
 
     def _list(self, slot: tuple[str, str], value: list[Any]) -> Held:
         """A list: what is provably stored already keeps its reference, the rest is packed."""
-        values = value.copy()
         before = self._current(self._cache.held.get(slot))
-        same = 0 if before is None else before.start_of(values)
-        # What is watched first and compared or packed then is seen to change, whenever its holder changes it.
-        if before is not None and same:
-            found, ends, bodies = before.refs.copy(), before.ends[:], before.bodies.copy()
-            watch = before.watch.extended(values) if len(values) > same else before.watch
-        else:
-            found, ends, bodies, watch = [], array("Q"), {}, Watch.over(values)
-        # What is appended to known elements is new; elsewhere an element may have moved.
-        moved, unchanged = None if same else before, None
-        end = ends[-1] if ends else 0
-        for position in range(same, len(values)):
-            item = values[position]
-            at = None if moved is None or watch.recipes[position] is None else moved.place(item)
-            if at is not None and moved is not None and unchanged is None:
-                unchanged = moved.watch.is_unchanged()
-            if moved is None or at is None or not unchanged:
-                ref, body = self._element(item)
-                bodies[position] = body
-                end += len(body)
+        handed = None if before is None else before.handed
+        found: list[bytes] = []
+        sizes: list[int] = []
+        sources: list[Source] = []
+        places, bodies = self._packed(value, None if handed is None else handed.watch)
+        known = 0
+        if handed is not None and places:
+            # Most lists start with what was handed out.
+            known = _common(places, range(len(handed.refs)))
+            found, sizes, sources = handed.refs[:known], handed.sizes[:known], list(range(known))
+        new = iter(bodies)
+        for place in places[known:]:
+            if place is not None and handed is not None:
+                found.append(handed.refs[place])
+                sizes.append(handed.sizes[place])
+                sources.append(place)
             else:
-                ref = moved.refs[at]
-                end += moved.ends[at] - (moved.ends[at - 1] if at else 0)
-                if at in moved.bodies:
-                    bodies[position] = moved.bodies[at]
-            found.append(ref)
-            ends.append(end)
-        shape = None
-        if before is not None:
-            shape, same = before.shape, same or _alike(found, before.refs)
+                part = self._element(next(new))
+                found.append(part.ref)
+                sizes.append(len(part.body))
+                sources.append(part.body)
+        shape, same = (before.shape, _common(found, before.refs)) if before is not None else (None, 0)
         ref, shape = self._builder.list_like(found, shape, same)
-        spare = None if before is None else before.spare
-        return Held(ref, self._generation, Elements(found, ends, watch, bodies, shape, spare))
+        return Held(ref, self._generation, Elements(found, sizes, sources, shape, handed))
+
+    def _packed(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
+        """For each element its place in the watch, if it is unchanged, and of the others the packed form: all
+        as of one moment, as far as they are plain data."""
+        if watch is not None:
+            values = value.copy()
+            places = list(map(watch.places.get, map(id, values)))
+            rest = [item for item, place in zip(values, places, strict=True) if place is None]
+
+            def holds() -> Iterator[bool]:
+                return chain(
+                    map(eq, map(len, (value,)), (len(values),)), map(is_, value, values), watch.unchanged()
+                )
+
+            bodies = self._serde.pack_each(rest, holds) if len(rest) < len(values) else None
+            if bodies is not None:
+                return places, bodies
+        bodies = self._serde.pack_each(value) or []
+        return [None] * len(bodies), bodies
 
     def _current(self, held: Held | None) -> Elements | None:
         """A held list's elements, if its chunks are stored in this generation."""
@@ -268,12 +272,12 @@ class Encoding:
         return self._other(value)[0]
 
     def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
-        """The reference and payload of a value that is not watched by element."""
-        if type(value) in (list, dict) or is_snapshot(value):
-            part = self._split(value, 0)
-            return part.ref, (refs.MSGPACK, part.body)
-        payload = self._serde.payload(value)
-        return self._builder.payload(*payload), payload
+        """The reference and payload of a value that is not known by element."""
+        kind, body = self._serde.payload(value)
+        if kind != refs.MSGPACK or not _may_be_split(body):
+            return self._builder.payload(kind, body), (kind, body)
+        part = self._split(self._serde.plain(body), 0)
+        return part.ref, (kind, part.body)
 
     def acknowledge(self) -> None:
         """The chunks are durable, and the encoded channel values are the latest."""
@@ -281,15 +285,14 @@ class Encoding:
         self._known.nodes.update(self._builder.seen)
         self._cache.hold(self._held)
 
-    def _element(self, value: Any) -> tuple[bytes, bytes]:
-        """An element's reference and packed form."""
-        body = self._serde.pack(value)
-        if len(body) > _SPLIT_ELEMENT and type(value) in (list, dict):
-            return self._split(value, 1).ref, body
-        return self._builder.payload(refs.MSGPACK, body), body
+    def _element(self, body: bytes) -> Part:
+        """The reference of a packed element, and the bytes that it stands for."""
+        if len(body) > _SPLIT_ELEMENT and _may_be_split(body):
+            return self._split(self._serde.plain(body), 1)
+        return Part(self._builder.payload(refs.MSGPACK, body), body)
 
     def _split(self, value: Any, depth: int, *, always: bool = False) -> Part:
-        """A value in pieces. A container inside another is split only when it is large, or ``always``."""
+        """A plain value in pieces. A container inside another is split only if it is large, or ``always``."""
         kind = type(value)
         if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
             if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
@@ -325,6 +328,12 @@ def _is_short(key: object) -> bool:
     return type(key) is str and len(key) <= _KEY_MAX
 
 
+def _may_be_split(body: bytes) -> bool:
+    """Whether packed bytes are a list, a dict, or a DeltaChannel's snapshot."""
+    first = body[0]
+    return 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF or ext_code(body) == SNAPSHOT_EXT
+
+
 def take(
     serde: Serde,
     cache: ThreadCache,
@@ -343,78 +352,69 @@ def take(
         slot = (namespace, channel)
         if isinstance(tree, Listed):
             bodies = [packed(item) for item in tree.items]
-            values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies))
-            watch = Watch.over(values)
-            opaque = {i: bodies[i] for i, recipe in enumerate(watch.recipes) if recipe is None}
-            ends = array("Q", accumulate(map(len, bodies)))
-            elements = Elements(tree.refs, ends, watch, opaque, None)
-            # In hand before it is held: another thread's load would take what nobody else has for its own.
-            out[channel] = values.copy()
-            cache.hold({slot: Held(references[channel], generation, elements)})
+            elements = Elements(tree.refs, list(map(len, bodies)), bodies, None, None)
+            out[channel], held = _handed_out(serde, elements, references[channel], generation)
         else:
             payload = joined(tree)
-            cache.hold({slot: Held(references[channel], generation, payload=payload)})
+            held = Held(references[channel], generation, payload=payload)
             out[channel] = serde.value(*payload)
+        cache.hold({slot: held})
     return out
 
 
-def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held] | None:
-    """A held value for a new owner and what stands for it now; ``None`` when it must be read. Call it under
-    the cache's lock: it hands elements out again that nobody else holds, and copies of all others, made from
-    what was seen of them, not from what their holders do to them meanwhile."""
-    if held.payload is not None:
-        return serde.value(*held.payload), held
-    elements = held.elements
-    if elements is None:
-        return None
-    bodies, watched = elements.bodies, elements.watch
+def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held]:
+    """A held value for a new owner, and what stands for it now. Call it under the cache's lock: it hands
+    elements out again that nobody else holds."""
+    if held.elements is not None:
+        # Loading it proves that its chunks are stored in the generation of the load.
+        return _handed_out(serde, held.elements, held.ref, generation)
+    payload = held.payload or (refs.NULL, b"")
+    return serde.value(*payload), held
 
-    def made(at: int) -> Any:
-        return serde.unpack(bodies[at])
 
-    count = len(watched.recipes)
-    # Elements that were put, not read, are decoded once, so that a value is the same however it is read.
-    start = min((i for i in bodies if watched.recipes[i] is not None), default=count)
-    spare = elements.spare
-    if watched.is_alone() and watched.is_unchanged():
-        watch, spare = watched.part(0, start), None
-    elif spare is not None and _is_free(spare, elements.refs):
-        front = len(spare.refs)
-        watch, spare, start = spare.watch, _spare(elements, start), front
+def _handed_out(serde: Serde, elements: Elements, ref: bytes, generation: int) -> tuple[list[Any], Held]:
+    """A list made of what is stored, for a new owner who shares nothing mutable with anybody."""
+    sources, before = elements.sources, elements.handed
+    new = iter(_unpacked(serde, [source for source in sources if isinstance(source, bytes)]))
+    template, opaque, start = Template(), dict[int, bytes](), 0
+    if before is not None and _common(sources, range(len(before.refs))) == len(before.refs):
+        template, opaque, start = before.template, before.opaque.copy(), len(before.refs)
+    fresh: dict[int, Any] = {}
+    rest: list[Any] = []
+    for place, source in enumerate(sources[start:], start):
+        if isinstance(source, bytes):
+            opaque[place] = source
+            fresh[place] = next(new)
+            rest.append(fresh[place])
+        elif before is not None:
+            rest.append(before.template.values[source])
+
+    def made(place: int) -> Any:
+        return fresh[place] if place in fresh else serde.unpack(opaque[place])
+
+    template = template.extended(rest)
+    watch: Watch | None
+    if start and before is not None and before.watch is not None and before.watch.is_free():
+        added, more = Template.over(rest).copies(lambda place: made(start + place))
+        values = before.watch.values + added
+        watch = before.watch if more is None else before.watch.joined(more)
     else:
-        watch, spare = watched.copies(start, made), _spare(elements, start)
-    if start < count:
-        rest = watched.part(start, count).copies(count - start, lambda at: made(start + at)).values
-        for at in bodies:
-            if at >= start and watched.recipes[at] is not None:
-                rest[at - start] = made(at)
-        watch = watch.extended(watch.values + rest)
-    opaque = {i: bodies[i] for i in bodies if watch.recipes[i] is None}
-    new = Elements(elements.refs, elements.ends, watch, opaque, elements.shape, spare)
-    # Loading it proves that its chunks are stored in the generation of the load.
-    return watch.values.copy(), Held(held.ref, generation, new)
+        values, watch = template.copies(made)
+    bodies = {place: opaque[place] for place in template.opaque}
+    handed = Handed(template, bodies, watch, elements.refs, elements.sizes)
+    new_elements = Elements(elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, handed)
+    return values, Held(ref, generation, new_elements)
 
 
-def _is_free(spare: Spare, references: list[bytes]) -> bool:
-    """Whether spare objects still stand for a list's first elements and are in nobody's hands."""
-    return (
-        spare.refs == references[: len(spare.refs)] and spare.watch.is_alone() and spare.watch.is_unchanged()
-    )
+def _unpacked(serde: Serde, bodies: list[bytes]) -> list[Any]:
+    """Packed values decoded in one go."""
+    values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies)) if bodies else []
+    return values
 
 
-def _spare(elements: Elements, count: int) -> Spare | None:
-    """The first elements' objects, for the load after next; none where one of them is opaque."""
-    if None in elements.watch.recipes[:count]:
-        return None
-    return Spare(elements.refs[:count], elements.watch.part(0, count))
-
-
-def _alike(left: list[bytes], right: list[bytes]) -> int:
-    """How many references two lists have in common at their start."""
-    for position, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return position
-    return min(len(left), len(right))
+def _common(left: Sequence[object], right: Sequence[object]) -> int:
+    """How many elements two sequences have in common at their start."""
+    return sum(takewhile(bool, map(eq, left, right)))
 
 
 class Pool:
@@ -422,18 +422,15 @@ class Pool:
 
     def __init__(self, serde: Serde) -> None:
         self._serde = serde
-        self._elements: dict[bytes, Callable[[], Any]] = {}
+        self._elements: dict[bytes, tuple[Any, bytes]] = {}
 
     def value(self, tree: Tree) -> Any:
         """A value of its own for a tree."""
         if not isinstance(tree, Listed):
             return self._serde.value(*joined(tree))
         known = self._elements
-        new = [
-            (ref, packed(item)) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known
-        ]
-        if new:
-            values = self._serde.unpack(array_header(len(new)) + b"".join(body for _, body in new))
-            for (ref, body), value in zip(new, values, strict=True):
-                known[ref] = identity.copier(value) or partial(self._serde.unpack, body)
-        return [known[ref]() for ref in tree.refs]
+        new = {ref: packed(item) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known}
+        decoded = _unpacked(self._serde, list(new.values()))
+        known.update(zip(new, zip(decoded, new.values(), strict=True), strict=True))
+        template = Template.over(known[ref][0] for ref in tree.refs)
+        return template.copies(lambda place: self._serde.unpack(known[tree.refs[place]][1]))[0]

@@ -69,6 +69,12 @@ def ext_header(code: int, size: int) -> bytes:
     return pack(">BHb", 0xC8, size, code) if size < 1 << 16 else pack(">BIb", 0xC9, size, code)
 
 
+def ext_code(body: bytes) -> int | None:
+    """The code of a packed extension value; ``None`` when the value is something else."""
+    at = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
+    return None if at is None else body[at]
+
+
 def _bin_header(size: int) -> bytes:
     if size < 1 << 8:
         return pack(">BB", 0xC4, size)

@@ -31,8 +31,8 @@ from tests.langgraph.specimens import likeness
 from tests.langgraph.test_handing_out import mutable_inside
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
-SECONDS = 75.0
-"""How long each of the eight cells goes on at full size."""
+SECONDS = 50.0
+"""How long each of the twelve cells goes on at full size."""
 ROUNDS = 25
 RUNS = 6
 CHANNELS = ("facts", "rows", "messages")

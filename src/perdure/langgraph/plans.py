@@ -77,8 +77,9 @@ class CheckpointPlan:
     def _base(self, generation: int) -> Program[CheckpointRecord | None]:
         """The checkpoint whose references stand for the channels that have no new version: the one that this
         one is built on, or copies. ``None`` if there is no such channel, or nothing of it is stored."""
-        checkpoint, loop = self.checkpoint, self.loop
-        if self.beside is not None or checkpoint["channel_values"].keys() <= self.new_versions.keys():
+        loop, channels = self.loop, {*self.checkpoint["channel_values"]}
+        channels.update(translate.delta_channels(self.metadata))
+        if self.beside is not None or channels <= self.new_versions.keys():
             return self.beside
         name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
         if loop is not None and (known := loop.built_on(name, generation)) is not None:

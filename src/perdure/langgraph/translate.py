@@ -128,6 +128,12 @@ class Place(NamedTuple):
     seen: tuple[str, ...]
 
 
+def delta_channels(full: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The DeltaChannels of a checkpoint, by its metadata."""
+    counters = full.get(_COUNTERS)
+    return counters if isinstance(counters, dict) else {}
+
+
 def to_record(
     serde: Serde,
     encoding: Encoding,
@@ -143,8 +149,7 @@ def to_record(
     is the value of the checkpoints after that one, too.
     """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
-    counters = full.get(_COUNTERS)
-    deltas = counters if isinstance(counters, dict) else {}
+    deltas = delta_channels(full)
     references: dict[str, bytes] = {}
     for channel, version in versions.items():
         if channel not in values and channel not in deltas:

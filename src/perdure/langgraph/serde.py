@@ -304,7 +304,7 @@ class Serde:
             except Exception as error:
                 tries += 1
                 # An object's own code may walk a container that another thread changes meanwhile.
-                if tries == _TRIES or "during iteration" not in str(error):
+                if tries == _TRIES or "during iteration" not in f"{error} {error.__cause__}":
                     _hook.error = error
                     raise
                 _hook.error = None

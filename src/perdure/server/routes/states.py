@@ -9,6 +9,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import InvalidUpdateError
 from langgraph.types import StateSnapshot
 
+from perdure.engine import later
 from perdure.errors import Busy, NotFound
 from perdure.server import bodies, shapes
 from perdure.server.auth.identity import Refusal
@@ -104,6 +105,8 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpda
     await require(caller, thread_id, _named(asked))
     if row.status == "busy":
         raise Busy(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
+    if await caller.host.database.arun(later.waiting(caller.partition(thread_id), 1)):
+        raise Busy(f"Thread {thread_id!r} has a run that comes later; wait for it, or cancel it.")
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         raise Refusal(

@@ -21,7 +21,7 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 from langgraph.types import Interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """An object's place in memory, as the usual ``repr`` has it."""
@@ -37,6 +37,15 @@ def encoded(value: Any) -> str:
         return json.dumps(_deep(value), separators=(",", ":"))
 
 
+def interrupt(asked: Interrupt) -> dict[str, Any]:
+    """An interrupt as clients know it, with the JSON schema of its answer where it has one."""
+    shown = {"value": asked.value, "id": asked.id}
+    schema = getattr(asked, "response_schema", None)
+    if isinstance(schema, type):
+        schema = TypeAdapter(schema).json_schema()
+    return shown if schema is None else {**shown, "response_schema": schema}
+
+
 def plain(value: Any) -> Any:
     """As data that JSON knows."""
     return json.loads(encoded(value))
@@ -47,7 +56,7 @@ def _plain(value: Any) -> Any:
         case BaseModel():
             return value.model_dump()
         case Interrupt():
-            return {"value": value.value, "id": value.id}
+            return interrupt(value)
         case Enum():
             return value.value
         case Runtime() | BaseStore() | BaseCheckpointSaver() | ToolRuntime():

@@ -59,6 +59,9 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
     openapi.summarise(chosen)
     for router in chosen:
         app.include_router(router)
+    if http.app is None:
+        # The user's own application may have something there.
+        app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)
     if http.page:
         chat.serve_page(app)
     app.add_middleware(Bounded)

@@ -156,7 +156,10 @@ def _updates(event: Event, namespace: Sequence[str], wanted: Wanted) -> Iterator
     for seq, asked in enumerate(told[QUESTIONS], event.seq - len(told[QUESTIONS]) + 1):
         # Clients in Python read the one, those in JavaScript the other.
         value = asked.get("value")
-        data = encoded({"interrupt_id": asked.get("id"), "payload": value, "value": value})
+        shown = {"interrupt_id": asked.get("id"), "payload": value, "value": value}
+        if "response_schema" in asked:
+            shown["response_schema"] = asked["response_schema"]
+        data = encoded(shown)
         yield _said(seq, "input.requested", namespace, data)
 
 

@@ -12,6 +12,7 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 from perdure.engine.inbox import Standing
 from perdure.errors import Corrupt, TypeNotAllowed
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run
+from perdure.runtime import encoding
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
 from perdure.runtime.outgoing import reference_of
@@ -98,7 +99,7 @@ def interrupts_by_task(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
 
 
 def interrupt(asked: Interrupt) -> dict[str, Any]:
-    return {"id": asked.id, "value": asked.value}
+    return encoding.interrupt(asked)
 
 
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _HISTORY = f"SELECT id, state FROM {PREFIX}history WHERE one = 1"
 _ADVANCE = f"UPDATE {PREFIX}history SET state = state + 1 WHERE one = 1 RETURNING id, state"
 _PATIENCE_S = 2.0
 _HEADER = 100
+_MAGIC = b"SQLite format 3\0"
 _LOG_HEADER = 32
 _LOG_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 
@@ -143,14 +144,16 @@ class FileWatch:
             stored = self._read_stored()
             if self._stored is not None:
                 # Another process may be in the middle of a checkpoint.
-                until = time.monotonic() + _PATIENCE_S
+                until = time.monotonic() + (_PATIENCE_S if not self._is_in_parts() else 0)
                 while stored is None and time.monotonic() < until:
                     time.sleep(0.01)
                     stored = self._read_stored()
-                if stored is None:
+                if stored is None and not self._is_in_parts():
                     raise self._replaced("was overwritten with something else")
-                self._compare(*stored, self._stored[1])
-            self._stored = stored
+                if stored is not None:
+                    self._compare(*stored, self._stored[1])
+            # Of a file that is in parts the last known history counts on, until a checkpoint makes it whole.
+            self._stored = stored or self._stored
             self._seen = _change(found)
 
     def _compare(self, found: bytes, state: int, least: int) -> None:
@@ -170,20 +173,31 @@ class FileWatch:
         except (apsw.Error, Corrupt):
             return None
 
+    def _is_in_parts(self) -> bool:
+        """Whether the file may be no whole database without its log: a checkpoint that goes on beside readers
+        leaves out the pages that the log has in a later state. Its header is that of a database then."""
+        log = _stat(self._log_path)
+        has_log = log is not None and log.st_size > 0 and _identity(log) == self._files[1]
+        return has_log and self._header().startswith(_MAGIC)
+
     def _promised_size(self) -> int:
         """The size that the file's own header states; more than any file has, if there is no header."""
-        flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
-        file = apsw.VFSFile("", str(self.path), flags)
-        try:
-            header = file.xRead(_HEADER, 0)
-        except apsw.IOError:
-            header = b""
-        finally:
-            file.xClose()
+        header = self._header()
         if len(header) < _HEADER:
             return 1 << 62
         page = int.from_bytes(header[16:18], "big")
         return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+
+    def _header(self) -> bytes:
+        """The file's header, or nothing."""
+        flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
+        file = apsw.VFSFile("", str(self.path), flags)
+        try:
+            return file.xRead(_HEADER, 0)
+        except apsw.IOError:
+            return b""
+        finally:
+            file.xClose()
 
     def _log_header(self) -> bytes:
         return os.pread(self._log, _LOG_HEADER, 0)

@@ -1,8 +1,8 @@
 """The store under any sequence of operations, against LangGraph's own store in memory.
 
 Two stores over one database take turns, blocking or awaited in a loop of their own, under a clock that is
-moved by hand. Where the stock store has no answer, the model adds one: items end, namespaces are searched in
-the order of their labels, and a namespace without items is not listed.
+moved by hand. Where the stock store has no answer, the model adds one: items end, those written last are
+found first, as in the stock stores of databases, and a namespace without items is not listed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,41 @@ NAMESPACES = st.lists(LABELS, min_size=1, max_size=3).map(tuple)
 PREFIXES = st.lists(LABELS, max_size=2).map(tuple)
 KEYS = st.sampled_from(["k", "K", "k\0", "l", "", "é"])
 NUMBERS = st.sampled_from([0, 1, 2, 2.5, -1])
-PARTS = st.sampled_from([None, True, 0, 1, "x", "", [1, 2], [], {"e": 1}, {"e": {"f": "x"}}])
+PARTS = st.sampled_from(
+    [
+        None,
+        True,
+        0,
+        1,
+        10,
+        1.0,
+        -0.0,
+        "x",
+        "",
+        'a"b\\',
+        "1",
+        [1, 2],
+        [],
+        {"e": 1},
+        {"p": "x"},
+        {"e": {"f": "x"}},
+    ]
+)
 VALUES = st.fixed_dictionaries({"n": NUMBERS}, optional={"p": PARTS, "q": PARTS})
 FILTERS = st.none() | st.fixed_dictionaries(
     {},
     optional={
         "n": NUMBERS
         | st.dictionaries(
-            st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]), NUMBERS, min_size=1, max_size=2
+            st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]),
+            NUMBERS | st.sampled_from([float("inf"), float("-inf"), 1.0, True, -0.0]),
+            min_size=1,
+            max_size=2,
         ),
-        "p": PARTS | st.fixed_dictionaries({"$ne": PARTS}) | st.just({"e": {"$eq": 1}}),
+        "p": PARTS
+        | st.sampled_from([1.0, False, -0.0, 10])
+        | st.fixed_dictionaries({"$ne": PARTS})
+        | st.just({"e": {"$eq": 1}}),
     },
 )
 MINUTES = st.none() | st.sampled_from([1.0, 3.0])
@@ -48,7 +73,7 @@ GETS = st.builds(GetOp, NAMESPACES, KEYS, st.booleans())
 PUTS = st.builds(PutOp, NAMESPACES, KEYS, VALUES, st.none(), MINUTES)
 DELETES = st.builds(PutOp, NAMESPACES, KEYS, st.none(), st.none(), st.none())
 SEARCHES = st.builds(
-    SearchOp, PREFIXES, FILTERS, st.integers(0, 6), st.integers(0, 3), st.none() | st.just("q"), st.booleans()
+    SearchOp, PREFIXES, FILTERS, st.integers(0, 6), st.integers(0, 3), st.none(), st.booleans()
 )
 CONDITIONS = st.builds(MatchCondition, st.sampled_from(["prefix", "suffix"]), NAMESPACES)
 LISTINGS = st.builds(
@@ -61,12 +86,13 @@ LISTINGS = st.builds(
 
 
 class Model:
-    """The stock store, with an end for items and an order for namespaces."""
+    """The stock store, with an end for items and an order by their last write."""
 
     def __init__(self, clock: Hand) -> None:
         self.clock = clock
         self.store = InMemoryStore()
         self.ends: dict[tuple[Namespace, str], tuple[float, int]] = {}
+        self.written: dict[tuple[Namespace, str], int] = {}
 
     def batch(self, ops: list[Op]) -> list[Any]:
         for (namespace, key), (_, end) in list(self.ends.items()):
@@ -77,6 +103,7 @@ class Model:
         answers = [self._read(op) for op in ops]
         self.store.batch([op for op in ops if isinstance(op, PutOp)])
         for place, op in written.items():
+            self.written[place] = len(self.written) + max(self.written.values(), default=0) + 1
             self.ends.pop(place, None)
             if op.value is not None and op.ttl is not None:
                 self.ends[place] = (op.ttl, self._end(op.ttl))
@@ -92,7 +119,8 @@ class Model:
             self._touch([found] if found and op.refresh_ttl else [])
             return found
         (whole,) = self.store.batch([op._replace(limit=10**6, offset=0)])
-        page = sorted(whole, key=lambda item: item.namespace)[op.offset : op.offset + op.limit]
+        whole.sort(key=lambda item: self.written[item.namespace, item.key], reverse=True)
+        page = whole[op.offset : op.offset + op.limit]
         self._touch(page if op.refresh_ttl else [])
         return page
 

@@ -7,7 +7,7 @@ Nothing is read from a namespace that a call does not ask for, and no body for a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from perdure.engine.retention import batches
@@ -17,7 +17,6 @@ from perdure.model.items import (
     Condition,
     Labels,
     Write,
-    by_age,
     common_prefix,
     expiry,
     is_over,
@@ -25,17 +24,18 @@ from perdure.model.items import (
     matches,
     name_after,
     name_of,
-    partition_of,
     renewed,
 )
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Find, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import ITEM, STORE, Partition, Record
+from perdure.model.records import ITEM, STORE, Key, Partition, Record
 
 EXACT = 8
 """How often a write is planned anew so that it keeps the creation time; after that the last write wins."""
 
 _WHOLE = 64
+_KEPT = 1000
+_FOUND = 1000
 _HEADERS = 1000
 _NAMES = 100
 _EXPIRED = 500
@@ -91,6 +91,51 @@ def renew(
     yield from _each(partition, ops, budget)
 
 
+def find(
+    tenant: str,
+    prefix: Labels,
+    judge: Callable[[Labels, Record], V | None],
+    *,
+    holding: tuple[tuple[bytes, ...], ...],
+    offset: int,
+    limit: int,
+    everything: bool,
+    now: int,
+) -> Program[list[Hit[V]]]:
+    """As ``search``, where the database orders and searches items itself: with ``everything`` the page alone
+    is read, otherwise what contains ``holding``, some hundred at a time."""
+    whole = Find("items", tenant, space=STORE, prefix=name_of(prefix), until=now, holding=holding)
+    out: list[Hit[V]] = []
+    if not limit:
+        return out
+    seen: set[tuple[Partition, Key]] = set()
+    skip, passed = (offset, offset) if everything else (0, 0)
+    size = limit if everything else max(_WHOLE, offset + limit)
+    while True:
+        size = min(size, _FOUND)
+        page = yield from ask(replace(whole, skip=skip, limit=size))
+        for hit in page:
+            record = hit.record
+            # What is written meanwhile moves to the front, and others behind the page that was read last.
+            if record is None or (hit.partition, record.key) in seen:
+                continue
+            seen.add((hit.partition, record.key))
+            labels = labels_of(hit.partition.thread)
+            value = judge(labels, record)
+            if value is None:
+                continue
+            if passed < offset:
+                passed += 1
+                continue
+            out.append(Hit(labels, record, value))
+            if len(out) == limit:
+                return out
+        if len(page) < size:
+            return out
+        skip += len(page)
+        size = limit - len(out) if everything else size * 4
+
+
 def search(
     tenant: str,
     prefix: Labels,
@@ -101,74 +146,70 @@ def search(
     everything: bool,
     now: int,
 ) -> Program[list[Hit[V]]]:
-    """The living items within a namespace that ``judge`` makes something of: namespaces in the order of their
-    labels, items by age. ``everything`` says that it accepts all, so that those before ``offset`` need not
-    be read. It ends as soon as the page is full."""
+    """The living items within a namespace that ``judge`` makes something of, those written last first.
+    ``everything`` says that it accepts all, so that those before ``offset`` need not be read. The clear parts
+    of all items within the namespace are read, and held, to order them; bodies are read some at a time, and
+    no more than fill the page."""
     out: list[Hit[V]] = []
+    if not limit:
+        return out
+    bodies: dict[tuple[Partition, Key], Record] = {}
+    heads: list[tuple[Partition, Record]] = []
     after: Partition | None = None
-    skip = offset
-    pages = [[partition_of(tenant, prefix)]] if prefix else []
-    while len(out) < limit:
-        if pages:
-            page = pages.pop()
-        else:
-            page = yield from _names(tenant, prefix, after)
-            if not page:
-                break
+    page = yield from _names(tenant, prefix, after)
+    while page:
         for partition in page:
-            if len(out) >= limit:
-                break
+            heads += yield from _heads(partition, bodies, now)
+        page = (yield from _names(tenant, prefix, page[-1])) if len(page) == _NAMES else []
+    heads.sort(key=_newest_first)
+    skip = 0 if everything else offset
+    if everything:
+        heads = heads[offset : offset + limit]
+    for at in range(0, len(heads), _WHOLE):
+        some = heads[at : at + _WHOLE]
+        wanted: dict[Partition, list[str]] = {}
+        for partition, record in some:
+            if (partition, record.key) not in bodies:
+                wanted.setdefault(partition, []).append(record.key[0])
+        for partition, keys in wanted.items():
+            for key, record in (yield from read(partition, keys, now)).items():
+                bodies[partition, (key,)] = record
+        for partition, head in some:
+            found = bodies.pop((partition, head.key), None)
             labels = labels_of(partition.thread)
-            shelf = Shelf(partition, now)
-            yield from shelf.load()
-            if everything:
-                passed = min(skip, len(shelf.headers))
-                shelf.headers, skip = shelf.headers[passed:], skip - passed
-            while shelf.headers and len(out) < limit:
-                records = yield from shelf.next(limit - len(out) if everything else _WHOLE)
-                for record in records:
-                    value = judge(labels, record)
-                    if value is None:
-                        continue
-                    if skip:
-                        skip -= 1
-                    elif len(out) < limit:
-                        out.append(Hit(labels, record, value))
-        after = page[-1]
+            value = None if found is None else judge(labels, found)
+            if found is None or value is None:
+                continue
+            if skip:
+                skip -= 1
+            elif len(out) < limit:
+                out.append(Hit(labels, found, value))
+        if len(out) == limit:
+            break
     return out
 
 
-class Shelf:
-    """The living items of one namespace, by age: a small one is read whole, of a large one first the clear
-    parts and then the bodies that are asked for."""
+def _heads(
+    partition: Partition, bodies: dict[tuple[Partition, Key], Record], now: int
+) -> Program[list[tuple[Partition, Record]]]:
+    """The clear parts of a namespace's living items; of a small one, while few are kept, the bodies too."""
+    keeps = len(bodies) < _KEPT
+    size = _WHOLE if keeps else _HEADERS
+    (found,) = yield from ask(Fetch(partition, (Range(ITEM, limit=size, bodies=keeps),)))
+    if keeps:
+        bodies.update({(partition, record.key): record for record in found})
+    records = [record._replace(body=b"") for record in found]
+    while len(found) == size:
+        size = _HEADERS
+        more = Range(ITEM, after=found[-1].key, limit=size, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (more,)))
+        records += found
+    return [(partition, record) for record in records if not is_over(record, now)]
 
-    def __init__(self, partition: Partition, now: int) -> None:
-        self._partition = partition
-        self._now = now
-        self._bodies: dict[str, Record] = {}
-        self.headers: list[Record] = []
 
-    def load(self) -> Program[None]:
-        (found,) = yield from ask(Fetch(self._partition, (Range(ITEM, limit=_WHOLE),)))
-        self._bodies = {record.key[0]: record for record in found}
-        records = list(found)
-        page = found if len(found) == _WHOLE else ()
-        while page:
-            more = Range(ITEM, after=page[-1].key, limit=_HEADERS, bodies=False)
-            (page,) = yield from ask(Fetch(self._partition, (more,)))
-            records += page
-            if len(page) < _HEADERS:
-                break
-        self.headers = by_age(r for r in records if not is_over(r, self._now))
-
-    def next(self, count: int) -> Program[list[Record]]:
-        """The next items with their bodies; fewer when some were removed meanwhile."""
-        count = min(count, _WHOLE)
-        page, self.headers = self.headers[:count], self.headers[count:]
-        keys = [record.key[0] for record in page]
-        missing = [key for key in keys if key not in self._bodies]
-        bodies = {**self._bodies, **(yield from read(self._partition, missing, self._now))}
-        return [bodies[key] for key in keys if key in bodies]
+def _newest_first(place: tuple[Partition, Record]) -> tuple[int, str, Key]:
+    partition, record = place
+    return -record.fields["updated_at"], partition.thread, record.key
 
 
 def list_namespaces(

@@ -39,7 +39,7 @@ from perdure.model.plain import pack, unpack
 from perdure.model.program import Program
 from perdure.model.records import Partition, Record
 from perdure.model.several import refuse_text
-from perdure.storage.port import Driver, arun, run
+from perdure.storage.port import Driver, arun, run, searches_items
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
@@ -182,13 +182,25 @@ class PerdureStore(BaseStore):
             value = unpack(record.body, f"item {record.key[0]!r} of {labels!r}")
             return value if filters.accepts(wanted, value) else None
 
-        return items.search(
+        prefix, everything = tuple(op.namespace_prefix), not wanted
+        if not searches_items(self._driver):
+            return items.search(
+                self._tenant,
+                prefix,
+                judge,
+                offset=op.offset,
+                limit=op.limit,
+                everything=everything,
+                now=now,
+            )
+        return items.find(
             self._tenant,
-            tuple(op.namespace_prefix),
+            prefix,
             judge,
+            holding=filters.holding(wanted),
             offset=op.offset,
             limit=op.limit,
-            everything=not wanted,
+            everything=everything,
             now=now,
         )
 
@@ -234,6 +246,11 @@ def _validate(op: Any) -> None:
         _well_formed(op.namespace)
     elif isinstance(op, SearchOp):
         _well_formed(op.namespace_prefix)
+        if op.query:
+            raise ValueError(
+                "search(query=…) needs an index of embeddings, which this store does not have; search by "
+                "namespace and filter, or keep vectors in a store that has an index"
+            )
         _in_range(limit=op.limit, offset=op.offset)
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():

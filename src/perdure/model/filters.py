@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any
 
-from perdure.model.plain import plain
+from perdure.model.plain import packed, plain
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,
@@ -19,6 +20,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
+_EXACT = 1 << 53
 _OPERATORS = ("$eq", "$ne", *_ORDERS)
 
 Filter = Mapping[str, Any]
@@ -27,9 +29,68 @@ Filter = Mapping[str, Any]
 def checked(conditions: Mapping[str, Any]) -> Filter:
     """The filter in plain data; ``ValueError`` for an operator that is unknown or has nothing to compare
     with, ``Unserialisable`` for what no stored value can equal."""
-    data: dict[str, Any] = plain(conditions, "filter")
+    data: dict[str, Any] = plain(_finite(conditions), "filter")
+    data = _infinite(data, conditions)
     for name, condition in data.items():
         _check(condition, f"filter[{name!r}]")
+    return data
+
+
+def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
+    """What the stored form of a value contains if the value meets a checked filter: one of each of these.
+    Conditions of which nothing can be said so are left out, so a value that contains all may still not meet
+    the filter."""
+    out: list[tuple[bytes, ...]] = []
+    for name, condition in conditions.items():
+        wanted = condition
+        if isinstance(condition, dict):
+            if set(condition) != {"$eq"}:
+                continue
+            wanted = condition["$eq"]
+        forms = _forms(wanted)
+        if forms:
+            out.append(tuple(packed({name: form})[1:-1] for form in forms))
+    return tuple(out)
+
+
+def _forms(wanted: Any) -> list[Any]:
+    """The values that a scalar equals, each with a stored form of its own; none if there may be others."""
+    if isinstance(wanted, str):
+        return [wanted]
+    if not isinstance(wanted, int | float) or not isfinite(wanted):
+        return []
+    forms: list[Any] = [wanted]
+    if wanted == int(wanted):
+        # Beyond these a decimal has several integers that print as it does.
+        if abs(wanted) >= _EXACT:
+            return []
+        forms = [int(wanted), float(wanted)]
+        if wanted in (0, 1):
+            forms.append(bool(wanted))
+        if wanted == 0:
+            forms.append(-0.0)
+    return forms
+
+
+def _finite(value: Any) -> Any:
+    """The value with a number in the place of every one that JSON does not have."""
+    if isinstance(value, float) and not isfinite(value):
+        return 0
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value
+
+
+def _infinite(data: Any, given: Any) -> Any:
+    """Plain data with the numbers of the value that it was made of that JSON does not have."""
+    if isinstance(given, float) and not isfinite(given):
+        return float(given)
+    if isinstance(data, dict):
+        return {name: _infinite(part, given[name]) for name, part in data.items()}
+    if isinstance(data, list):
+        return [_infinite(part, of) for part, of in zip(data, given, strict=True)]
     return data
 
 

@@ -108,11 +108,6 @@ def renewed(record: Record, now: int) -> int | None:
     return later if later is not None and stored is not None and later > stored else None
 
 
-def by_age(records: Iterable[Record]) -> list[Record]:
-    """The order in which a namespace is searched: oldest first, equals by key."""
-    return sorted(records, key=lambda record: (record.fields["created_at"], record.key))
-
-
 def _matches(labels: Labels, condition: Condition) -> bool:
     size = len(condition.path)
     if size > len(labels):

@@ -156,9 +156,14 @@ class Find(Effect[tuple[Found, ...]]):
     ``"listed"``, where ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``,
     those with the status ``value`` if one is given, past the first ``skip``. No other verb orders
     partitions by anything but their names.
+
+    ``"items"``, where ``perdure.storage.port.searches_items``, finds the store's items with their bodies, in
+    the namespaces whose name starts with ``prefix``, those written last first and past the first ``skip``:
+    those that are not over at ``until`` and whose body contains one of each of the ``holding``. Ranges
+    would read every item of a namespace for the few that are asked for.
     """
 
-    index: Literal["threads", "runs", "expired", "due", "listed"]
+    index: Literal["threads", "runs", "expired", "due", "listed", "items"]
     tenant: str | None
     value: str = ""
     after: Partition | None = None
@@ -170,6 +175,7 @@ class Find(Effect[tuple[Found, ...]]):
     by: Literal["updated_at", "created_at"] = "updated_at"
     reverse: bool = False
     skip: int = 0
+    holding: tuple[tuple[bytes, ...], ...] = ()
 
     @property
     def prefix_end(self) -> str:

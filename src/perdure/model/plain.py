@@ -22,7 +22,7 @@ def pack(value: object, where: str) -> bytes:
         raise Unserialisable(f"{where} is {_a(value)}; an item's value is a dict")
     data = plain(value, where)
     try:
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+        return packed(data)
     except UnicodeEncodeError as error:
         raise Unserialisable(
             f"{where} holds text that is not well-formed Unicode (a lone surrogate)"
@@ -31,6 +31,11 @@ def pack(value: object, where: str) -> bytes:
         raise Unserialisable(
             f"{where} holds an integer of more than 4,300 digits; store it as text"
         ) from error
+
+
+def packed(data: Any) -> bytes:
+    """The bytes of plain data: the same for equal data of the same types, wherever it stands in a value."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def unpack(body: bytes, where: str) -> dict[str, Any]:

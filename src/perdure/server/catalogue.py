@@ -17,7 +17,7 @@ from perdure.model.ops import Check, Expect, Listed
 from perdure.model.records import DOCUMENT, OF_THREAD, SERVER, Partition
 from perdure.runtime import Runtime
 from perdure.server.config import ThreadTtl
-from perdure.server.thread_order import Order, Place, places, rows, sort_rows
+from perdure.server.thread_order import Order, Place, count, places, rows, sort_rows
 from perdure.server.thread_rows import EDITED, Row, Status, look, row_of
 
 THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
@@ -210,11 +210,9 @@ class Catalogue:
         sees: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> int:
         """How many threads ``search`` finds."""
-        number = 0
         if ids is None and not metadata and sees is None:
-            async for _ in places(self._database, tenant, Order(), status):
-                number += 1
-            return number
+            return await count(self._database, tenant, status)
+        number = 0
         async for _ in self.search(tenant, metadata=metadata, ids=ids, status=status, sees=sees):
             number += 1
         return number

@@ -65,6 +65,33 @@ async def places(
         yield place
 
 
+async def count(database: Database, tenant: str, status: Status | None = None) -> int:
+    """How many threads a tenant has with a status, or with any."""
+    if not database.has_listing:
+        return len([place async for place in places(database, tenant, Order(), status)])
+    number = await _size(database, tenant, status or "")
+    if status is not None and status != "busy":
+        doubtful = [place async for place in _pages(database, tenant, Order(), UNSURE, 0)]
+        read = await _read(database, doubtful)
+        number += sum(place is not None and place.listed.status == status for place in read)
+    return number
+
+
+async def _size(database: Database, tenant: str, status: str) -> int:
+    """How many rows the listing has: the least number past which there is none, found by halving."""
+
+    async def has_more(skip: int) -> bool:
+        return bool(await database.arun(ask(Find("listed", tenant, status, skip=skip, limit=1))))
+
+    low, high = 0, 1
+    while await has_more(high - 1):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if await has_more(middle - 1) else (low, middle)
+    return low
+
+
 async def rows(database: Database, found: Sequence[Place]) -> list[Row]:
     """The threads at these places as they stand now."""
     out: list[Row] = []

@@ -77,6 +77,11 @@ def examine(driver: Driver, partition: Partition | None) -> list[str]:
     return [] if own is None else cast("list[str]", own(partition))
 
 
+def searches_items(driver: Driver) -> bool:
+    """Whether a driver orders and searches the store's items itself, by ``Find("items")``."""
+    return getattr(driver, "searches_items", False)
+
+
 def is_kept(driver: Driver) -> bool:
     """Whether what a driver stores outlives the process."""
     return getattr(driver, "is_kept", True)

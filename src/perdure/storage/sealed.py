@@ -18,7 +18,7 @@ import ormsgpack
 
 from perdure.errors import MissingExtra, Sealed
 from perdure.model.items import labels_of
-from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, Op, Put, Stage
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Found, Get, Op, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
     CHECKPOINT,
@@ -32,7 +32,16 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.storage.port import Bell, Driver, Limits, bell_of, examine, has_listing, is_kept
+from perdure.storage.port import (
+    Bell,
+    Driver,
+    Limits,
+    bell_of,
+    examine,
+    has_listing,
+    is_kept,
+    searches_items,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -166,6 +175,10 @@ class SealedDriver:
         return has_listing(self._inner)
 
     @property
+    def searches_items(self) -> bool:
+        return searches_items(self._inner)
+
+    @property
     def is_kept(self) -> bool:
         return is_kept(self._inner)
 
@@ -187,6 +200,9 @@ class SealedDriver:
         if isinstance(effect, Commit):
             ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
             return cast("Effect[R]", replace(effect, ops=ops))
+        if isinstance(effect, Find) and effect.holding:
+            # Nothing can be found in what is sealed: who asks has to look at each.
+            return cast("Effect[R]", replace(effect, holding=()))
         if isinstance(effect, Stage):
             puts = tuple(self._keyring.seal(effect.partition, put) for put in effect.puts)
             return cast("Effect[R]", replace(effect, puts=puts))
@@ -198,6 +214,8 @@ class SealedDriver:
         return op
 
     def _up(self, effect: Effect[R], answer: R) -> R:
+        if isinstance(effect, Find) and effect.index == "items":
+            return cast(R, tuple(map(self._opened, cast("tuple[Found, ...]", answer))))
         if not isinstance(effect, Fetch):
             return answer
         records = cast("tuple[tuple[Record, ...], ...]", answer)
@@ -215,6 +233,13 @@ class SealedDriver:
                 for found, item in zip(records, effect.items, strict=True)
             ),
         )
+
+    def _opened(self, found: Found) -> Found:
+        if found.record is None:
+            return found
+        if self._keyring is None:
+            _refuse_sealed(found.partition, (found.record,))
+        return replace(found, record=self._open(found.partition, found.record))
 
     def _open(self, partition: Partition, record: Record) -> Record:
         if self._keyring is None:

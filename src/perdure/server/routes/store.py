@@ -1,7 +1,7 @@
 """Routes of the store: the items that graphs keep beside their threads, of the user's tenant alone.
 
 It is the store that graphs are given which were compiled without one of their own. ``index`` is checked and
-has no effect, and so has ``query``: this store finds by namespace and filter, not by meaning.
+has no effect; a ``query`` is refused: this store finds by namespace and filter, not by meaning.
 
 Items have no metadata, so no filter of an authorization handler can be held against them: such a handler
 narrows ``value["namespace"]``, and one that returns a filter is told so instead of being passed over.
@@ -113,6 +113,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
         _store(caller).asearch(
             labels,
             filter=value["filter"] or None,
+            query=asked.query,
             limit=asked.limit,
             offset=asked.offset,
             refresh_ttl=asked.refresh_ttl,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from perdure.model.ops import Delete, Expect, Find, Found, Listed, Put, Range
-from perdure.model.records import INDEXED, RESERVED, Kind, Partition, Record
+from perdure.model.records import INDEXED, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
 
@@ -68,6 +68,27 @@ def select_listed(effect: Find) -> Statement:
         f"SELECT {_LISTED} FROM {PREFIX}listing l"
         f" JOIN {PREFIX}thread p ON p.pk = l.t WHERE {' AND '.join(where)}"
         f" ORDER BY l.{effect.by} {direction}, l.t {direction} LIMIT ? OFFSET ?"
+    )
+    return sql, (*parameters, effect.limit, effect.skip)
+
+
+def select_items(effect: Find) -> Statement:
+    """Reads a page of the store's items, those written last first, with their namespaces."""
+    where = ["p.space = ?", "p.tenant = ?"]
+    parameters: list[Any] = [effect.space, effect.tenant]
+    if effect.prefix:
+        where.append("p.thread >= ? AND p.thread < ?")
+        parameters += [effect.prefix, effect.prefix_end]
+    where.append("(i.expires_at IS NULL OR i.expires_at > ?)")
+    parameters.append(effect.until)
+    for any_of in effect.holding:
+        where.append(f"({' OR '.join('instr(i.body, ?) > 0' for _ in any_of)})")
+        parameters += any_of
+    columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
+    sql = (
+        f"SELECT p.tenant, p.thread, p.space, {columns} FROM {PREFIX}thread p"
+        f" JOIN {table(ITEM)} i ON i.t = p.pk WHERE {' AND '.join(where)}"
+        " ORDER BY i.updated_at DESC, p.thread, i.key LIMIT ? OFFSET ?"
     )
     return sql, (*parameters, effect.limit, effect.skip)
 

@@ -40,6 +40,7 @@ class D1Driver:
     """One D1 database behind a transport. Opening it neither creates nor migrates the schema."""
 
     has_listing = True
+    searches_items = True
 
     def __init__(
         self, transport: Transport, name: str, *, sleep: Callable[[float], object] = time.sleep

@@ -17,7 +17,7 @@ from typing import Any
 
 from perdure.errors import TooLarge, Unserialisable
 from perdure.model.ops import Delete, Expect, Find, Found, Get, Op, Put, Range
-from perdure.model.records import INDEXED, KINDS, Column, Kind, Partition, Record
+from perdure.model.records import INDEXED, ITEM, KINDS, Column, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql.schema import PREFIX, table
@@ -166,6 +166,8 @@ def find(effect: Find) -> Statement:
     if effect.index == "listed":
         text, parameters = sql.select_listed(effect)
         return text, tuple(str(p) for p in parameters)
+    if effect.index == "items":
+        return _items(effect)
     kind = INDEXED[effect.index]
     column = next(c for c in kind.fields if c.name == kind.index)
     sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", str(effect.until))
@@ -181,10 +183,44 @@ def find(effect: Find) -> Statement:
     return text, (value, effect.tenant, str(effect.limit), *since)
 
 
+def _items(effect: Find) -> Statement:
+    """As ``compile.select_items``."""
+    where = ["p.space = ?1", "p.tenant = ?2"]
+    parameters = [effect.space, effect.tenant or ""]
+
+    def bound(value: str) -> str:
+        parameters.append(value)
+        return f"?{len(parameters)}"
+
+    if effect.prefix:
+        where.append(f"p.thread >= {bound(effect.prefix)} AND p.thread < {bound(effect.prefix_end)}")
+    where.append(f"(x.expires_at IS NULL OR x.expires_at > CAST({bound(str(effect.until))} AS INTEGER))")
+    where += [
+        f"({' OR '.join(f'instr(x.body, unhex({bound(part.hex())})) > 0' for part in any_of)})"
+        for any_of in effect.holding
+    ]
+    limit, skip = bound(str(effect.limit)), bound(str(effect.skip))
+    text = (
+        "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
+        f" {_output(_columns(ITEM, bodies=True))} FROM {PREFIX}thread AS p"
+        f" JOIN {table(ITEM)} AS x ON x.t = p.pk WHERE {' AND '.join(where)}"
+        " ORDER BY x.updated_at DESC, p.thread, x.key"
+        f" LIMIT CAST({limit} AS INTEGER) OFFSET CAST({skip} AS INTEGER)"
+    )
+    return text, tuple(parameters)
+
+
 def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
     """The answer of a find."""
     if effect.index in ("threads", "listed"):
         return tuple(map(sql.found, rows))
+    if effect.index == "items":
+        columns = _columns(ITEM, bodies=True)
+        at = [Partition(*row[: len(Partition._fields)]) for row in rows]
+        return tuple(
+            Found(partition, sql.record(ITEM, _values(columns, row[len(partition) :]), partition))
+            for partition, row in zip(at, rows, strict=True)
+        )
     kind = INDEXED[effect.index]
     columns = (*kind.key, *kind.fields)
     own = len(Partition._fields)

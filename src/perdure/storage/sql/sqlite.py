@@ -58,6 +58,7 @@ class SqliteDriver:
     """One SQLite file. Opening it neither creates nor migrates the schema."""
 
     has_listing = True
+    searches_items = True
 
     def __init__(self, path: Path) -> None:
         self._path = path

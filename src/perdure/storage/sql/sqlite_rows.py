@@ -9,7 +9,7 @@ import apsw
 
 from perdure.errors import Corrupt
 from perdure.model.ops import Delete, Expect, Fetch, Find, Found, Get, Op, Put
-from perdure.model.records import Key, Partition, Record
+from perdure.model.records import ITEM, Key, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 
@@ -124,9 +124,17 @@ def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
         return page
     if effect.index == "listed":
         return map(_listed, connection.execute(*sql.select_listed(effect)))
+    if effect.index == "items":
+        return map(_item, connection.execute(*sql.select_items(effect)))
     kind, statement = sql.select_indexed(effect)
     own = len(Partition._fields)
     return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]
+
+
+def _item(row: tuple[Any, ...]) -> Found:
+    own = len(Partition._fields)
+    partition = Partition(*row[:own])
+    return Found(partition, sql.record(ITEM, row[own:], partition))
 
 
 def _listed(row: tuple[Any, ...]) -> Found:

@@ -32,7 +32,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import INDEXED, Key, Kind, Partition, Record
+from perdure.model.records import INDEXED, ITEM, Key, Kind, Partition, Record
 from perdure.storage.bell import ServerBell
 from perdure.storage.gather import Gatherer, Job, company_at
 from perdure.storage.port import Bell, Limits
@@ -60,6 +60,7 @@ class PostgresDriver:
     """One database. Opening it neither creates nor migrates the schema."""
 
     has_listing = True
+    searches_items = True
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -288,6 +289,11 @@ class PostgresDriver:
                 for row in range(result.ntuples)
             ]
             at = [Partition(*(wire.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
+            if effect.index == "items":
+                return tuple(
+                    Found(partition, wire.whole_record(ITEM, row[own:]))
+                    for partition, row in zip(at, rows, strict=True)
+                )
             if effect.index in ("threads", "listed"):
                 return tuple(
                     Found(partition, None, wire.listed(row[own:]))

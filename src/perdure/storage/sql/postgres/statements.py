@@ -8,13 +8,14 @@ from hashlib import sha256
 from typing import cast
 
 from perdure.model.ops import Find
-from perdure.model.records import INDEXED, LANE, RESERVED
+from perdure.model.records import INDEXED, ITEM, LANE, RESERVED
 from perdure.storage.sql.postgres import wire
 from perdure.storage.sql.postgres.functions import NOW
 from perdure.storage.sql.postgres.place import Place
 from perdure.storage.sql.postgres.schema import SCHEMA_VERSION, quoted
 
-_TEXT, _BIGINT = 25, 20
+_TEXT, _BIGINT, _BYTEA = 25, 20, 17
+_TYPES = {str: _TEXT, int: _BIGINT, bytes: _BYTEA}
 _LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 
 
@@ -69,6 +70,8 @@ class Statements:
             return self._threads(effect)
         if effect.index == "listed":
             return self._listed(effect)
+        if effect.index == "items":
+            return self._items(effect)
         value = effect.value if effect.index == "runs" else effect.until
         tenant = None if effect.tenant is None else _sent(effect.tenant)
         if effect.since is not None:
@@ -76,7 +79,7 @@ class Statements:
         return self._found[effect.index], [_sent(value), _sent(effect.limit), tenant]
 
     def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where, parameters = ["p.space = $1"], cast("list[str | int]", [effect.space])
+        where, parameters = ["p.space = $1"], cast("list[str | int | bytes]", [effect.space])
 
         def add(condition: str, *values: str) -> None:
             numbers = [f"${len(parameters) + n}" for n in range(1, len(values) + 1)]
@@ -103,7 +106,7 @@ class Statements:
         )
 
     def _listed(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where, parameters = ["l.tenant = $1"], cast("list[str | int]", [effect.tenant])
+        where, parameters = ["l.tenant = $1"], cast("list[str | int | bytes]", [effect.tenant])
         if effect.value:
             where.append("l.status = $2")
             parameters.append(effect.value)
@@ -116,17 +119,43 @@ class Statements:
             parameters,
         )
 
+    def _items(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+        where = ["p.space = $1", "p.tenant = $2"]
+        parameters = cast("list[str | int | bytes]", [effect.space, effect.tenant])
+
+        def bound(value: str | int | bytes) -> str:
+            parameters.append(value)
+            return f"${len(parameters)}"
+
+        if effect.prefix:
+            where.append(f"p.thread >= {bound(effect.prefix)} AND p.thread < {bound(effect.prefix_end)}")
+        where.append(f"(i.expires_at IS NULL OR i.expires_at > {bound(effect.until)})")
+        where += [
+            f"({' OR '.join(f'position({bound(part)} IN i.body) > 0' for part in any_of)})"
+            for any_of in effect.holding
+        ]
+        columns = ", ".join(f"i.{name}" for name in ITEM.columns())
+        return _typed(
+            f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"
+            f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {' AND '.join(where)}"
+            f" ORDER BY i.updated_at DESC, p.thread, i.key"
+            f" LIMIT {bound(effect.limit)} OFFSET {bound(effect.skip)}",
+            parameters,
+        )
+
 
 def _call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
     name = f"perdure_{sha256(sql.encode()).hexdigest()[:16]}"
     return Statement(name.encode(), sql.encode(), types, binary)
 
 
-def _typed(sql: str, parameters: Sequence[str | int]) -> tuple[Statement, list[bytes | None]]:
-    types = tuple(_TEXT if isinstance(p, str) else _BIGINT for p in parameters)
+def _typed(sql: str, parameters: Sequence[str | int | bytes]) -> tuple[Statement, list[bytes | None]]:
+    types = tuple(_TYPES[type(p)] for p in parameters)
     return _call(sql, types, binary=False), [_sent(p) for p in parameters]
 
 
-def _sent(value: str | int) -> bytes:
+def _sent(value: str | int | bytes) -> bytes:
     """A value as text."""
+    if isinstance(value, bytes):
+        return b"\\x" + value.hex().encode()
     return (wire.escaped(value) if isinstance(value, str) else str(value)).encode()

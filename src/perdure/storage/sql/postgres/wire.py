@@ -284,6 +284,13 @@ def weight(writes: Iterable[Write]) -> int:
     return total
 
 
+def whole_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
+    """A record with its version and body, in the order of ``Kind.columns``."""
+    clear = len(kind.key) + len(kind.fields)
+    version, body = row[clear:]
+    return clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
+
+
 def listed(row: Sequence[bytes | None]) -> Listed | None:
     """A row of the listing, if there is one."""
     created, updated, status = row

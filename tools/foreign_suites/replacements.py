@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from functools import cache
 from typing import Any, Self
 
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
 from perdure import Database, PerdureSaver, PerdureStore
 from perdure.database import DEFAULT_METADATA_KEYS, open_database
 
@@ -71,6 +73,8 @@ class StandIn(_Opened, PerdureSaver):
     """
 
     shared = False
+    # For suites that copy checkpoints by it; what is stored is Perdure's own matter.
+    serde: Any = JsonPlusSerializer()
 
     def __init__(
         self,

@@ -64,13 +64,14 @@ def load(
         if checkpoint_id is None:
             if view.head is None:
                 return Found(view, None)
-            if view.head.checkpoint_id != target:
-                target = view.head.checkpoint_id
-                wanted = yield from ask(Fetch(partition, _target(namespace, target)))
+            head_id = view.head.checkpoint_id
+            if head_id != target:
+                target = head_id
+                wanted = yield from ask(Fetch(partition, _target(namespace, head_id)))
             if not wanted[0]:
                 # Removed between two reads, unless the head still names it afterwards.
                 if view.head == missed:
-                    raise missing_head(partition, namespace, target)
+                    raise missing_head(partition, namespace, head_id)
                 missed = view.head
                 continue
         if not wanted[0]:

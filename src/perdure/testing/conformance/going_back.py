@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
-from perdure.engine import retention
-from perdure.engine.transact import Budget
 from perdure.errors import CannotTakeBack, Conflict, Corrupt, Fenced
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Delete
@@ -54,8 +53,7 @@ def step(
 def take_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
     """Remove what a run stored."""
     database = backend.database()
-    budget = Budget(database.limits.ops, database.limits.bytes)
-    database.run(retention.take_back(_HERE, run_id, database._digest, budget, epoch))
+    asyncio.run(database.take_back(_HERE, run_id, epoch=epoch))
 
 
 def lose(backend: Backend, checkpoint_id: str, namespace: str = "") -> None:

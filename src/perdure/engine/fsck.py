@@ -126,7 +126,7 @@ def _read(partition: Partition) -> Program[_Contents]:
         while not page.last:
             yield from page.turn(partition)
             if kind is HEAD:
-                contents.heads.update({r.key[0]: r for r in page.stubs})
+                contents.heads.update({r.key[0]: r for r in page.stubs if isinstance(r.fields["seq"], int)})
             else:
                 contents.tags += tuple(page.records)
             contents.unreadable += [
@@ -135,7 +135,9 @@ def _read(partition: Partition) -> Program[_Contents]:
     page = Walk(CHECKPOINT)
     while not page.last:
         yield from page.turn(partition)
-        contents.places.update({(r.key[0], r.key[1]): r.fields["seq"] for r in page.stubs})
+        # A stub is not verified, and may hold anything.
+        places = {(r.key[0], r.key[1]): r.fields["seq"] for r in page.stubs}
+        contents.places.update({k: seq for k, seq in places.items() if isinstance(seq, int)})
         for record in page.records:
             try:
                 contents.checkpoints.append(CheckpointRecord.read(record))

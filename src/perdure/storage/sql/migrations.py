@@ -6,8 +6,9 @@ from pathlib import Path
 
 import apsw
 
-from perdure.errors import Unmigrated
+from perdure.errors import Corrupt, Unmigrated
 from perdure.storage.sql import listing
+from perdure.storage.sql.checksums import ADVICE
 from perdure.storage.sql.schema import HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
 
 # One entry a version: the statements that lead to it from the version before. They are history: a later
@@ -103,7 +104,11 @@ def version(connection: apsw.Connection) -> int:
     if known is None:
         return 0
     row = connection.execute(f"SELECT version FROM {PREFIX}schema").fetchone()
-    return 0 if row is None else int(row[0])
+    if row is None:
+        return 0
+    if not isinstance(row[0], int):
+        raise Corrupt(f"the database does not tell its schema's version; {ADVICE}")
+    return row[0]
 
 
 def check(connection: apsw.Connection, path: Path) -> None:

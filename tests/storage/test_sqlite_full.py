@@ -1,0 +1,76 @@
+"""A disk that is full from any write on: nothing acknowledged is lost, and writing goes on with room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import perdure
+from perdure.model.ops import Committed
+from perdure.storage.sql import sqlite
+from perdure.storage.sql.sqlite import SqliteDriver
+from tests.storage.outside import fat, state, write_until_refused
+
+
+class Disk(apsw.VFS):
+    """SQLite's own files on a disk that takes ``room`` more writes of the log; ``None``: any number. Of the
+    file it takes all: what fails in a checkpoint SQLite keeps to itself, and ``apsw`` raises."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+        super().__init__("perdure-full", "", makedefault=True)
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+        return File(self, name, flags)
+
+
+class File(apsw.VFSFile):
+    def __init__(self, disk: Disk, name: Any, flags: list[int]) -> None:
+        self._disk = disk
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
+        self._is_log = path.endswith("-wal")
+        super().__init__("unix", name, flags)
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        room = self._disk.room
+        if room is not None and self._is_log:
+            if room == 0:
+                raise apsw.FullError("no room")
+            self._disk.room = room - 1
+        super().xWrite(data, offset)
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    disk.unregister()
+
+
+def test_whichever_write_finds_no_room_nothing_acknowledged_is_lost(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    sqlite.migrate(f"sqlite:///{path}")
+    failures = 0
+    version = 0
+    with closing(SqliteDriver(path)) as driver:
+        driver._writer.execute("PRAGMA wal_autocheckpoint = 20")
+        for room in range(0, 60, 3):
+            disk.room = room
+            failed, error = write_until_refused(driver, version + 1)
+            assert type(error) is perdure.Unavailable
+            assert "the disk is full" in str(error)
+            failures += 1
+            version = failed - 1
+            disk.room = None
+            assert driver.perform(fat(version + 1, chunks=1)) == Committed()
+            version += 1
+            assert state(driver)[0] == [version]
+    with closing(SqliteDriver(path)) as driver:
+        assert state(driver)[0] == [version]
+        assert driver.examine(None) == []
+    assert failures == 20

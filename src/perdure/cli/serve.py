@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +90,9 @@ def serve(
         environ=os.environ,
         has_key=key is not None,
     )
+    if asked.development:
+        # Messages and tracebacks of graphs that fail: who develops a graph has to see them.
+        logging.getLogger("perdure.failures").setLevel(logging.DEBUG)
     if workers > 1 and asked.database_url.startswith("memory:"):
         raise BadSetting(
             "--workers needs a database that processes can share; memory:// is one process's own"

@@ -37,6 +37,7 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.dispatch import Dispatch
 from perdure.runtime.effects import Journal
 from perdure.runtime.execution import attempt, noticed
+from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.following import Following
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.lanes import Lanes
@@ -306,7 +307,8 @@ class Runner:
 
     async def _failed(self, held: Held, error: BaseException) -> bool:
         said = error_note(error)
-        self._tell("run.attempt_failed", held, error=type(error).__name__)
+        self._tell("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
+        log_failure(held.run.id, error)
         most = self._settings.attempts
         asked = Options.read(held.messages[0].options).attempts
         if asked is not None and not isinstance(error, Unavailable):

@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -64,6 +65,10 @@ def _plain(value: Any) -> Any:
             return None
         case bytes() | bytearray():
             return b64encode(value).decode()
+        case Decimal():
+            # A number, as LangGraph's server answers it: whole ones stay exact.
+            is_whole = value.is_finite() and abs(value) < 1 << 63 and value == int(value)
+            return int(value) if is_whole else float(value)
         case timedelta():
             return value.total_seconds()
         case BaseException():

@@ -7,6 +7,10 @@ from pathlib import Path
 
 _LIBRARIES = {"perdure", "langgraph", "langchain_core", "asyncio", "concurrent", "threading", "contextvars"}
 _log = logging.getLogger("perdure.failures")
+if _log.level == logging.NOTSET:
+    # Messages and tracebacks may quote users: they are written where this logger is asked for by name, not
+    # wherever the root logger's level is lowered.
+    _log.setLevel(logging.INFO)
 
 
 def place_of(error: BaseException) -> str:

@@ -20,11 +20,13 @@ from perdure.model.versions import successor
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A write encoded under a collection generation: what it refers to, and the chunks it adds."""
+    """A write encoded under a collection generation: what it refers to, and the chunks it adds. ``checks``
+    prove that what it refers to and does not add is there."""
 
     chunks: Mapping[bytes, bytes]
     checkpoint: CheckpointRecord | None = None
     writes: tuple[PendingWrite, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +86,20 @@ def load(
 class CheckpointPut:
     """A checkpoint to be stored, the head of its namespace to be moved to it.
 
-    ``plan`` encodes the checkpoint under a collection generation, for a place in the order and beside a root
-    head, and may look up what it is built on; it is called again when another write or a collection came
-    between. ``first_version`` starts the versions and the generations of a new thread, so that a thread that
-    was deleted and made again meets neither the versions nor the chunks of its past.
+    ``plan`` encodes the checkpoint for a thread as it was seen, under a collection generation and for a
+    place in the order, and may look up what it is built on; it is called again when another write or a
+    collection came between. ``before`` is the checkpoint that its loop has stored last. ``first_version``
+    starts the versions and the generations of a new thread, so that a thread that was deleted and made again
+    meets neither the versions nor the chunks of its past.
     """
 
     partition: Partition
     namespace: str
-    plan: Callable[[int, int, str | None], Program[Draft]]
+    plan: Callable[[View, int, int], Program[Draft]]
     parent: str | None
     source: str | None
     loaded: Loaded | None
+    before: str | None
     claim: Claim | None
     epoch: int | None
     fork_on_conflict: bool
@@ -142,19 +146,22 @@ class CheckpointPut:
 
     def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
         partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
-        checks, generation, verdict = self._decide(view)
+        checks, generation, _ = self._decide(view)
         head = view.head
-        root_head = None if namespace == ROOT else view.root_head
-        draft = yield from self.plan(generation, head.seq + 1 if head else 1, root_head)
+        draft = yield from self.plan(view, generation, head.seq + 1 if head else 1)
         record = draft.checkpoint
         if record is None:
             raise ValueError("the plan of a put has a checkpoint")
         replaced = head.checkpoint_id if head else None
         if replaced != parent:
             record = record.moved(prior=replaced or ORIGIN)
-        # A fork's parent is not the head, so a prune may take it away meanwhile: it must still be there.
-        forked = verdict is Verdict.FORK and loaded is not None and parent == loaded.addressed
-        parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if forked else []
+        # A parent that is not the head may be gone meanwhile, by a prune or because the database came back
+        # older than it was. Where this run has loaded or stored it, it must still be there.
+        is_head = head is not None and parent == head.checkpoint_id
+        is_met = parent is not None and parent in (loaded and loaded.addressed, self.before)
+        parent_check = (
+            [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if is_met and not is_head else []
+        )
         version = successor(head.version, record.id) if head else self.first_version
         moved = Put(
             HEAD,
@@ -172,7 +179,8 @@ class CheckpointPut:
             record.id if namespace == ROOT else view.root_head,
         )
         self.planned = after, record
-        ops: list[Op] = [*checks, *parent_check, moved]
+        proof = [check for check in draft.checks if check not in parent_check]
+        ops: list[Op] = [*checks, *parent_check, *proof, moved]
         new = record.put()
         outcome = yield from commit_with_chunks(
             partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, self.budget
@@ -186,7 +194,7 @@ class CheckpointPut:
             moved, after = self._moved_again(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
                 partition,
-                [*raised, *parent_check, moved, record.put()._replace(expect=Expect.PRESENT)],
+                [*raised, *parent_check, *proof, moved, record.put()._replace(expect=Expect.PRESENT)],
                 chunks,
                 self.budget,
             )
@@ -249,7 +257,7 @@ class WritesPut:
     """
 
     partition: Partition
-    plan: Callable[[int], Draft]
+    plan: Callable[[View, int], Draft]
     seen: Mapping[tuple[str, int], int] | None
     claim: Claim | None
     child: Callable[[], str | None]
@@ -285,7 +293,8 @@ class WritesPut:
                 return None
             if not mine:
                 raise _outrun(partition, claim.checkpoint_id)
-        draft = self.plan(generation)
+        draft = self.plan(view, generation)
+        checks = (*checks, *draft.checks)
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)

@@ -3,44 +3,77 @@ write or a collection came between."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
 from perdure.engine.checkpoints import Draft
-from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
+from perdure.engine.threads import View
+from perdure.errors import PerdureError, TooLarge, TypeNotAllowed, Unserialisable
 from perdure.langgraph import refusals, translate
+from perdure.langgraph.known import Basis
 from perdure.langgraph.loads import Loop
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.ops import Fetch, Get
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, Partition
+
+R = TypeVar("R")
+_OPS = 12
+"""More than the operations that a write has beside its records, its chunks and their proof."""
 
 
 @dataclass(slots=True, eq=False)
 class Encoder:
-    """Encodes for one write of a thread; only the last draft counts."""
+    """Encodes for one write of a thread; only the last draft counts. ``budget`` is how many operations its
+    commit may have."""
 
     serde: Serde
     digest: Digester
     partition: Partition
     cache: ThreadCache
+    budget: int
+    is_again: bool = False
     _last: Encoding | None = None
 
-    def begin(self, generation: int, serde: Serde | None = None) -> Encoding:
-        """A new draft's encoding; the one before is forgotten."""
-        self._last = Encoding(serde or self.serde, self.digest, self.cache, generation)
-        return self._last
+    def encode(
+        self, basis: Basis, ops: int, write: Callable[[Encoding], R], serde: Serde | None = None
+    ) -> tuple[R, tuple[Check, ...]]:
+        """Encode on a basis, for a commit of so many operations: what ``write`` returns, and the checks that
+        prove the chunks that it left out. A draft before this one is forgotten."""
+        if self.is_again:
+            self.cache.distrust(basis.generation, basis.root)
+        self.is_again = True
+        room = max(0, self.budget - ops)
+        for recent in (True, False):
+            encoding = self._last = Encoding(
+                serde or self.serde, self.digest, self.cache, basis, recent=recent
+            )
+            written = write(encoding)
+            checks = encoding.proof(room)
+            if checks is not None:
+                return written, checks
+        raise TooLarge(
+            f"thread {self.partition.thread!r}: one write needs {ops} operations, as many as the backend "
+            "takes at once; write fewer values in one step"
+        )
 
-    def acknowledge(self) -> None:
-        """The write is durable: what the last draft held may be believed from now on."""
+    @property
+    def chunks(self) -> Mapping[bytes, bytes]:
+        """The chunks that the last draft adds."""
+        return {} if self._last is None else self._last.chunks
+
+    def acknowledge(self, record: CheckpointRecord | None = None) -> None:
+        """The write is durable: what the last draft held may be believed from now on. ``record`` is the
+        checkpoint, if it stored one."""
         if self._last is not None:
-            self._last.acknowledge()
+            self._last.acknowledge(record)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,23 +91,35 @@ class CheckpointPlan:
     new_versions: ChannelVersions
     beside: CheckpointRecord | None = None
 
-    def draft(self, generation: int, seq: int, root_head: str | None) -> Program[Draft]:
-        """The checkpoint for a place in the order, beside a root head."""
-        encoder, checkpoint = self.encoder, self.checkpoint
-        base = yield from self._base(generation)
-        encoding = encoder.begin(generation)
+    def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
+        """The checkpoint for a place in the order."""
+        encoder, checkpoint, beside = self.encoder, self.checkpoint, self.beside
+        is_again = encoder.is_again
+        base = yield from self._base(generation, is_known=not is_again)
+        root_head = None if self.namespace == ROOT else view.root_head
         place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
-        with translate.noted(encoder.partition, checkpoint["id"]):
-            try:
-                record = translate.to_record(
-                    encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
-                )
-            except (TypeNotAllowed, Unserialisable) as error:
-                values = checkpoint["channel_values"].items()
-                raise refusals.on_write(encoder.serde, error, values) from error
-        return Draft(encoding.chunks, checkpoint=record)
+        head = view.head.checkpoint_id if view.head else None
+        basis = Basis(generation, head, view.root_head, is_guarded=True)
+        if beside is not None:
+            # What leaves in the same commit proves nothing; what it is built on does.
+            basis = Basis(generation, beside.parent_id, beside.parent_id, is_guarded=True)
 
-    def _base(self, generation: int) -> Program[CheckpointRecord | None]:
+        def write(encoding: Encoding) -> CheckpointRecord:
+            with translate.noted(encoder.partition, checkpoint["id"]):
+                try:
+                    return translate.to_record(
+                        encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
+                    )
+                except (TypeNotAllowed, Unserialisable) as error:
+                    values = checkpoint["channel_values"].items()
+                    raise refusals.on_write(encoder.serde, error, values) from error
+
+        record, checks = encoder.encode(basis, _OPS, write)
+        if base is not None and base is not beside and base.id != head:
+            checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
+        return Draft(encoder.chunks, checkpoint=record, checks=checks)
+
+    def _base(self, generation: int, *, is_known: bool) -> Program[CheckpointRecord | None]:
         """The checkpoint whose references stand for the channels that have no new version: the one that this
         one is built on, or copies. ``None`` if there is no such channel, or nothing of it is stored."""
         loop, channels = self.loop, {*self.checkpoint["channel_values"]}
@@ -82,7 +127,7 @@ class CheckpointPlan:
         if self.beside is not None or channels <= self.new_versions.keys():
             return self.beside
         name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
-        if loop is not None and (known := loop.built_on(name, generation)) is not None:
+        if is_known and loop is not None and (known := loop.built_on(name, generation)) is not None:
             return known
         if name is None:
             return None
@@ -105,7 +150,8 @@ class CheckpointPlan:
 
 @dataclass(slots=True, eq=False)
 class WritesPlan:
-    """How a task's writes on a checkpoint will be stored."""
+    """How a task's writes on a checkpoint will be stored. ``beside`` is that checkpoint, if both are to be
+    stored by one commit."""
 
     encoder: Encoder
     loop: Loop | None
@@ -115,22 +161,25 @@ class WritesPlan:
     task_id: str
     task_path: str
     refused: TypeNotAllowed | None = None
+    beside: CheckpointRecord | None = None
 
     def child(self) -> str | None:
         """The checkpoint that the loop has put, or tries to, on what it loaded."""
         return None if self.loop is None else self.loop.child
 
-    def draft(self, generation: int) -> Draft:
+    def draft(self, view: View, generation: int) -> Draft:
         """The writes, one a slot.
 
         What a node was run for is not thrown away because a list lacks a type: data types that are not
         allowed are stored, and ``refused`` is then the error that the call has to end in.
         """
         serde = self.encoder.serde
+        root = view.root_head if self.beside is None else self.beside.parent_id
+        basis = Basis(generation, None, root, is_guarded=False)
         with translate.noted(self.encoder.partition, self.checkpoint_id):
             translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
             try:
-                return self._draft(self.encoder.begin(generation))
+                return self._draft(basis)
             except TypeNotAllowed as error:
                 refused = refusals.on_write(serde, error, self.writes)
             except Unserialisable as error:
@@ -138,7 +187,7 @@ class WritesPlan:
             if serde.types.is_open:
                 raise refused
             try:
-                draft = self._draft(self.encoder.begin(generation, serde.opened()))
+                draft = self._draft(basis, serde.opened())
             except PerdureError:
                 raise refused from None
         place = f"thread {self.encoder.partition.thread!r}, checkpoint {self.checkpoint_id}"
@@ -153,20 +202,25 @@ class WritesPlan:
         if self.refused is not None:
             raise self.refused
 
-    def _draft(self, encoding: Encoding) -> Draft:
+    def _draft(self, basis: Basis, serde: Serde | None = None) -> Draft:
         nonce = "" if self.loop is None else self.loop.nonce
-        # Of several writes to one reserved slot the last counts.
-        slots: dict[int, PendingWrite] = {}
-        for position, (channel, value) in enumerate(self.writes):
-            idx = WRITES_IDX_MAP.get(channel, position)
-            slots[idx] = PendingWrite(
-                self.namespace,
-                self.checkpoint_id,
-                self.task_id,
-                idx,
-                channel,
-                self.task_path,
-                nonce,
-                encoding.write(value),
-            )
-        return Draft(encoding.chunks, writes=tuple(slots.values()))
+
+        def write(encoding: Encoding) -> dict[int, PendingWrite]:
+            # Of several writes to one reserved slot the last counts.
+            slots: dict[int, PendingWrite] = {}
+            for position, (channel, value) in enumerate(self.writes):
+                idx = WRITES_IDX_MAP.get(channel, position)
+                slots[idx] = PendingWrite(
+                    self.namespace,
+                    self.checkpoint_id,
+                    self.task_id,
+                    idx,
+                    channel,
+                    self.task_path,
+                    nonce,
+                    encoding.write(value),
+                )
+            return slots
+
+        slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), write, serde)
+        return Draft(self.encoder.chunks, writes=tuple(slots.values()), checks=checks)

@@ -246,12 +246,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         plan = self._plan_writes(config, writes, task_id, task_path)
         opening = self._openings.of(self._address(config))
-        if opening is None or not await opening.join(
-            self._put_writes(config, plan, opening.view), is_last=False
-        ):
-            await arun(self._put_writes(config, plan), self._driver)
-            if opening is not None:
-                await opening.settled()
+        if opening is not None:
+            plan.beside = opening.base
+            if await opening.join(self._put_writes(config, plan, opening.view), is_last=False):
+                plan.raise_refused()
+                return
+            plan = self._plan_writes(config, writes, task_id, task_path)
+        await arun(self._put_writes(config, plan), self._driver)
+        if opening is not None:
+            await opening.settled()
         plan.raise_refused()
 
     # Removing and copying
@@ -351,6 +354,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             found.checkpoint,
             found.writes,
             found.view.generation,
+            found.view.root_head,
         )
         self._caches.weigh(at.partition)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
@@ -421,6 +425,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             parent=parent,
             source=source,
             loaded=None if loop is None else loop.loaded,
+            before=None if loop is None or loop.base is None else loop.base.id,
             claim=self._claim(loop, namespace, parent),
             epoch=at.epoch,
             fork_on_conflict=self._fork,
@@ -439,7 +444,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             self._views.pop((partition, namespace), None)
             self._loops.lose(partition.thread, loop, error)
             raise
-        plan.encoder.acknowledge()
+        plan.encoder.acknowledge(record)
         if loop is not None:
             loop.base, loop.generation = record, view.generation
         self._remember(partition, namespace, view)
@@ -448,7 +453,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             self.on_stored(partition, namespace, plan.encoder.cache.sizes(namespace, record.refs))
 
     def _encoder(self, partition: Partition) -> Encoder:
-        return Encoder(self._packer, self._digest, partition, self._caches.of(partition))
+        return Encoder(self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops)
 
     def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> Claim | None:
         if loop is None or self._fork or namespace != ROOT:

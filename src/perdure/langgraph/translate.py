@@ -19,6 +19,7 @@ from langgraph.checkpoint.base import (
 from perdure.engine import values as engine_values
 from perdure.errors import PerdureError, Unreadable, Unserialisable
 from perdure.langgraph import refusals
+from perdure.langgraph.known import Seen
 from perdure.langgraph.loads import ThreadId, carried, plain
 from perdure.langgraph.pause import collection_paused
 from perdure.langgraph.serde import Serde
@@ -215,9 +216,10 @@ def read_values(
     record: CheckpointRecord,
     writes: Iterable[PendingWrite],
     generation: int,
+    root: str | None,
 ) -> Program[Values]:
     """Read the values of a checkpoint that a loop starts from: recalled from the cache where they are what
-    is stored, and remembered there."""
+    is stored, and remembered there. ``root`` is the head of the thread's root."""
     channels: dict[str, Any] = {}
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
@@ -236,11 +238,25 @@ def read_values(
         new = {channel: trees[channel] for channel in own}
         try:
             with collection_paused:
-                channels.update(take(serde, cache, record.namespace, new, expansion, record.refs, generation))
+                are_roots = record.id == root and not pending
+                channels.update(
+                    take(
+                        serde,
+                        cache,
+                        record.namespace,
+                        new,
+                        expansion,
+                        record.refs,
+                        generation,
+                        root,
+                        are_roots=are_roots,
+                    )
+                )
             out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
         except Unreadable as error:
             new.update((write.channel, trees[name]) for name, write in _named(record, pending))
             raise refusals.on_read(serde, error, new) from error
+    cache.see(record.namespace, Seen(record.id, record.refs))
     return Values({c: channels[c] for c in record.refs}, out)
 
 

@@ -18,9 +18,13 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from perdure.langgraph.identity import Template, Watch
+from perdure.langgraph.known import Basis, Known, Seen, entered, proof
 from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
+from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Check
 from perdure.model.packing import (
     SNAPSHOT_EXT,
     array_header,
@@ -36,7 +40,6 @@ from perdure.model.tree import Builder, Expansion, Listed, Shape, Tree
 _SPLIT_ELEMENT = 4096
 _DEPTH = 4
 _KEY_MAX = 1024
-_DIGESTS_MAX = 200_000
 _SLOTS_MAX = 256
 
 Source = int | bytes
@@ -90,29 +93,37 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class Known:
-    """The chunks that are known to be stored in one collection generation, and nodes with their digests."""
-
-    generation: int
-    stored: set[bytes] = field(default_factory=set)
-    nodes: dict[bytes, bytes] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
 class ThreadCache:
     """What this process remembers of one thread."""
 
-    known: Known = field(default_factory=lambda: Known(-1))
+    known: Known = field(default_factory=lambda: Known(-1, None))
     lock: Lock = field(default_factory=Lock)
     held: dict[tuple[str, str], Held] = field(default_factory=dict)
+    seen: OrderedDict[str, Seen] = field(default_factory=OrderedDict)
 
-    def enter(self, generation: int) -> Known:
-        """What is known in a generation. Another generation's is let go as a whole, so that a caller who is
-        still busy in the old one adds nothing to the new; identities and values stay."""
-        known = self.known
-        if generation != known.generation or len(known.stored) > _DIGESTS_MAX:
-            known = self.known = Known(generation)
-        return known
+    def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> Known:
+        """The chunks that are known of the thread as it is seen now. What is let go is let go as a whole, so
+        that a caller who is still busy with it adds nothing to what replaces it; values stay."""
+        self.known = entered(self.known, generation, root, exactly=exactly)
+        return self.known
+
+    def distrust(self, generation: int, root: str | None) -> None:
+        """Forget which chunks are stored: a commit that relied on it was refused."""
+        self.known = Known(generation, root)
+
+    def see(self, namespace: str, seen: Seen) -> None:
+        """Remember a head. A thread's subgraphs come with ever new namespaces, so the oldest go."""
+        with self.lock:
+            self.seen[namespace] = seen
+            self.seen.move_to_end(namespace)
+            while len(self.seen) > _SLOTS_MAX:
+                self.seen.popitem(last=False)
+
+    def is_of_head(self, slot: tuple[str, str], held: Held, head: str | None) -> bool:
+        """Whether a value is one of this head of its namespace."""
+        namespace, channel = slot
+        seen = self.seen.get(namespace)
+        return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
 
     def hold(self, held: Mapping[tuple[str, str], Held]) -> None:
         """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest go."""
@@ -191,17 +202,32 @@ class Encoding:
     Nothing of it reaches the cache until ``acknowledge`` says that the chunks are durable.
     """
 
-    def __init__(self, serde: Serde, digest: Digester, cache: ThreadCache, generation: int) -> None:
+    def __init__(
+        self, serde: Serde, digest: Digester, cache: ThreadCache, basis: Basis, *, recent: bool = True
+    ) -> None:
+        """``recent`` says whether chunks that have to be checked one by one may be left out."""
         self._serde = serde
         self._cache = cache
-        self._known = cache.enter(generation)
-        self._generation = generation
-        self._builder = Builder(digest, nodes=self._known.nodes, stored=self._known.stored)
+        self._basis = basis
+        self._known = cache.enter(basis.generation, basis.root, exactly=basis.guards_root)
+        self._generation = basis.generation
+        self._builder = Builder(
+            digest,
+            nodes=self._known.nodes,
+            stored=self._known.stored,
+            recent=self._known.recent if recent else frozenset(),
+        )
         self._held: dict[tuple[str, str], Held] = {}
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
         return self._builder.fresh
+
+    def proof(self, room: int) -> tuple[Check, ...] | None:
+        """The checks that prove the chunks that were left out, ``None`` for more than ``room`` of them."""
+        builder = self._builder
+        relied = builder.relied - builder.fresh.keys()
+        return proof(self._known, self._basis, relied, leans=builder.leans, room=room)
 
     def channel(self, namespace: str, channel: str, value: Any) -> bytes:
         """The reference of a channel's value."""
@@ -216,7 +242,7 @@ class Encoding:
 
     def _list(self, slot: tuple[str, str], value: list[Any]) -> Held:
         """A list: what is provably stored already keeps its reference, the rest is packed."""
-        before = self._current(self._cache.held.get(slot))
+        before = self._current(slot, self._cache.held.get(slot))
         handed = None if before is None else before.handed
         found: list[bytes] = []
         sizes: list[int] = []
@@ -261,11 +287,13 @@ class Encoding:
         bodies = self._serde.pack_each(value) or []
         return [None] * len(bodies), bodies
 
-    def _current(self, held: Held | None) -> Elements | None:
-        """A held list's elements, if its chunks are stored in this generation."""
+    def _current(self, slot: tuple[str, str], held: Held | None) -> Elements | None:
+        """A held list's elements, if the commit proves that their chunks are stored: it is refused when this
+        is not the generation, or the head of the namespace is another."""
         if held is None or held.elements is None or held.generation != self._generation:
             return None
-        return held.elements
+        basis = self._basis
+        return held.elements if basis.is_guarded and self._cache.is_of_head(slot, held, basis.head) else None
 
     def write(self, value: Any) -> bytes:
         """The reference of a pending write; it shares chunks with the value that it becomes."""
@@ -279,11 +307,17 @@ class Encoding:
         part = self._split(self._serde.plain(body), 0)
         return part.ref, (kind, part.body)
 
-    def acknowledge(self) -> None:
-        """The chunks are durable, and the encoded channel values are the latest."""
-        self._known.stored.update(self._builder.fresh)
-        self._known.nodes.update(self._builder.seen)
+    def acknowledge(self, record: CheckpointRecord | None = None) -> None:
+        """The chunks are durable, and the encoded channel values are those of ``record``, the head."""
+        known, builder = self._known, self._builder
+        known.nodes.update(builder.seen)
+        if record is not None and record.namespace == ROOT:
+            known.advance(record.id, chain(builder.fresh, builder.relied))
+        else:
+            known.recent.update(builder.fresh)
         self._cache.hold(self._held)
+        if record is not None:
+            self._cache.see(record.namespace, Seen(record.id, record.refs))
 
     def _element(self, body: bytes) -> Part:
         """The reference of a packed element, and the bytes that it stands for."""
@@ -342,11 +376,16 @@ def take(
     expansion: Expansion,
     references: Mapping[str, bytes],
     generation: int,
+    root: str | None,
+    *,
+    are_roots: bool,
 ) -> dict[str, Any]:
-    """The values of trees that were read, remembered for the next load and put."""
+    """The values of trees that were read, remembered for the next load and put. ``root`` is the root's head;
+    ``are_roots`` says that all that was read is part of it."""
     out: dict[str, Any] = {}
-    known = cache.enter(generation)
-    known.stored.update(expansion.used)
+    known = cache.enter(generation, root)
+    # What the root's head refers to is there whenever it is; pending writes and subgraphs come after it.
+    (known.stored if are_roots else known.recent).update(expansion.used)
     known.nodes.update(expansion.nodes)
     for channel, tree in trees.items():
         slot = (namespace, channel)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -39,22 +40,25 @@ class Shape:
 class Builder:
     """Collects the chunks of one write.
 
-    ``nodes`` maps the body of nodes met before to their digests (saves hashing them again); ``stored``
-    holds the digests that need not be written. New chunks gather in ``fresh``, every node of this build in
-    ``seen``.
+    ``nodes`` maps the body of nodes met before to their digests (saves hashing them again); ``stored`` and
+    ``recent`` hold the digests that need not be written. New chunks gather in ``fresh``, every node of this
+    build in ``seen``, those of ``recent`` that were left out in ``relied``; ``leans`` says whether one of
+    ``stored`` was.
     """
 
     digest: Digester
     nodes: dict[bytes, bytes] = field(default_factory=dict)
     stored: set[bytes] = field(default_factory=set)
+    recent: AbstractSet[bytes] = frozenset()
     fresh: dict[bytes, bytes] = field(default_factory=dict)
     seen: dict[bytes, bytes] = field(default_factory=dict)
+    relied: set[bytes] = field(default_factory=set)
+    leans: bool = False
 
     def chunk(self, body: bytes) -> bytes:
         """The digest of a payload; the payload is queued unless it is stored."""
         digest = self.digest(body)
-        if digest not in self.stored:
-            self.fresh[digest] = body
+        self._queue(digest, body)
         return digest
 
     def node(self, body: bytes) -> bytes:
@@ -63,9 +67,16 @@ class Builder:
         if digest is None:
             digest = self.digest(body)
         self.seen[body] = digest
-        if digest not in self.stored:
-            self.fresh[digest] = body
+        self._queue(digest, body)
         return digest
+
+    def _queue(self, digest: bytes, body: bytes) -> None:
+        if digest in self.stored:
+            self.leans = True
+        elif digest in self.recent:
+            self.relied.add(digest)
+        else:
+            self.fresh[digest] = body
 
     def payload(self, payload_type: int, body: bytes) -> bytes:
         """The reference of one value that is not split: inline, a chunk, or several pieces."""

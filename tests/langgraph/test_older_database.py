@@ -1,0 +1,129 @@
+"""A database comes back older than it was while a process lives on: what the process acknowledges from then
+on can be read by everybody, and what it knew of the lost part is believed no longer."""
+
+from __future__ import annotations
+
+import operator
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from typing_extensions import TypedDict
+
+from perdure.database import Database, open_database
+from perdure.errors import PerdureError
+from perdure.storage.port import Driver
+from tests.backends import EMPTY
+from tests.langgraph.session import config
+from tests.rewinding import Rewinding
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+TURNS = 4
+PAGES = [{"page": n, "text": f"page {n} " * 40} for n in range(12)]
+
+
+class State(TypedDict):
+    messages: Annotated[list[Any], add_messages]
+    pages: list[Any]
+    facts: dict[str, Any]
+    log: Annotated[list[str], operator.add]
+
+
+def talking(saver: Any) -> Any:
+    """A graph whose channels share chunks over turns, tasks and namespaces: it returns lists as a whole,
+    hands its state to a subgraph that is stored, and repeats itself."""
+
+    def look(state: State) -> Any:
+        seen = len(state["messages"])
+        return {"messages": [AIMessage("the same answer each time " * 20, id=f"inner {seen}")]}
+
+    inner = StateGraph(State).add_node(look).add_edge(START, "look").compile()
+
+    def collect(state: State) -> Any:
+        return {"pages": [*state.get("pages", []), *PAGES], "log": ["collected"]}
+
+    def learn(state: State) -> Any:
+        return {"facts": {**(state.get("facts") or {}), "pages": PAGES}, "log": ["learned"]}
+
+    def answer(state: State) -> Any:
+        said = len(state["messages"])
+        return {"messages": [AIMessage("and this is what I think of it " * 20, id=f"answer {said}")]}
+
+    graph = StateGraph(State).add_node(collect).add_node(learn).add_node("inner", inner).add_node(answer)
+    graph.add_edge(START, "collect").add_edge(START, "learn").add_edge(["collect", "learn"], "inner")
+    graph.add_edge("inner", "answer")
+    return graph.compile(checkpointer=saver)
+
+
+@contextmanager
+def living(backend: str, at: int = 0, to: int = 0) -> Iterator[tuple[Database, Rewinding]]:
+    """A database that comes back older."""
+    drivers: list[Rewinding] = []
+
+    def wrap(driver: Driver) -> Driver:
+        drivers.append(Rewinding(driver, at, to))
+        return drivers[0]
+
+    with EMPTY[backend]() as url:
+        db = open_database(url, migrate=True, wrap=wrap)
+        try:
+            yield db, drivers[0]
+        finally:
+            db.close()
+
+
+def converse(db: Database, driver: Rewinding, durability: Any) -> int:
+    """Converse in one process that lives on; the number of turns that were acknowledged. Whatever it
+    acknowledges before the loss or after is read by another process that knows nothing; of the turn in which
+    the loss happens only that the thread can be read."""
+    graph = talking(db.checkpointer())
+    acknowledged = 0
+    for turn in range(TURNS):
+        was_over = driver.is_over
+        message = HumanMessage("tell me more about this, please " * 20, id=f"question {turn % 2} of {turn}")
+        try:
+            state = graph.invoke({"messages": [message]}, config(), durability=durability)
+        except PerdureError:
+            state = None
+        fresh = talking(db.checkpointer()).get_state(config()).values
+        if state is not None:
+            acknowledged += 1
+            assert fresh == state or driver.is_over != was_over
+        assert [str(f) for f in db.fsck()] == []
+    # And from here on all is as ever.
+    driver.finish()
+    state = graph.invoke({"messages": [HumanMessage("are you there?", id="last")]}, config())
+    assert talking(db.checkpointer()).get_state(config()).values == state
+    for kept in talking(db.checkpointer()).get_state_history(config()):
+        assert kept.values is not None
+    assert db.fsck() == []
+    return acknowledged
+
+
+def moments(durability: str, count: int) -> list[tuple[int, int]]:
+    """When the database comes back, and as of when: before each commit, as after each one before it."""
+    with living("memory") as (db, driver):
+        converse(db, driver, durability)
+        commits = driver.commits
+    every = [(at, to) for at in range(2, commits + 1) for to in range(at)]
+    near = [(at, to) for at, to in every if at - to <= 3]
+    chance = random.Random(commits)
+    return every if FULL else sorted({*chance.sample(every, count), *chance.sample(near, count)})
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_what_is_acknowledged_after_a_loss_can_be_read(durability: str) -> None:
+    broken: list[tuple[int, int, str]] = []
+    for at, to in moments(durability, 20):
+        with living("memory", at, to) as (db, driver):
+            try:
+                converse(db, driver, durability)
+            except (AssertionError, PerdureError) as error:
+                broken.append((at, to, f"{type(error).__name__}: {str(error)[:150]}"))
+    assert not broken, "\n".join(map(str, broken))

@@ -115,12 +115,12 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return self._packer.types.is_open
 
     @property
-    def serde(self) -> Any:
+    def serde(self) -> Any:  # pyright: ignore
         """None: an ``AttributeError`` says what to use instead."""
         raise AttributeError(SERDE)
 
     @serde.setter
-    def serde(self, serde: object) -> None:
+    def serde(self, serde: object) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         raise AttributeError(SERDE)
 
     @property

@@ -85,8 +85,8 @@ def _finite(value: Any) -> Any:
 
 def _infinite(data: Any, given: Any) -> Any:
     """Plain data with the numbers of the value that it was made of that JSON does not have."""
-    if isinstance(given, float) and not isfinite(given):
-        return float(given)
+    if isinstance(given, float):
+        return data if isfinite(given) else float(given)
     if isinstance(data, dict):
         return {name: _infinite(part, given[name]) for name, part in data.items()}
     if isinstance(data, list):

@@ -75,7 +75,7 @@ async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableCo
         for task_id, channel, value in found.pending_writes or ()
     ):
         return
-    configurable = holding(found.config["configurable"], held.epoch)
+    configurable = holding(found.config.get("configurable", {}), held.epoch)
     # None counts as nothing: an answer of None cannot be given without a name.
     await saver.aput_writes({"configurable": configurable}, [(_RESUME, None)], _NOBODY)
 

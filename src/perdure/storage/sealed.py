@@ -206,7 +206,7 @@ class SealedDriver:
         if isinstance(effect, Stage):
             puts = tuple(self._keyring.seal(effect.partition, put) for put in effect.puts)
             return cast("Effect[R]", replace(effect, puts=puts))
-        return effect
+        return cast("Effect[R]", cast("Effect[Any]", effect))
 
     def _seal(self, partition: Partition, op: Op) -> Op:
         if self._keyring is not None and isinstance(op, Put) and op.kind.body:

@@ -21,6 +21,7 @@ from perdure.testing.conformance import Backend, Narrow
 from perdure.testing.conformance.expiry import Hand
 from perdure.testing.conformance.memories import HOME, keys, there
 from perdure.testing.faults import FaultyDriver
+from tests.backends import fresh
 
 AT = partition_of("", HOME)
 WIDE = Budget(1000, 1 << 20)
@@ -95,6 +96,26 @@ def test_a_deep_page_reads_the_bodies_of_the_page_alone() -> None:
     assert len(gets) == 10
     ranges = [i for e in watched.effects if isinstance(e, Fetch) for i in e.items if isinstance(i, Range)]
     assert [i.bodies for i in ranges] == [True, False]
+
+
+def test_a_rare_filter_is_one_look_where_the_database_can_tell_and_few_where_it_cannot() -> None:
+    with fresh("sqlite") as driver:
+        watched = Watched(driver)
+        store = watched.store
+        store.batch(
+            [PutOp(HOME, f"k{n}", {"n": n, "t": f"2026-{n:05}", "in": {"n": n}}) for n in range(5000)]
+        )
+        for rare in (
+            {"n": {"$lt": 3}},
+            {"n": {"$lt": 3.5, "$gte": 0.5}},
+            {"t": {"$lte": "2026-00002"}},
+            {"n": 2},
+        ):
+            found: list[Any] = []
+            assert watched.asked(lambda: found.extend(store.search(HOME, filter=rare))) == ["Find"]  # noqa: B023
+            assert "k2" in keys(found)
+            assert len(found) <= 3
+        assert watched.asked(lambda: store.search(HOME, filter={"in": {"n": 2}})) == ["Find"] * 4
 
 
 def test_a_refused_put_is_planned_anew_with_what_is_there_now() -> None:

@@ -26,7 +26,20 @@ from perdure.model.items import (
     name_of,
     renewed,
 )
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Find, Get, Op, Put, Range
+from perdure.model.ops import (
+    Bound,
+    Commit,
+    Committed,
+    Delete,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    ItemPlace,
+    Op,
+    Put,
+    Range,
+)
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, STORE, Key, Partition, Record
 
@@ -36,6 +49,8 @@ EXACT = 8
 _WHOLE = 64
 _KEPT = 1000
 _FOUND = 1000
+_FOUND_MOST = 16_000
+_FOUND_BYTES = 8 << 20
 _HEADERS = 1000
 _NAMES = 100
 _EXPIRED = 500
@@ -97,27 +112,38 @@ def find(
     judge: Callable[[Labels, Record], V | None],
     *,
     holding: tuple[tuple[bytes, ...], ...],
+    bounds: tuple[Bound, ...],
     offset: int,
     limit: int,
     everything: bool,
     now: int,
 ) -> Program[list[Hit[V]]]:
     """As ``search``, where the database orders and searches items itself: with ``everything`` the page alone
-    is read, otherwise what contains ``holding``, some hundred at a time."""
-    whole = Find("items", tenant, space=STORE, prefix=name_of(prefix), until=now, holding=holding)
+    is read, otherwise what contains ``holding`` and keeps ``bounds``, page by page. Each page costs a pass
+    over what comes after the one before, so pages grow as long as bodies are small."""
+    whole = Find(
+        "items", tenant, space=STORE, prefix=name_of(prefix), until=now, holding=holding, bounds=bounds
+    )
     out: list[Hit[V]] = []
     if not limit:
         return out
     seen: set[tuple[Partition, Key]] = set()
     skip, passed = (offset, offset) if everything else (0, 0)
+    most = _FOUND
     size = limit if everything else max(_WHOLE, offset + limit)
+    last: ItemPlace | None = None
     while True:
-        size = min(size, _FOUND)
-        page = yield from ask(replace(whole, skip=skip, limit=size))
+        size = min(size, most)
+        page = yield from ask(replace(whole, skip=skip, limit=size, last=last))
+        weight = 0
         for hit in page:
             record = hit.record
-            # What is written meanwhile moves to the front, and others behind the page that was read last.
-            if record is None or (hit.partition, record.key) in seen:
+            if record is None:
+                continue
+            last = ItemPlace(record.fields["updated_at"], hit.partition.thread, record.key[0])
+            weight += len(record.body)
+            # What was found and is written again by another clock may come after the page that was read last.
+            if (hit.partition, record.key) in seen:
                 continue
             seen.add((hit.partition, record.key))
             labels = labels_of(hit.partition.thread)
@@ -132,7 +158,9 @@ def find(
                 return out
         if len(page) < size:
             return out
-        skip += len(page)
+        skip = 0
+        average = 1 + weight // len(page)
+        most = min(_FOUND_MOST, max(_FOUND, _FOUND_BYTES // average))
         size = limit - len(out) if everything else size * 4
 
 

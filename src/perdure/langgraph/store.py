@@ -198,6 +198,7 @@ class PerdureStore(BaseStore):
             prefix,
             judge,
             holding=filters.holding(wanted),
+            bounds=filters.bounds(wanted),
             offset=op.offset,
             limit=op.limit,
             everything=everything,

@@ -8,10 +8,12 @@ any other pair is in no order, and the item is not accepted.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
+from perdure.model.ops import Bound
 from perdure.model.plain import packed, plain
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -21,6 +23,8 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$lte": operator.le,
 }
 _EXACT = 1 << 53
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SLACK = 1e-12
 _OPERATORS = ("$eq", "$ne", *_ORDERS)
 
 Filter = Mapping[str, Any]
@@ -50,6 +54,29 @@ def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
         forms = _forms(wanted)
         if forms:
             out.append(tuple(packed({name: form})[1:-1] for form in forms))
+    return tuple(out)
+
+
+def bounds(conditions: Filter) -> tuple[Bound, ...]:
+    """Bounds that every value keeps that meets a checked filter, of fields at the top of the value. A number
+    is a little wider than the filter's, as databases read decimals less exactly than Python; a value that
+    keeps them all may still not meet the filter."""
+    out: list[Bound] = []
+    for name, condition in conditions.items():
+        if not _PLAIN_NAME.fullmatch(name):
+            continue
+        for sign, operand in (condition if isinstance(condition, dict) else {"$eq": condition}).items():
+            is_lower = sign in ("$gt", "$gte")
+            if sign in _ORDERS and isinstance(operand, str):
+                # Text that reads as a number is compared with numbers too.
+                if _number(operand) is None and "\0" not in operand:
+                    out.append(Bound(name, is_lower, operand))
+            elif sign in ("$eq", *_ORDERS) and isinstance(operand, int | float) and abs(operand) < _EXACT:
+                slack = abs(operand) * _SLACK + _SLACK
+                if is_lower or sign == "$eq":
+                    out.append(Bound(name, True, operand - slack))
+                if not is_lower:
+                    out.append(Bound(name, False, operand + slack))
     return tuple(out)
 
 

@@ -142,6 +142,24 @@ class Found:
     listed: Listed | None = None
 
 
+class Bound(NamedTuple):
+    """What a field of an item's value is not below, or, unless ``is_lower``, not above. Text keeps every
+    bound that is a number; numbers break a bound that is text, and text is compared by code points. What is
+    absent breaks every bound. ``name`` is made of ASCII letters, digits and underscores."""
+
+    name: str
+    is_lower: bool
+    limit: float | str
+
+
+class ItemPlace(NamedTuple):
+    """The place of an item in the order of ``Find("items")``: by time downwards, by namespace and key."""
+
+    updated_at: int
+    thread: str
+    key: str
+
+
 @dataclass(frozen=True, slots=True)
 class Find(Effect[tuple[Found, ...]]):
     """The only read across partitions, and a hint that the next commit verifies.
@@ -159,8 +177,10 @@ class Find(Effect[tuple[Found, ...]]):
 
     ``"items"``, where ``perdure.storage.port.searches_items``, finds the store's items with their bodies, in
     the namespaces whose name starts with ``prefix``, those written last first and past the first ``skip``:
-    those that are not over at ``until`` and whose body contains one of each of the ``holding``. Ranges
-    would read every item of a namespace for the few that are asked for.
+    those that are not over at ``until`` and whose body contains one of each of the ``holding``. ``last`` is
+    where the page before ended: only what comes after it is found. Items that break one of the ``bounds`` may
+    be found or left out, whichever is cheaper. Ranges would read every item of a namespace for the few that
+    are asked for.
     """
 
     index: Literal["threads", "runs", "expired", "due", "listed", "items"]
@@ -176,6 +196,8 @@ class Find(Effect[tuple[Found, ...]]):
     reverse: bool = False
     skip: int = 0
     holding: tuple[tuple[bytes, ...], ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    last: ItemPlace | None = None
 
     @property
     def prefix_end(self) -> str:

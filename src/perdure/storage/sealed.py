@@ -200,9 +200,9 @@ class SealedDriver:
         if isinstance(effect, Commit):
             ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
             return cast("Effect[R]", replace(effect, ops=ops))
-        if isinstance(effect, Find) and effect.holding:
+        if isinstance(effect, Find) and (effect.holding or effect.bounds):
             # Nothing can be found in what is sealed: who asks has to look at each.
-            return cast("Effect[R]", replace(effect, holding=()))
+            return cast("Effect[R]", replace(effect, holding=(), bounds=()))
         if isinstance(effect, Stage):
             puts = tuple(self._keyring.seal(effect.partition, put) for put in effect.puts)
             return cast("Effect[R]", replace(effect, puts=puts))

@@ -28,7 +28,7 @@ from perdure.database import Database, open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import Bell, Driver, Limits, bell_of
+from perdure.storage.port import Bell, Driver, Limits, bell_of, searches_items
 
 R = TypeVar("R")
 
@@ -114,6 +114,10 @@ class FaultyDriver:
     @property
     def limits(self) -> Limits:
         return self._inner.limits
+
+    @property
+    def searches_items(self) -> bool:
+        return searches_items(self._inner)
 
     @property
     def bell(self) -> Bell | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Delete, Expect, Find, Found, Listed, Put, Range
+from perdure.model.ops import Bound, Delete, Expect, Find, Found, Listed, Put, Range
 from perdure.model.records import INDEXED, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
@@ -84,6 +84,12 @@ def select_items(effect: Find) -> Statement:
     for any_of in effect.holding:
         where.append(f"({' OR '.join('instr(i.body, ?) > 0' for _ in any_of)})")
         parameters += any_of
+    for bound in effect.bounds:
+        where.append(keeps(bound, "i.body", "?"))
+        parameters.append(bound.limit)
+    if effect.last is not None:
+        where.append("(i.updated_at < ? OR i.updated_at = ? AND (p.thread, i.key) > (?, ?))")
+        parameters += (effect.last.updated_at, *effect.last)
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
     sql = (
         f"SELECT p.tenant, p.thread, p.space, {columns} FROM {PREFIX}thread p"
@@ -91,6 +97,20 @@ def select_items(effect: Find) -> Statement:
         " ORDER BY i.updated_at DESC, p.thread, i.key LIMIT ? OFFSET ?"
     )
     return sql, (*parameters, effect.limit, effect.skip)
+
+
+def keeps(bound: Bound, body: str, limit: str) -> str:
+    """A condition: the item's value keeps a bound. A body that is not a value is found, so that it is
+    noticed where it is read."""
+    text = f"CAST({body} AS TEXT)"
+    value = f"json_extract({text}, '$.{bound.name}')"
+    within = f"{value} {'>=' if bound.is_lower else '<='} {limit}"
+    if isinstance(bound.limit, str):
+        # SQLite may end text that it extracts at a NUL.
+        kept = f"typeof({value}) = 'text' AND ({within} OR instr({text}, '\\u0000') > 0)"
+    else:
+        kept = f"typeof({value}) = 'text' OR {within}"
+    return f"CASE WHEN json_valid({text}) THEN {kept} ELSE 1 END"
 
 
 def found(row: Sequence[Any]) -> Found:

@@ -199,6 +199,16 @@ def _items(effect: Find) -> Statement:
         f"({' OR '.join(f'instr(x.body, unhex({bound(part.hex())})) > 0' for part in any_of)})"
         for any_of in effect.holding
     ]
+    for each in effect.bounds:
+        is_text = isinstance(each.limit, str)
+        limit = bound(str(each.limit))
+        where.append(sql.keeps(each, "x.body", limit if is_text else f"CAST({limit} AS REAL)"))
+    if effect.last is not None:
+        time = f"CAST({bound(str(effect.last.updated_at))} AS INTEGER)"
+        thread, key = bound(effect.last.thread), bound(effect.last.key)
+        where.append(
+            f"(x.updated_at < {time} OR x.updated_at = {time} AND (p.thread, x.key) > ({thread}, {key}))"
+        )
     limit, skip = bound(str(effect.limit)), bound(str(effect.skip))
     text = (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"

@@ -18,7 +18,7 @@ from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, EPOCH, Partition
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import Driver, Limits, searches_items
 from perdure.storage.sealed import Keyring, SealedDriver
 from perdure.testing.faults import FaultyDriver
 
@@ -85,6 +85,10 @@ class Narrow:
         self._inner = inner
         self._limits = Limits(min(limits.ops, inner.limits.ops), min(limits.bytes, inner.limits.bytes))
         self.staged = 0
+
+    @property
+    def searches_items(self) -> bool:
+        return searches_items(self._inner)
 
     @property
     def limits(self) -> Limits:

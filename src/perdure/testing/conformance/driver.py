@@ -6,7 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from perdure.model.program import Effect
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import Driver, Limits, searches_items
 from perdure.testing.conformance.committing import Committing
 from perdure.testing.conformance.concurrency import Concurrency
 from perdure.testing.conformance.documents import Documents
@@ -34,6 +34,10 @@ class Blocking:
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
+
+    @property
+    def searches_items(self) -> bool:
+        return searches_items(self._inner)
 
     @property
     def limits(self) -> Limits:

@@ -17,7 +17,8 @@ from langgraph.store.base import (
 )
 
 from perdure.errors import Unserialisable
-from perdure.model.ops import Commit, Delete
+from perdure.model.filters import accepts, checked
+from perdure.model.ops import Commit, Delete, Fetch, Find
 from perdure.model.program import Effect
 from perdure.testing.conformance.backend import Backend, at
 from perdure.testing.conformance.concurrency import at_once
@@ -359,6 +360,38 @@ class Operations:
         found = keys(store.search(HOME, limit=500))
         assert found[:80] == names[:19:-1]
         assert len(set(found)) == len(found)
+
+    def test_items_that_are_removed_meanwhile_do_not_hide_others(self, backend: Backend) -> None:
+        writer = backend.store()
+        names = [f"k{n:03}" for n in range(200)]
+        writer.batch([PutOp(HOME, key, {"n": n % 2}) for n, key in enumerate(names)])
+        reads = 0
+
+        def interfere(_: int, effect: Effect[Any]) -> None:
+            nonlocal reads
+            reads += isinstance(effect, Find | Fetch)
+            if reads == 2 and isinstance(effect, Find | Fetch):
+                writer.batch([PutOp(HOME, key, None) for key in names[-40:]])
+
+        store = backend.store(wrap=lambda driver: FaultyDriver(driver, on_effect=interfere))
+        found = keys(store.search(HOME, filter={"n": {"$ne": 1}}, limit=110))
+        assert {name for n, name in enumerate(names[:-40]) if not n % 2} <= set(found)
+        assert len(set(found)) == len(found)
+
+    def test_an_ordering_finds_exactly_what_the_filter_accepts(self, backend: Backend) -> None:
+        store = backend.store()
+        values: list[Any] = [None, True, False, 0, -1, 0.1, -0.0, 1e308, 5e-324, (1 << 53) + 1, 10**100]
+        values += [-(10**100), 9.99, "1", "1e3", "", "a", "a\0b", "a\0", "é", "\uffff", "\U0001f600", 'q"\\']
+        values += ["\x1f", "2026-01-31T10:00:00Z", "nan", [1], ["a"], {"x": 1}]
+        store.batch([PutOp(HOME, f"k{n}", {"x": value, "y": "x"}) for n, value in enumerate(values)])
+        operands: list[Any] = [*(v for v in values if isinstance(v, int | float | str)), 1e-300, "2026", "z"]
+        for sign in ("$eq", "$gt", "$gte", "$lt", "$lte"):
+            for operand in operands:
+                wanted = checked({"x": {sign: operand}})
+                expected = {f"k{n}" for n, value in enumerate(values) if accepts(wanted, {"x": value})}
+                assert set(keys(store.search(HOME, filter={"x": {sign: operand}}, limit=99))) == expected, (
+                    wanted
+                )
 
     def test_nothing_deletes_without_being_asked(self, backend: Backend) -> None:
         def watch(_: int, effect: Effect[Any]) -> None:

@@ -134,6 +134,11 @@ class Statements:
             f"({' OR '.join(f'position({bound(part)} IN i.body) > 0' for part in any_of)})"
             for any_of in effect.holding
         ]
+        if effect.last is not None:
+            time, thread, key = (bound(part) for part in effect.last)
+            where.append(
+                f"(i.updated_at < {time} OR i.updated_at = {time} AND (p.thread, i.key) > ({thread}, {key}))"
+            )
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
         return _typed(
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"

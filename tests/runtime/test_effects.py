@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import operator
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
+from langchain_core.runnables import RunnableConfig
+from langgraph.func import task
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
+from langgraph.types import RetryPolicy, Send
 
 import perdure
 from perdure.database import Database
 from perdure.engine import journal
 from perdure.errors import Fenced, NotAllowed, Unserialisable
-from perdure.runtime import Agent, Runtime, Settings, distilled, effect, effect_key, effects, effects_sync
+from perdure.runtime import (
+    Agent,
+    Runtime,
+    Settings,
+    Ticket,
+    distilled,
+    effect,
+    effect_key,
+    effects,
+    effects_sync,
+)
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance.backend import AT, Backend
 from tests.backends import BACKENDS, fresh
@@ -194,3 +212,282 @@ def test_a_subgraph_without_checkpoints_is_refused_where_langgraph_would_fail() 
             return (await app.wait(await app.accept("t", "go"))).state
 
     assert asyncio.run(main()) == "done"
+
+
+# ---------------------------------------------------------------- inside isolated graphs
+
+
+class Seen(TypedDict, total=False):
+    seen: Annotated[list[str], operator.add]
+
+
+class Items(Seen, total=False):
+    item: int
+    rounds: int
+
+
+def isolated(inner: Any) -> Any:
+    """``inner`` as a step that hands back what was seen in it."""
+
+    def give(state: Items) -> Items:
+        return {"item": state.get("item", 0), "rounds": 0, "seen": []}
+
+    return distilled(inner, give, lambda out: {"seen": out["seen"]})
+
+
+def one_step(node: Any, name: str = "work") -> StateGraph[Any, Any, Any, Any]:
+    return StateGraph(Items, output_schema=Seen).add_node(name, node).add_edge(START, name)
+
+
+def looped(node: Any, times: int = 2) -> StateGraph[Any, Any, Any, Any]:
+    async def again(state: Items) -> dict[str, Any]:
+        return {"rounds": state["rounds"] + 1}
+
+    builder = one_step(node).add_node(again).add_edge("work", "again")
+    return builder.add_conditional_edges("again", lambda s: "work" if s["rounds"] < times else END)
+
+
+def spread(node: Any, times: int = 3) -> StateGraph[Any, Any, Any, Any]:
+    builder = StateGraph(Items, output_schema=Seen).add_node("work", node)
+    return builder.add_conditional_edges(START, lambda _: [Send("work", {"item": n}) for n in range(times)])
+
+
+def by_tasks(node: Any) -> StateGraph[Any, Any, Any, Any]:
+    call = task(node)
+
+    async def caller(state: Items) -> dict[str, Any]:
+        found = await asyncio.gather(call(state), call(state))
+        return {"seen": [text for one in found for text in one["seen"]]}
+
+    return one_step(caller, "caller")
+
+
+def called_twice(node: Any) -> StateGraph[Any, Any, Any, Any]:
+    step = isolated(one_step(node).compile())
+
+    async def caller(state: Items, config: RunnableConfig) -> dict[str, Any]:
+        return {"seen": [text for _ in range(2) for text in (await step.ainvoke(state, config))["seen"]]}
+
+    return one_step(caller, "caller")
+
+
+ISOLATED: dict[str, tuple[int, Callable[[Any], StateGraph[Any, Any, Any, Any]]]] = {
+    "one step": (1, lambda node: one_step(isolated(one_step(node).compile()))),
+    "loop": (2, lambda node: one_step(isolated(looped(node).compile()))),
+    "parallel sends": (3, lambda node: one_step(isolated(spread(node).compile()))),
+    "functional tasks": (2, lambda node: one_step(isolated(by_tasks(node).compile()))),
+    "two in a row": (
+        2,
+        lambda node: (
+            one_step(isolated(one_step(node).compile()), "first")
+            .add_node("second", isolated(one_step(node).compile()))
+            .add_edge("first", "second")
+        ),
+    ),
+    "two at once": (
+        2,
+        lambda node: (
+            one_step(isolated(one_step(node).compile()), "first")
+            .add_node("second", isolated(one_step(node).compile()))
+            .add_edge(START, "second")
+        ),
+    ),
+    "called twice by one node": (2, called_twice),
+    "sent to": (3, lambda node: spread(isolated(one_step(node).compile()))),
+    "nested, in a loop": (
+        4,
+        lambda node: one_step(isolated(looped(isolated(looped(node).compile())).compile())),
+    ),
+    "nested, sent to": (
+        9,
+        lambda node: one_step(isolated(spread(isolated(spread(node).compile())).compile())),
+    ),
+    "a plain graph within, in a loop": (
+        6,
+        lambda node: one_step(isolated(looped(spread(node).compile()).compile())),
+    ),
+    "a plain graph within, sent to": (
+        9,
+        lambda node: one_step(isolated(spread(spread(node).compile()).compile())),
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", list(ISOLATED))
+@pytest.mark.parametrize("again", ["the runtime", "a retry policy"])
+def test_an_effect_inside_an_isolated_graph_happens_once_however_often_it_is_tried(
+    shape: str, again: str
+) -> None:
+    expected, build = ISOLATED[shape]
+    calls: list[int] = []
+    keys: list[str] = []
+
+    async def charge(item: int) -> str:
+        calls.append(item)
+        return f"receipt {len(calls)}"
+
+    async def work(state: Items) -> dict[str, Any]:
+        keys.append(effect_key("charge"))
+        receipt = await effect(charge, state.get("item", 0))
+        if len(keys) <= expected:
+            raise ConnectionError("the step fails after its effect")
+        return {"seen": [receipt]}
+
+    outer = build(work).compile()
+    if again == "a retry policy":
+        outer.retry_policy = [
+            RetryPolicy(max_attempts=20, initial_interval=0.001, jitter=False, backoff_factor=1)
+        ]
+    agent = Agent(outer, to_input=lambda messages: {"item": 0}, to_replies=lambda values, messages: [])
+    settings = Settings(backoff=0.01, max_backoff=0.01, poll=0.2, attempts=20)
+
+    async def main() -> list[str]:
+        async with perdure.connect("memory://") as db:
+            async with asyncio.timeout(60), Runtime(db, agent, settings=settings, observers=()) as app:
+                run = await app.wait(await app.accept("t", "go"))
+                assert (run.state, run.attempts > 1) == ("done", again == "the runtime"), run.note
+            found = await db.checkpointer().aget_tuple({"configurable": {"thread_id": "t"}})
+            assert found is not None
+            return list(found.checkpoint["channel_values"]["seen"])
+
+    seen = asyncio.run(main())
+    assert len(keys) > expected, "nothing was tried again"
+    assert len(set(keys)) == expected, "a key changed between attempts, or two effects shared one"
+    assert len(calls) == expected
+    assert len(set(seen)) == expected
+
+
+def test_keys_inside_an_isolated_graph_of_plain_functions_stay_the_same_without_a_runtime() -> None:
+    keys: list[str] = []
+
+    def work(state: Items) -> dict[str, Any]:
+        keys.append(effect_key("charge"))
+        if len(keys) == 2:
+            raise ConnectionError("the second round fails")
+        return {}
+
+    def again(state: Items) -> dict[str, Any]:
+        return {"rounds": state["rounds"] + 1}
+
+    inner = one_step(work).add_node(again).add_edge("work", "again")
+    inner.add_conditional_edges("again", lambda state: "work" if state["rounds"] < 2 else END)
+    outer = one_step(isolated(inner.compile())).compile()
+    outer.retry_policy = [RetryPolicy(initial_interval=0.001, jitter=False)]
+    outer.invoke({"item": 0, "seen": []})
+    assert keys[:2] == keys[2:]
+    assert keys[0] != keys[1]
+
+
+def test_a_graph_inside_a_subagent_stores_no_checkpoints_either() -> None:
+    inner = one_step(one_step(lambda state: {"seen": ["here"]}).compile()).compile()
+    builder = one_step(isolated(inner))
+    agent = Agent(
+        builder.compile(), to_input=lambda messages: {"item": 0}, to_replies=lambda values, messages: []
+    )
+
+    async def main() -> set[str]:
+        async with perdure.connect("memory://") as db:
+            async with working(db, agent) as app:
+                assert (await app.wait(await app.accept("t", "go"))).state == "done"
+            saver = db.checkpointer()
+            return {
+                c.config["configurable"]["checkpoint_ns"]
+                async for c in saver.alist({"configurable": {"thread_id": "t"}})
+            }
+
+    assert asyncio.run(main()) == {""}
+
+
+def test_a_level_that_an_isolated_graph_cannot_know_is_refused() -> None:
+    keys: list[str] = []
+
+    def near(state: Items) -> dict[str, Any]:
+        keys.append(effect_key("charge"))
+        return {}
+
+    def far(state: Items) -> dict[str, Any]:
+        with pytest.raises(NotAllowed, match=r"inside node 'between' .*without the callbacks"):
+            effect_key("charge")
+        return {"seen": ["refused"]}
+
+    deep = one_step(one_step(far).compile(), "between").add_node(near).add_edge(START, "near").compile()
+
+    async def caller(state: Items, config: RunnableConfig) -> dict[str, Any]:
+        part: RunnableConfig = {"configurable": config.get("configurable", {})}
+        loop = asyncio.get_running_loop()  # a thread that has not the node's context either
+        return {"seen": (await loop.run_in_executor(None, deep.invoke, {"seen": []}, part))["seen"]}
+
+    outer = one_step(isolated(one_step(caller, "caller").compile())).compile()
+    out = asyncio.run(outer.ainvoke({"item": 0, "seen": []}))
+    assert out["seen"] == ["refused"]
+    assert len(keys) == 1, "the last level is known by the node's own config"
+
+
+def charging_agent(folder: str, *, dies: bool) -> Agent:
+    """An agent whose subagent charges twice in a loop; the process dies after the first was noted."""
+
+    def line(name: str, key: str) -> None:
+        with Path(folder, name).open("a") as file:
+            file.write(key + "\n")
+
+    async def charge(key: str) -> str:
+        line("charges", key)
+        return key
+
+    async def work(state: Items) -> dict[str, Any]:
+        key = effect_key("charge")
+        line("keys", key)
+        noted = await effect(charge, key)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"seen": [noted]}
+
+    return Agent(
+        one_step(isolated(looped(work).compile())).compile(),
+        to_input=lambda messages: {"item": 0},
+        to_replies=lambda values, messages: [],
+    )
+
+
+BRIEF = Settings(lease=1.0, backoff=0.05, max_backoff=0.1, poll=0.2)
+
+
+def work_on(url: str, folder: str) -> None:
+    """What a worker does that is killed inside the subagent."""
+
+    async def main() -> None:
+        agent = charging_agent(folder, dies=True)
+        async with perdure.connect(url) as db, Runtime(db, agent, settings=BRIEF, observers=()):
+            await asyncio.sleep(60)
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+
+    async def accept() -> Ticket:
+        async with perdure.connect(url, migrate=True) as db:
+            return await Runtime(db, charging_agent(str(tmp_path), dies=False)).accept("t", "go")
+
+    async def go_on(ticket: Ticket) -> list[str]:
+        async with perdure.connect(url) as db:
+            agent = charging_agent(str(tmp_path), dies=False)
+            async with asyncio.timeout(60), Runtime(db, agent, settings=BRIEF, observers=()) as app:
+                run = await app.wait(ticket)
+                assert (run.state, run.attempts) == ("done", 2), run.note
+            found = await db.checkpointer().aget_tuple({"configurable": {"thread_id": "t"}})
+            assert found is not None
+            return list(found.checkpoint["channel_values"]["seen"])
+
+    ticket = asyncio.run(accept())
+    worker = get_context("spawn").Process(target=work_on, args=(url, str(tmp_path)))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == -signal.SIGKILL
+    seen = asyncio.run(go_on(ticket))
+    first, again, second = (tmp_path / "keys").read_text().splitlines()
+    assert first == again, "the key changed with the attempt"
+    assert first != second, "two rounds of a loop share a key"
+    assert seen == (tmp_path / "charges").read_text().splitlines() == [first, second]

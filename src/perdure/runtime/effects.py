@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
 from perdure.database import Database
@@ -25,11 +26,10 @@ from perdure.errors import NotAllowed
 from perdure.langgraph.loads import carried
 from perdure.model.messages import encode
 from perdure.model.records import Partition
+from perdure.runtime.isolated import task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_TASK_ID = "__pregel_task_id"
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,20 @@ def _called(call: Callable[..., Any]) -> str:
     return str(getattr(call, "__qualname__", type(call).__qualname__))
 
 
-def _configurable() -> dict[str, Any]:
+def _config() -> RunnableConfig:
     try:
-        return get_config().get("configurable") or {}
+        return get_config()
     except RuntimeError as error:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node") from error
 
 
 def _journal() -> Journal | None:
-    thread = carried(_configurable())
+    thread = carried(_config().get("configurable", {}))
     return thread.journal if thread is not None and isinstance(thread.journal, Journal) else None
 
 
 def _name(label: str) -> str:
-    task_id = _configurable().get(_TASK_ID)
-    if not task_id:
+    name = task_name(_config())
+    if not name:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node")
-    return f"{task_id}:{label}"
+    return f"{name}:{label}"

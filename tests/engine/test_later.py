@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from perdure.engine import inbox, later
+from perdure.engine.findings import Damage, Finding
+from perdure.engine.fsck import check
 from perdure.engine.inbox import Accepted
 from perdure.engine.later import Brought
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import Contention
+from perdure.model.chunks import Digester
 from perdure.model.lane import IN, LATER, ROLLBACK
 from perdure.model.messages import MESSAGE_MAX, WAITING, Message, dedupe_digest
-from perdure.model.ops import Commit, Find, Put
+from perdure.model.ops import Commit, Committed, Find, Put
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, INBOX, RUN
 from tests.engine.queues import HERE, Queue
@@ -116,6 +119,40 @@ def test_a_message_that_cannot_be_read_is_set_aside_and_the_others_enter(queue: 
     kept = [row for row in queue.rows(DOCUMENT) if row.key[0] == later.UNREADABLE]
     assert [(row.key[1], row.body) for row in kept] == [(name, b"\xff not JSON") for name in spoilt]
     assert queue.lane(LATER).version == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"\xff not JSON", "Corrupt"),
+        (b"{}", "KeyError"),
+        (
+            b'{"id": "m0", "payload": 1, "graph": "g", "channel": "", "mode": "", "options": {}, '
+            b'"dedupe": "not hexadecimal"}',
+            "ValueError",
+        ),
+    ],
+)
+def test_a_check_names_postponed_messages_that_cannot_be_read(queue: Queue, body: bytes, why: str) -> None:
+    def found() -> list[str]:
+        findings: list[Finding] = queue.run(check(HERE, Digester()))
+        assert {finding.kind for finding in findings} <= {Damage.UNREADABLE}
+        return [finding.detail for finding in findings]
+
+    postpone(queue, "m0", 1000)
+    postpone(queue, "m1", 1001)
+    assert found() == []
+    (spoilt,) = [row for row in queue.rows(DOCUMENT) if row.key[1] == "m0"]
+    put = Put(DOCUMENT, spoilt.key, spoilt.fields, body, version=spoilt.version)
+    assert queue.memory.perform(Commit(HERE, (put,))) == Committed()
+    assert found() == [f"postponed message m0 cannot be read: {why}"]
+    queue.now = 2000
+    assert bring(queue).unreadable == ("m0",)
+    assert found() == [f"postponed message, set aside when it was due: m0 cannot be read: {why}"]
+    (aside,) = [row for row in queue.rows(DOCUMENT) if row.key[0] == later.UNREADABLE]
+    put = Put(DOCUMENT, aside.key, aside.fields, spoilt.body, version=aside.version)
+    assert queue.memory.perform(Commit(HERE, (put,))) == Committed()
+    assert found() == ["postponed message, set aside when it was due: m0 has not entered the inbox"]
 
 
 def test_no_more_enters_at_once_than_a_commit_carries(queue: Queue) -> None:

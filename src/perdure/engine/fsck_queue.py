@@ -13,9 +13,11 @@ from typing import Any
 
 from perdure.engine.documents import Document
 from perdure.engine.findings import RESTORE, Damage, Finding
+from perdure.engine.inbox import postponed
+from perdure.engine.later import UNREADABLE
 from perdure.engine.walking import Walk
 from perdure.errors import Corrupt
-from perdure.model.lane import IN, OUT, Lane
+from perdure.model.lane import IN, LATER, OUT, Lane
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
@@ -27,6 +29,7 @@ _KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply | Document]], ...] = (
     (OUTBOX, "reply", Reply),
     (DOCUMENT, "document", Document),
 )
+_POSTPONED = {LATER: "postponed message", UNREADABLE: "postponed message, set aside when it was due:"}
 _SHOWN = 3
 
 
@@ -66,18 +69,22 @@ def _read(partition: Partition) -> Program[_Queue]:
             yield from walk.turn(partition)
             queue.stored[kind].update(stub.key[0] for stub in walk.stubs)
             queue.unreadable += [
-                f"{name} {_named(key)} cannot be read: {error}" for key, error in walk.unreadable
+                f"{_named(name, key)} cannot be read: {error}" for key, error in walk.unreadable
             ]
             for record in walk.records:
                 try:
                     read = reader.read(record)
+                    if isinstance(read, Document) and record.key[0] in _POSTPONED:
+                        postponed(read)
                 except (Corrupt, ValueError, KeyError, TypeError) as error:
                     queue.unreadable.append(
-                        f"{name} {_named(record.key)} cannot be read: {type(error).__name__}"
+                        f"{_named(name, record.key)} cannot be read: {type(error).__name__}"
                     )
                 else:
                     if isinstance(read, Run):
                         queue.runs[read.id] = read
+                    elif kind is DOCUMENT and record.key[0] == UNREADABLE:
+                        queue.unreadable.append(f"{_named(name, record.key)} has not entered the inbox")
     return queue
 
 
@@ -118,8 +125,11 @@ def _runs(queue: _Queue) -> Iterator[str]:
             yield f"the open run {run.id} took {_these('message', absent)}, not stored"
 
 
-def _named(key: Key) -> str:
-    return "/".join(map(str, key))
+def _named(name: str, key: Key) -> str:
+    """What a record is and its key. A postponed message is a document, in one of two collections."""
+    if name == "document" and key[0] in _POSTPONED:
+        return f"{_POSTPONED[key[0]]} {key[1]}"
+    return f"{name} {'/'.join(map(str, key))}"
 
 
 def _these(name: str, numbers: Sequence[int]) -> str:

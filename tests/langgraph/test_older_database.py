@@ -14,6 +14,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
 from perdure.database import Database, open_database
@@ -126,4 +127,81 @@ def test_what_is_acknowledged_after_a_loss_can_be_read(durability: str) -> None:
                 converse(db, driver, durability)
             except (AssertionError, PerdureError) as error:
                 broken.append((at, to, f"{type(error).__name__}: {str(error)[:150]}"))
+    assert not broken, "\n".join(map(str, broken))
+
+
+def asking(saver: Any, *, keeps: bool | None) -> Any:
+    """A graph that asks a person, in a subgraph whose state ``keeps`` says is kept, and by itself."""
+
+    def look(state: State) -> Any:
+        return {"log": [f"looked at {len(state['messages'])}"]}
+
+    def ask(state: State) -> Any:
+        answer = interrupt({"question": "is this what you meant? " * 20})
+        return {"messages": [HumanMessage(str(answer), id=f"answer {len(state['messages'])}")]}
+
+    inner = StateGraph(State).add_node(look).add_node(ask).add_edge(START, "look").add_edge("look", "ask")
+    graph = StateGraph(State).add_node(look).add_node("inner", inner.compile(checkpointer=keeps)).add_node(ask)
+    graph.add_edge(START, "look").add_edge("look", "inner").add_edge("inner", "ask")
+    return graph.compile(checkpointer=saver)
+
+
+def ask_and_answer(db: Database, driver: Rewinding, keeps: bool | None, durability: Any) -> None:
+    """A turn with two questions. Each call that is acknowledged is read by another process as it was, also
+    the one in which the loss happens: a commit came after it."""
+    graph = asking(db.checkpointer(), keeps=keeps)
+    given: Any = {"messages": [HumanMessage("look at this " * 20, id="question")]}
+    for _ in range(3):
+        try:
+            out = graph.invoke(given, config(), durability=durability)
+        except PerdureError:
+            assert driver.is_over
+            return
+        asked = [question.value for question in out.pop("__interrupt__", ())]
+        fresh = asking(db.checkpointer(), keeps=keeps).get_state(config())
+        assert (fresh.values, [question.value for question in fresh.interrupts]) == (out, asked)
+        assert db.fsck() == []
+        given = Command(resume="yes, go on " * 20)
+
+
+@pytest.mark.parametrize("keeps", [None, True])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_a_question_that_is_acknowledged_can_be_answered(durability: str, keeps: bool | None) -> None:
+    with living("memory") as (db, driver):
+        ask_and_answer(db, driver, keeps, durability)
+        commits = driver.commits
+    every = [(at, to) for at in range(2, commits + 1) for to in range(at) if FULL or at - to == 2]
+    broken: list[tuple[int, int, str]] = []
+    for at, to in every:
+        with living("memory", at, to) as (db, driver):
+            try:
+                ask_and_answer(db, driver, keeps, durability)
+            except AssertionError as error:
+                broken.append((at, to, str(error)[:150]))
+    assert not broken, "\n".join(map(str, broken))
+
+
+def prune_after_two_turns(db: Database, driver: Rewinding) -> int:
+    """The number of commits before the prune. Whatever becomes of the prune, the thread can be read."""
+    graph = talking(db.checkpointer())
+    for turn in range(2):
+        graph.invoke({"messages": [HumanMessage("tell me more " * 40, id=f"question {turn}")]}, config())
+    before = driver.commits
+    db.checkpointer().prune(["t"])
+    assert db.fsck() == []
+    return before
+
+
+def test_a_prune_deletes_nothing_that_an_older_database_needs() -> None:
+    with living("memory") as (db, driver):
+        before = prune_after_two_turns(db, driver)
+        commits = driver.commits
+    assert commits > before + 1, "chunks are deleted after the commit that removes checkpoints"
+    broken: list[tuple[int, int, str]] = []
+    for at, to in [(at, to) for at in range(before + 2, commits + 1) for to in range(before - 8, at)]:
+        with living("memory", at, to) as (db, driver):
+            try:
+                prune_after_two_turns(db, driver)
+            except AssertionError as error:
+                broken.append((at, to, str(error)[:150]))
     assert not broken, "\n".join(map(str, broken))

@@ -202,10 +202,7 @@ class CheckpointPut:
                 after = after._replace(generation=successor(generation, record.id))
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
-                raise NotFound(
-                    f"thread {partition.thread!r}: checkpoint {parent} was removed while a run built on it; "
-                    "nothing of this step was stored. Start from a checkpoint that is still there"
-                )
+                raise _removed(partition, parent)
             return None
         return after, record
 
@@ -252,7 +249,9 @@ class WritesPut:
     them belongs to a run that raced it, and raises ``HeadConflict``. With ``seen=None`` (a bare call that
     no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. With a ``claim`` the
     head must be as it was loaded or claimed, or have moved on to the loop's own ``child``, asked for at the
-    last moment: a write may be later than the put that consumed it. For ``first_version`` see
+    last moment: a write may be later than the put that consumed it. ``before`` is the checkpoint that the
+    loop has stored last, where the writes belong to that one or to its parent: without a claim on the head it
+    must still be there, or the writes would belong to what nobody can load. For ``first_version`` see
     ``CheckpointPut``.
     """
 
@@ -261,6 +260,7 @@ class WritesPut:
     seen: Mapping[tuple[str, int], int] | None
     claim: Claim | None
     child: Callable[[], str | None]
+    before: tuple[str, str] | None
     epoch: int | None
     first_version: int
     budget: Budget
@@ -294,12 +294,17 @@ class WritesPut:
             if not mine:
                 raise _outrun(partition, claim.checkpoint_id)
         draft = self.plan(view, generation)
-        checks = (*checks, *draft.checks)
+        is_there: tuple[Op, ...] = ()
+        if claim is None and self.before is not None:
+            is_there = (Check(CHECKPOINT, self.before, Expect.PRESENT),)
+        checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         if isinstance(outcome, Committed):
             return True
+        if is_there and outcome == Refused(CHECKPOINT, self.before):
+            raise _removed(partition, self.before[1])
         if outcome.kind is not WRITE:
             return None
         answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))
@@ -355,6 +360,13 @@ def _claiming(claim: Claim, head: HeadView) -> Op:
         return Check(HEAD, (ROOT,), claim.after)
     fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
     return Put(HEAD, (ROOT,), fields, expect=claim.before, version=claim.after)
+
+
+def _removed(partition: Partition, checkpoint_id: str | None) -> NotFound:
+    return NotFound(
+        f"thread {partition.thread!r}: checkpoint {checkpoint_id} was removed while a run built on it; "
+        "nothing of this step was stored. Start from a checkpoint that is still there"
+    )
 
 
 def _outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:

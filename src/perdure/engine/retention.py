@@ -362,9 +362,26 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     """Delete chunks older than a generation that nothing reaches; how many were deleted.
 
     Call it only after the commit that raised the generation: whoever writes from then on either stores a
-    chunk under the new generation or refers to one that something still reaches.
+    chunk under the new generation or refers to one that something still reaches. Chunks are deleted only in
+    the generation in which the thread was read. Where that is over, what the thread needs is read anew: the
+    database may have come back older than it was, and need again what was removed.
     """
-    contents = yield from read(partition)
+    deleted, is_over = 0, False
+    for _ in range(ATTEMPTS):
+        contents = yield from read(partition)
+        generation = contents.view.generation if is_over else generation
+        count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
+        deleted += count
+        if not is_over:
+            return deleted
+    raise Contention(f"thread {partition.thread!r} is pruned all the time; prune it later")
+
+
+def _delete_unreached(
+    partition: Partition, contents: Contents, generation: int, digest: Digester, budget: Budget
+) -> Program[tuple[int, bool]]:
+    """Delete what a thread as it was read does not reach; how many chunks were deleted, and whether the
+    generation was found to be over."""
     needed = yield from reachable(partition, references(contents), digest)
     doomed: list[Op] = []
     after: Key | None = None
@@ -377,16 +394,19 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
         if len(records) < _PAGE:
             break
         after = records[-1].key
+    guard = Check(GC, (), generation or Expect.ABSENT)
     deleted = 0
-    for batch in batches(doomed, budget):
+    for batch in batches(doomed, budget, reserve=1):
         ops = list(batch)
         while ops:
-            outcome = yield from ask(Commit(partition, tuple(ops)))
+            outcome = yield from ask(Commit(partition, (guard, *ops)))
             if isinstance(outcome, Committed):
                 deleted += len(ops)
                 break
+            if outcome.kind is GC:
+                return deleted, True
             ops = [op for op in ops if op.key != outcome.key]
-    return deleted
+    return deleted, False
 
 
 def references(contents: Contents) -> Iterator[bytes]:

@@ -167,6 +167,15 @@ class WritesPlan:
         """The checkpoint that the loop has put, or tries to, on what it loaded."""
         return None if self.loop is None else self.loop.child
 
+    @property
+    def before(self) -> tuple[str, str] | None:
+        """The checkpoint that the loop has stored last, if the writes belong to it or to its parent and leave
+        by a commit of their own."""
+        base = None if self.loop is None or self.beside is not None else self.loop.base
+        if base is None or self.checkpoint_id not in (base.id, base.parent_id):
+            return None
+        return base.namespace, base.id
+
     def draft(self, view: View, generation: int) -> Draft:
         """The writes, one a slot.
 

@@ -484,6 +484,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             seen=loop.seen if loop is not None and not self._fork else None,
             claim=self._claim(loop, namespace, plan.checkpoint_id),
             child=plan.child,
+            before=plan.before,
             epoch=at.epoch,
             first_version=self._first_version(),
             budget=self._budget,

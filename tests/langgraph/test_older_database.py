@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Annotated, Any
 
 import pytest
@@ -141,7 +142,8 @@ def asking(saver: Any, *, keeps: bool | None) -> Any:
         return {"messages": [HumanMessage(str(answer), id=f"answer {len(state['messages'])}")]}
 
     inner = StateGraph(State).add_node(look).add_node(ask).add_edge(START, "look").add_edge("look", "ask")
-    graph = StateGraph(State).add_node(look).add_node("inner", inner.compile(checkpointer=keeps)).add_node(ask)
+    graph = StateGraph(State).add_node(look).add_node(ask)
+    graph.add_node("inner", inner.compile(checkpointer=keeps))
     graph.add_edge(START, "look").add_edge("look", "inner").add_edge("inner", "ask")
     return graph.compile(checkpointer=saver)
 
@@ -198,7 +200,7 @@ def test_a_prune_deletes_nothing_that_an_older_database_needs() -> None:
         commits = driver.commits
     assert commits > before + 1, "chunks are deleted after the commit that removes checkpoints"
     broken: list[tuple[int, int, str]] = []
-    for at, to in [(at, to) for at in range(before + 2, commits + 1) for to in range(before - 8, at)]:
+    for at, to in product(range(before + 2, commits + 1), range(before - 8, before + 1)):
         with living("memory", at, to) as (db, driver):
             try:
                 prune_after_two_turns(db, driver)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import warnings
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +15,15 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, StateGraph
+from langgraph.types import Send
+from typing_extensions import TypedDict
 
 import perdure
+from perdure.database import open_database
 from perdure.errors import Unserialisable
+from perdure.storage.port import Limits
+from perdure.testing.conformance.backend import Narrow
 from tests.langgraph.savers import DRIVERS, opened
 from tests.langgraph.specimens import LISTS, OBJECTS, OWN, VALUES, change, likeness
 
@@ -310,3 +318,23 @@ def test_writes_on_a_thread_made_again_bring_their_chunks(db: perdure.Database) 
     put(theirs, config(thread), {"messages": []}, 1)
     ((_, _, value),) = load(db.checkpointer(), thread).pending_writes
     assert likeness(value) == likeness(stock(state["messages"]))
+
+
+class Given(TypedDict):
+    pages: list[Any]
+    read: Annotated[list[str], operator.add]
+
+
+def test_a_step_that_fills_a_commit_needs_no_room_for_proofs() -> None:
+    pages = [{"page": n, "text": f"page {n} " * 40} for n in range(3)]
+    graph = StateGraph(Given)
+    graph.add_node("collect", lambda state: {"pages": pages})
+    graph.add_node("read", lambda state: {"read": ["one page"]})
+    graph.add_edge(START, "collect")
+    graph.add_conditional_edges("collect", lambda _: [Send("read", {"pages": pages})] * 92, ["read"])
+    with closing(open_database("memory://", wrap=lambda driver: Narrow(driver, Limits(100, 1 << 20)))) as db:
+        runnable = graph.compile(checkpointer=db.checkpointer())
+        at = {"configurable": {"thread_id": "t"}}
+        for turn in (1, 2):
+            state = runnable.invoke({"pages": pages}, at, durability="sync")
+            assert len(state["read"]) == 92 * turn

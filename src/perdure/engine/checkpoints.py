@@ -303,7 +303,7 @@ class WritesPut:
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         if isinstance(outcome, Committed):
             return True
-        if is_there and outcome == Refused(CHECKPOINT, self.before):
+        if self.before is not None and is_there and outcome == Refused(CHECKPOINT, self.before):
             raise _removed(partition, self.before[1])
         if outcome.kind is not WRITE:
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from perdure.model.lineage import ROOT
@@ -37,6 +38,15 @@ class Basis(NamedTuple):
         return self.is_guarded and self.head is not None and self.head == self.root
 
 
+class Belief(Enum):
+    """The known chunks that a write leaves out: ``ALL``, those that one check of the root
+    proves, or ``NONE``."""
+
+    ALL = "all"
+    OF_ROOT = "of root"
+    NONE = "none"
+
+
 @dataclass(slots=True, eq=False)
 class Known:
     """The chunks that are known in one collection generation, by digest, and nodes with their digests.
@@ -56,8 +66,13 @@ class Known:
         """Whether a thread with this head of its root is the known one, or a little older look at it."""
         return root == self.root or root in self.past
 
-    def advance(self, root: str, digests: Iterable[bytes]) -> None:
-        """The root's head was moved by this process, and these chunks are there beside what was known."""
+    def advance(self, root: str, replaced: str | None, digests: Iterable[bytes]) -> None:
+        """The root's head was moved by this process from ``replaced``, and these chunks are there beside what
+        was known."""
+        if replaced != self.root:
+            # Heard of later than of another move: this checkpoint does not prove what came with that one.
+            self.recent.update(digests)
+            return
         # First the proof, then what it proves: another thread may be planning a write with this meanwhile.
         self.past.append(self.root)
         self.root = root

@@ -11,9 +11,9 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 
 from perdure.engine.checkpoints import Draft
 from perdure.engine.threads import View
-from perdure.errors import PerdureError, TooLarge, TypeNotAllowed, Unserialisable
+from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import refusals, translate
-from perdure.langgraph.known import Basis
+from perdure.langgraph.known import Basis, Belief
 from perdure.langgraph.loads import Loop
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.values import Encoding, ThreadCache
@@ -51,18 +51,19 @@ class Encoder:
             self.cache.distrust(basis.generation, basis.root)
         self.is_again = True
         room = max(0, self.budget - ops)
-        for recent in (True, False):
+
+        def encoded(belief: Belief) -> tuple[R, tuple[Check, ...] | None]:
             encoding = self._last = Encoding(
-                serde or self.serde, self.digest, self.cache, basis, recent=recent
+                serde or self.serde, self.digest, self.cache, basis, belief=belief
             )
-            written = write(encoding)
-            checks = encoding.proof(room)
+            return write(encoding), encoding.proof(room)
+
+        for belief in (Belief.ALL, Belief.OF_ROOT):
+            written, checks = encoded(belief)
             if checks is not None:
                 return written, checks
-        raise TooLarge(
-            f"thread {self.partition.thread!r}: one write needs {ops} operations, as many as the backend "
-            "takes at once; write fewer values in one step"
-        )
+        # There is no room for any proof, so every chunk is stored again, before the commit.
+        return encoded(Belief.NONE)[0], ()
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from perdure.langgraph.identity import Template, Watch
-from perdure.langgraph.known import Basis, Known, Seen, entered, proof
+from perdure.langgraph.known import Basis, Belief, Known, Seen, entered, proof
 from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord
@@ -203,9 +203,14 @@ class Encoding:
     """
 
     def __init__(
-        self, serde: Serde, digest: Digester, cache: ThreadCache, basis: Basis, *, recent: bool = True
+        self,
+        serde: Serde,
+        digest: Digester,
+        cache: ThreadCache,
+        basis: Basis,
+        *,
+        belief: Belief = Belief.ALL,
     ) -> None:
-        """``recent`` says whether chunks that have to be checked one by one may be left out."""
         self._serde = serde
         self._cache = cache
         self._basis = basis
@@ -214,8 +219,8 @@ class Encoding:
         self._builder = Builder(
             digest,
             nodes=self._known.nodes,
-            stored=self._known.stored,
-            recent=self._known.recent if recent else frozenset(),
+            stored=frozenset() if belief is Belief.NONE else self._known.stored,
+            recent=self._known.recent if belief is Belief.ALL else frozenset(),
         )
         self._held: dict[tuple[str, str], Held] = {}
 
@@ -312,7 +317,7 @@ class Encoding:
         known, builder = self._known, self._builder
         known.nodes.update(builder.seen)
         if record is not None and record.namespace == ROOT:
-            known.advance(record.id, chain(builder.fresh, builder.relied))
+            known.advance(record.id, record.replaced, chain(builder.fresh, builder.relied))
         else:
             known.recent.update(builder.fresh)
         self._cache.hold(self._held)

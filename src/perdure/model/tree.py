@@ -48,7 +48,7 @@ class Builder:
 
     digest: Digester
     nodes: dict[bytes, bytes] = field(default_factory=dict)
-    stored: set[bytes] = field(default_factory=set)
+    stored: AbstractSet[bytes] = frozenset()
     recent: AbstractSet[bytes] = frozenset()
     fresh: dict[bytes, bytes] = field(default_factory=dict)
     seen: dict[bytes, bytes] = field(default_factory=dict)

@@ -102,3 +102,41 @@ async def test_another_s_thread_is_neither_copied_nor_followed(near: str) -> Non
             assert "404" in told[0].data["message"]
         copied: Any = await ada.threads.copy(thread)
         assert copied["thread_id"] != thread
+
+
+def _who(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+    configurable = config.get("configurable", {})
+    seen = [configurable.get(name) for name in ("user_id", "user_email", "color")]
+    return {"messages": [AIMessage(repr(seen))]}
+
+
+CLAIMS = {"user_id": "claimed-id", "user_email": "claimed@mail", "color": "red"}
+
+
+@run
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"config": {"configurable": CLAIMS}},
+        {"context": CLAIMS},
+        {"metadata": CLAIMS},
+        {"config": {"metadata": CLAIMS}},
+    ],
+    ids=["configurable", "context", "metadata", "config.metadata"],
+)
+@pytest.mark.parametrize("by", ["run", "assistant"])
+async def test_who_a_client_claims_to_be_is_stored_nowhere(near: str, given: dict[str, Any], by: str) -> None:
+    builder: Any = StateGraph(MessagesState)
+    graph = builder.add_node("who", _who).add_edge(START, "who").compile()
+    async with serving(near, of={"who": graph}, gate=_gate()) as served:
+        client, http = await served.client("ada"), await served.http("ada")
+        thread, of_run, assistant_id = (await client.threads.create())["thread_id"], given, "who"
+        if by == "assistant":
+            made: Any = await client.assistants.create("who", **given)
+            of_run, assistant_id = {}, made["assistant_id"]
+        values: Any = await client.runs.wait(thread, assistant_id, input=INPUT, **of_run)  # type: ignore[call-overload]
+        color = "red" if "context" in given or "configurable" in given.get("config", {}) else None
+        assert values["messages"][-1]["content"] == repr(["ada", None, color])
+        for path in ("", "/state", "/history", "/runs"):
+            found = (await http.get(f"/threads/{thread}{path}")).text
+            assert "claimed" not in found, path

@@ -17,7 +17,7 @@ from perdure.runtime.options import WEBHOOK, Told
 from perdure.runtime.users import USER
 from perdure.server.addresses import Unreachable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
-from perdure.server.auth.identity import Refusal, require_stamp
+from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.bodies import NewRun, Ref
 from perdure.server.catalogue import THERE
 from perdure.server.checkpoints import require_start, start_of
@@ -41,6 +41,9 @@ _SAID_ELSEWHERE = {
     "if_not_exists",
 }
 """What of a new run's body is no part of the run's ``kwargs``."""
+
+_OF_THE_USER = {"user_id", "user_email"}
+"""Names under which clients say who the user is. Beside a verified identity none of it is stored."""
 
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
@@ -71,6 +74,8 @@ async def submit(
     it gets a thread of its own. ``interrupt_id`` is what its command answers, if it is to answer that or
     nothing. Nothing is stored of one that is refused."""
     _check(new, is_stateless=thread_id is None)
+    if caller.user.identity:
+        new = _verified(caller.user, new)
     start = start_of(new)
     _check_webhook(caller, new.webhook)
     key = _key(request)
@@ -213,9 +218,10 @@ def _options(
     start: Ref | None,
     headers: Mapping[str, str],
 ) -> Options:
-    config = {**assistant.config, **new.config}
     user = caller.user
-    own, asked = assistant.config.get("configurable") or {}, new.config.get("configurable") or {}
+    preset = _verified_config(assistant.config) if user.identity else assistant.config
+    config = {**preset, **new.config}
+    own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
     # What the assistant configures under the name of something in the run's context gives way to that.
     said = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
     configurable = {
@@ -239,6 +245,8 @@ def _options(
         "metadata": {**(config.get("metadata") or {}), **about, "thread_id": thread_id},
     }
     context = {**_mirror(assistant.context, own), **_mirror(new.context, asked)} or None
+    if context is not None and user.identity:
+        context = _verified_context(user, context)
     durability = new.durability
     if durability is None and new.checkpoint_during is not None:
         durability = "async" if new.checkpoint_during else "exit"
@@ -266,6 +274,32 @@ def _options(
             "multitask_strategy": new.multitask_strategy or "enqueue",
         },
     )
+
+
+def _verified(user: User, new: NewRun) -> NewRun:
+    """A run without what its client said of who the user is, as that is verified."""
+    return new.model_copy(
+        update={
+            "config": _verified_config(new.config),
+            "context": _verified_context(user, new.context),
+            "metadata": _unclaimed(new.metadata),
+        }
+    )
+
+
+def _verified_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: _unclaimed(config[name]) for name in ("configurable", "metadata") if config.get(name)}
+    return {**config, **parts}
+
+
+def _verified_context(user: User, context: Mapping[str, Any]) -> dict[str, Any]:
+    """A context that names the verified user where it named one: its schema may ask for the field."""
+    verified = {"user_id": user.identity} if "user_id" in context else {}
+    return {**_unclaimed(context), **verified}
+
+
+def _unclaimed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in _OF_THE_USER}
 
 
 def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:

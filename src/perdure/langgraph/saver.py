@@ -303,8 +303,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return Partition(self._tenant, plain(thread_id))
 
     def _first_version(self) -> int:
-        """Where a new thread's versions start. A thread's generation is raised by one at a time, so that a
-        start this far from the last is none that an earlier thread of the same name may have come to."""
+        """Where a new thread's versions start: at random, and far from the last start, so that an earlier
+        thread of the same name has hardly come to the same versions."""
         return next(self._fresh) << 24
 
     def _address(self, config: RunnableConfig | None, partition: Partition | None = None) -> Address:

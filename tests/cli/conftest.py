@@ -24,7 +24,7 @@ pathless = StateGraph(MessagesState)
 number = 7
 
 
-def with_arguments(config):
+def with_arguments(first, second, third):
     return graph
 
 

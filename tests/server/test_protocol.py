@@ -157,16 +157,8 @@ async def _in_order(url: str) -> None:
         rest = await until_ended(
             heard(http, thread_id, channels=["messages", "lifecycle"], since=told[-1]["seq"])
         )
-        blocks = [event["params"]["data"]["event"] for event in rest[1:-1]]
-        assert blocks == [
-            "message-start",
-            "content-block-start",
-            "content-block-delta",
-            "content-block-finish",
-            "message-finish",
-        ]
-        assert rest[3]["params"]["data"]["delta"] == {"type": "text-delta", "text": "you said None"}
-        assert rest[3]["params"]["node"] == "ask"
+        # What a node returns is no message that a model streamed.
+        assert [event["method"] for event in rest] == ["lifecycle", "lifecycle"]
         assert phase(rest[-1]) == "completed"
 
 
@@ -238,7 +230,7 @@ async def _come_back_while_it_goes_on(url: str) -> None:
         told = await whole
         assert pieces == told
         steps = [event["params"]["data"] for event in told if event["method"] == "custom"]
-        assert steps == [{"payload": {"step": n}} for n in range(12)]
+        assert steps == [{"step": n, "payload": {"step": n}} for n in range(12)]
 
 
 def test_who_comes_back_again_and_again_hears_what_others_hear(url: str) -> None:

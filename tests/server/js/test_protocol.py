@@ -82,7 +82,7 @@ def test_t20_events_go_on_where_a_cut_line_left_them(js: Client) -> None:
 def test_t20_a_page_that_comes_late_is_told_the_run_from_its_beginning(js: Client) -> None:
     came = js.talk("joined", graph="slow", input=said("0.8"), seconds=0.3)
     assert came["outputs"] == [["0.8", "noted", "rested"]] * 2
-    assert came["spoken"] == ["noted", "rested"]
+    assert came["spoken"] == []  # no model spoke
     assert len(js.call("runs.list", came["threadId"])) == 1
 
 

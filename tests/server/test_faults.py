@@ -38,6 +38,7 @@ WORDS = ("somebody", "db.internal", "5433", "conversations", "10.1.2.3", "passwo
 TOLD = (
     errors.Conflict,
     errors.HeadConflict,
+    errors.CannotTakeBack,
     errors.Fenced,
     errors.Contention,
     errors.Busy,

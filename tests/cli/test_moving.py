@@ -19,6 +19,7 @@ import pytest
 import perdure
 from perdure.cli import main
 from perdure.model.records import THREADS, Partition
+from perdure.storage.sql.schema import SCHEMA_VERSION
 from perdure.storage.url import redacted
 from tests.houses import furnish
 from tests.langgraph import graphs
@@ -208,7 +209,7 @@ def test_migrate_looks_before_it_acts(run: Run, tmp_path: Path) -> None:
     assert (code, "CREATE TABLE" in out) == (0, True)
     code, out, err = run("migrate", url, "--check")
     assert (code, out) == (1, "")
-    assert f"{url} is at schema version 0, this release needs 4; run `perdure migrate`" in err
+    assert f"{url} is at schema version 0, this release needs {SCHEMA_VERSION}; run `perdure migrate`" in err
     assert not (tmp_path / "t.db").exists()
     assert run("migrate", url)[0] == 0
     for flag in ("--check", "--dry-run"):

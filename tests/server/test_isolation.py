@@ -34,6 +34,7 @@ from tests.server.tenants import (
 )
 
 OPEN = {
+    "/",
     "/ok",
     "/live",
     "/ready",

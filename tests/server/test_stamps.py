@@ -59,8 +59,8 @@ async def test_a_stamp_cannot_be_forged(url: str, way: str) -> None:
         assert (await bob.patch(path, json={"metadata": fake})).json()["metadata"]["owner"] == "bob"
         assert (await alice.post("/threads/search", json={})).json() == []
         assert (await alice.post("/threads/count", json={})).json() == 0
-        names = {one["name"] for one in (await alice.post("/assistants/search", json={})).json()}
-        assert names == {"ask", "boom", "chat", "rest"}
+        # A rule that wants an owner holds for the graphs' own assistants, which have none.
+        assert (await alice.post("/assistants/search", json={})).json() == []
 
 
 @run

@@ -1,8 +1,15 @@
-"""The verified user of a run, as its graph sees it."""
+"""The verified user of a run, as its graph sees it.
+
+A user's own fields may hold tokens, so they are kept in this process's memory and stored nowhere. A worker in
+another process gives its graph the fields that every user has.
+"""
 
 from __future__ import annotations
 
+import secrets
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import Any
 
 USER = "langgraph_auth_user"
@@ -58,9 +65,37 @@ class GraphUser(Mapping[str, Any]):
         return _dotted(self._fields[name])
 
 
+_COMMON = ("identity", "is_authenticated", "display_name", "permissions")
+_REFERENCE = "reference"
+_USERS_MAX = 10_000
+_users: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+_lock = Lock()
+
+
+def storable(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that may be stored with a message.
+
+    ``user_of`` finds the others by it in the process that called this, for the last 10,000 users.
+    """
+    common = {name: fields[name] for name in _COMMON if name in fields}
+    if len(common) == len(fields):
+        return common
+    reference = secrets.token_hex(8)
+    with _lock:
+        _users[reference] = dict(fields)
+        while len(_users) > _USERS_MAX:
+            _users.popitem(last=False)
+    return {**common, _REFERENCE: reference}
+
+
 def user_of(fields: Any) -> GraphUser | None:
-    """The user of the fields that were stored with a message, if any were."""
-    return GraphUser(fields) if isinstance(fields, Mapping) and fields.get("identity") else None
+    """Return the user of the fields that were stored with a message, or of a request, if there is one."""
+    if not isinstance(fields, Mapping) or not fields.get("identity"):
+        return None
+    stored = {name: value for name, value in fields.items() if name != _REFERENCE}
+    with _lock:
+        whole = _users.get(str(fields.get(_REFERENCE, "")))
+    return GraphUser(stored if whole is None or whole["identity"] != stored["identity"] else whole)
 
 
 class _Dotted(dict[str, Any]):

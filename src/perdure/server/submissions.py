@@ -14,7 +14,7 @@ from perdure.runtime import Options, Telling, Ticket
 from perdure.runtime.contexts import is_reserved
 from perdure.runtime.encoding import plain
 from perdure.runtime.options import WEBHOOK, Told
-from perdure.runtime.users import USER
+from perdure.runtime.users import USER, storable
 from perdure.server.addresses import Unreachable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.identity import Refusal, User, require_stamp
@@ -233,7 +233,7 @@ def _options(
     if user.identity:
         # It goes with the message to the worker that takes it, and is in nothing that is answered.
         configurable |= {
-            USER: user.dict(),
+            USER: storable(user.dict()),
             "langgraph_auth_user_id": user.identity,
             "langgraph_auth_permissions": list(user.permissions),
             "user_id": user.identity,

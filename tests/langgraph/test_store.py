@@ -81,8 +81,8 @@ def test_a_graph_remembers_across_threads(db: perdure.Database) -> None:
     assert say("t1", "ada", "tea") == []
     assert say("t2", "ada", "not coffee") == ["tea"]
     assert say("t3", "bob", "coffee") == []
-    assert asyncio.run(asay("t4", "ada", "scones")) == ["tea", "not coffee"]
-    assert asyncio.run(asay("t1", "ada", "more")) == ["tea", "not coffee", "scones"]
+    assert asyncio.run(asay("t4", "ada", "scones")) == ["not coffee", "tea"]
+    assert asyncio.run(asay("t1", "ada", "more")) == ["scones", "not coffee", "tea"]
     assert sorted(t.thread_id for t in db.threads_sync()) == ["t1", "t2", "t3", "t4"]
     assert db.store().list_namespaces() == [("users", "ada"), ("users", "bob")]
 

@@ -20,7 +20,7 @@ from perdure.model.lineage import Loaded
 from perdure.model.ops import Check, Commit, Committed, Expect, Put
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Driver
-from perdure.storage.sql import sqlite
+from perdure.storage.sql import sqlite, sqlite_rows
 from tests.mutants.drivers import (
     CaseBlindOrder,
     CheckThenWrite,
@@ -36,7 +36,6 @@ from tests.mutants.drivers import (
     NonAtomic,
     NoTenant,
     NoThread,
-    OverwritingLeavesGenerationAlone,
     PutsDoNotCheckGc,
     Shrinking,
     TagLeavesGenerationAlone,
@@ -163,7 +162,7 @@ def answered_before_written(patch: pytest.MonkeyPatch) -> None:
 
 def versions_trusted(patch: pytest.MonkeyPatch) -> None:
     """Not only absence is left to the tables: no put's expectation is looked at."""
-    patch.setattr(sqlite, "_is_new", lambda op: isinstance(op, Put))
+    patch.setattr(sqlite_rows, "is_new", lambda op: isinstance(op, Put))
 
 
 @dataclass(frozen=True)
@@ -213,6 +212,5 @@ MUTANTS = (
     Mutant("puts do not check the collection generation", "saver", PutsDoNotCheckGc),
     Mutant("collection deletes without its guard", "saver", UnguardedChunkDelete),
     Mutant("a tag leaves the generation alone", "saver", TagLeavesGenerationAlone),
-    Mutant("overwriting leaves the generation alone", "saver", OverwritingLeavesGenerationAlone),
     Mutant("a write demands its checkpoint", "saver", WriteDemandsCheckpoint),
 )

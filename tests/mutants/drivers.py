@@ -236,12 +236,6 @@ class TagLeavesGenerationAlone(Broken):
         return () if tags and op.kind is GC else (op,)
 
 
-class OverwritingLeavesGenerationAlone(Broken):
-    def op(self, commit: Commit, op: Op) -> tuple[Op, ...]:
-        over = any(o.kind is WRITE and isinstance(o, Put) and isinstance(o.expect, int) for o in commit.ops)
-        return () if over and op.kind is GC else (op,)
-
-
 class WriteDemandsCheckpoint(Broken):
     def rewrite(self, effect: Any) -> Any:
         if isinstance(effect, Commit):

@@ -9,9 +9,7 @@ import pytest
 
 from perdure.engine import items
 from perdure.langgraph import store
-from perdure.model import items as model
 from perdure.model import plain
-from perdure.model.items import Labels
 from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
 from tests.mutants.breaks import Mutant
@@ -66,15 +64,6 @@ def ends_at_their_last_moment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(items, "renewed", lambda record, now: now)
 
 
-def slashes_for_terminators(patch: pytest.MonkeyPatch) -> None:
-    def name_of(labels: Labels) -> str:
-        return "".join(f"{label}/" for label in labels)
-
-    for module in (items, model):
-        patch.setattr(module, "name_of", name_of)
-    patch.setattr(items, "labels_of", lambda name: tuple(name.split("/")[:-1]))
-
-
 def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
     real = items._plan
 
@@ -97,7 +86,7 @@ def lost_writes_unsaid(patch: pytest.MonkeyPatch) -> None:
 
 
 def searched_by_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(items, "by_age", lambda records: sorted(records, key=lambda r: r.key))
+    patch.setattr(items, "_newest_first", lambda place: (0, "", place[1].key))
 
 
 def empty_ones_listed(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +122,6 @@ STORE_MUTANTS = (
     Mutant("versions of items come back", "store", patch=versions_counted),
     Mutant("stale items are returned", "store", patch=stale_items_returned),
     Mutant("every read sets an end", "store", patch=ends_at_their_last_moment),
-    Mutant("labels end in a slash", "store", patch=slashes_for_terminators),
     Mutant("a put forgets the time of creation", "store", patch=creation_forgotten),
     Mutant("a lost race loses the write", "store", patch=lost_writes_unsaid),
     Mutant("a namespace is searched by key", "store", patch=searched_by_key),

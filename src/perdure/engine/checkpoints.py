@@ -250,9 +250,9 @@ class WritesPut:
     no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. With a ``claim`` the
     head must be as it was loaded or claimed, or have moved on to the loop's own ``child``, asked for at the
     last moment: a write may be later than the put that consumed it. ``before`` is the checkpoint that the
-    loop has stored last, where the writes belong to that one or to its parent: without a claim on the head it
-    must still be there, or the writes would belong to what nobody can load. For ``first_version`` see
-    ``CheckpointPut``.
+    loop has stored last, where the writes belong to that one or to its parent, asked for likewise: without a
+    claim on the head it must still be there, or the writes would belong to what cannot be loaded. For
+    ``first_version`` see ``CheckpointPut``.
     """
 
     partition: Partition
@@ -260,7 +260,7 @@ class WritesPut:
     seen: Mapping[tuple[str, int], int] | None
     claim: Claim | None
     child: Callable[[], str | None]
-    before: tuple[str, str] | None
+    before: Callable[[], tuple[str, str] | None]
     epoch: int | None
     first_version: int
     budget: Budget
@@ -295,16 +295,17 @@ class WritesPut:
                 raise _outrun(partition, claim.checkpoint_id)
         draft = self.plan(view, generation)
         is_there: tuple[Op, ...] = ()
-        if claim is None and self.before is not None:
-            is_there = (Check(CHECKPOINT, self.before, Expect.PRESENT),)
+        before = self.before() if claim is None else None
+        if before is not None:
+            is_there = (Check(CHECKPOINT, before, Expect.PRESENT),)
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         if isinstance(outcome, Committed):
             return True
-        if self.before is not None and is_there and outcome == Refused(CHECKPOINT, self.before):
-            raise _removed(partition, self.before[1])
+        if before is not None and outcome == Refused(CHECKPOINT, before) and self.before() == before:
+            raise _removed(partition, before[1])
         if outcome.kind is not WRITE:
             return None
         answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))

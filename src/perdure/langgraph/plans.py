@@ -168,7 +168,6 @@ class WritesPlan:
         """The checkpoint that the loop has put, or tries to, on what it loaded."""
         return None if self.loop is None else self.loop.child
 
-    @property
     def before(self) -> tuple[str, str] | None:
         """The checkpoint that the loop has stored last, if the writes belong to it or to its parent and leave
         by a commit of their own."""

@@ -226,7 +226,7 @@ GOOD: list[Any] = [
     Document(page_content="x", metadata={"when": datetime.date(2020, 1, 1)}),
     Send("node", Slim(text="x")), Interrupt(value=Slim(text="x"), id="i"),
     Command(update={"x": Slim(text="y")}),
-    zoneinfo.ZoneInfo("Europe/Berlin"), decimal.Decimal("1.50"), uuid.UUID(int=5),
+    zoneinfo.ZoneInfo("Europe/Berlin"), decimal.Decimal("1.50"), decimal.Decimal("sNaN"), uuid.UUID(int=5),
     {"a"}, frozenset({1}), collections.deque([1, "x"]), re.compile("a+", re.IGNORECASE),
     pathlib.Path("/a/b"), ipaddress.IPv4Address("1.2.3.4"), datetime.timedelta(1), float("nan"),
     Name("x"), Trouble("no"),

@@ -45,7 +45,12 @@ BREAKS = [
     Break(
         "no run id",
         "an input is applied once",
-        rewritten(execution, "config_of", '"run_id": held.run.id,', ""),
+        rewritten(
+            execution,
+            "config_of",
+            "return cast(",
+            'del configurable["run_id"], metadata["run_id"]\n    return cast(',
+        ),
     ),
     Break(
         "no compare-and-set on the queue",

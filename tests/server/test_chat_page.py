@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from langgraph.checkpoint.base import id as ids
 
 from perdure.server.config import Limits
 from tests.server.acceptance.saying import said
@@ -125,6 +128,25 @@ def test_a_reload_and_a_second_tab_follow_the_answer_that_is_written(page: Page)
         assert bodies(tab) == whole
 
 
+def test_a_message_stands_below_the_answer_that_was_stopped_while_the_server_is_away(
+    page: Page, site: Site
+) -> None:
+    ask(page, "count 400")
+    written(page, 20)
+    page.keyboard.press("Escape")
+    page.locator(".message.cut").wait_for()
+    cut = bodies(page)
+    site.stop()
+    ask(page, "enough")
+    shown(page, "Waits for the server")
+    assert bodies(page)[:3] == [*cut, "enough"]
+    assert page.locator(".message.cut").count() == 1
+    site.start()
+    shown(page, "You said: enough")
+    answered(page, 1)
+    assert bodies(page) == ["count 400", "enough", "You said: enough"]
+
+
 def test_messages_wait_their_turn_and_can_be_taken_back(page: Page, site: Site) -> None:
     ask(page, "count 60")
     written(page, 3)
@@ -183,6 +205,70 @@ def test_what_is_sent_before_the_graphs_are_known_is_sent_then(page: Page, site:
     ask(page, "text")  # the first of the graphs takes it, and asks
     page.locator(".question").wait_for()
     assert site.said() == [["text"]]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Set the clock that checkpoint ids are made of so many seconds ahead."""
+
+    def ahead(seconds: int) -> None:
+        skewed = SimpleNamespace(time_ns=lambda: time.time_ns() + seconds * 10**9)
+        monkeypatch.setattr(ids, "time", skewed)
+        monkeypatch.setattr(ids, "_last_v6_timestamp", None)
+
+    return ahead
+
+
+def turn(site: Site, text: str, **how: Any) -> list[str]:
+    """A turn of another client on the thread "t"; its checkpoints, the newest first."""
+    new = {"assistant_id": "chat", "input": said(text), "stream_mode": "messages-tuple", **how}
+    run = site.ask("POST", "/threads/t/runs", json={**new, "if_not_exists": "create"})
+    site.ask("GET", f"/threads/t/runs/{run['run_id']}/join")
+    return [one["checkpoint_id"] for one in site.ask("POST", "/threads/t/history", json={"limit": 100})]
+
+
+def test_the_head_is_the_servers_and_not_the_largest_id(
+    page: Page, site: Site, clock: Callable[[int], None]
+) -> None:
+    clock(3600)
+    base = turn(site, "first")[0]
+    turn(site, "second")
+    clock(0)
+    history = turn(site, "2nd", checkpoint_id=base)
+    assert max(history) != history[0]
+    page.goto(f"{site.page}#t")
+    shown(page, "You said: 2nd")
+    assert bodies(page) == ["first", "You said: first", "2nd", "You said: 2nd"]
+    branch = page.locator(".branch")
+    assert branch.all_inner_texts() == ["2/2"]
+    ask(page, "third")
+    shown(page, "You said: third")
+    answered(page, 3)
+    act(page.locator(".message.user").nth(1), "before")
+    shown(page, "You said: second")
+    assert (branch.all_inner_texts(), len(bodies(page))) == (["1/2"], 4)
+    act(page.locator(".message.user").nth(1), "after")
+    shown(page, "You said: third")
+    assert bodies(page)[2:] == ["2nd", "You said: 2nd", "third", "You said: third"]
+
+
+def test_a_turn_that_was_taken_back_is_no_branch(page: Page, site: Site) -> None:
+    turn(site, "first")
+    page.goto(f"{site.page}#t")
+    answered(page, 1)
+    ask(page, "count 400")
+    written(page, 10)
+    page.reload()
+    written(page, 10)  # the page knows the run's first checkpoints
+    (run,) = site.ask("GET", "/threads/t/runs?status=running")
+    site.ask("POST", f"/threads/t/runs/{run['run_id']}/cancel?action=rollback&wait=true")
+    page.locator(".message.writing").wait_for(state="detached")
+    wait_for("the turn's end", lambda: bodies(page) == ["first", "You said: first"])
+    assert page.locator("#notice").is_hidden()
+    ask(page, "second")
+    shown(page, "You said: second")
+    answered(page, 2)
+    assert page.locator(".branch").count() == 0
 
 
 @pytest.mark.parametrize("is_slow", [False, True], ids=["", "before its place is known"])
@@ -262,13 +348,16 @@ def test_the_page_outlives_the_server_and_goes_on_when_it_is_back(page: Page, si
     written(page, 20)
     site.stop()
     shown(page, "The server does not answer.")
-    ask(page, "are you there?")
-    shown(page, "Waits for the server")
+    unfinished = bodies(page)[1]
+    for text in ("are you there?", "hello?"):
+        ask(page, text)
+        page.locator(".message.user", has_text=text).get_by_text("Waits for the server").wait_for()
+    assert bodies(page) == ["count 100", unfinished, "are you there?", "hello?"]
     site.start()
-    shown(page, "You said: are you there?")
-    answered(page, 2)
+    shown(page, "You said: hello?")
+    answered(page, 3)
     assert page.locator("#notice").is_hidden()
-    assert bodies(page)[0::2] == ["count 100", "are you there?"]
+    assert bodies(page)[0::2] == ["count 100", "are you there?", "hello?"]
     assert site.said() == [bodies(page)]
 
 

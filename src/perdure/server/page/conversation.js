@@ -35,7 +35,7 @@ export class Conversation {
     this.messages = [];
     this.partial = new Map(); // answers that are being written, by their ids
     this.outgoing = []; // what the user sent and is in no state yet: {key, text, id, state, runId}
-    this.live = null; // the run that is followed: {runId}
+    this.live = null; // the run that is followed: {runId, key}; without a runId it is not accepted yet
     this.forks = new Map();
     this.questions = [];
     this.problem = null; // {text, action}: what keeps the conversation from going on
@@ -85,10 +85,11 @@ export class Conversation {
 
   async _sync() {
     const [thread, runs] = await link.persist(() => Promise.all([api.thread(this.id), api.runs(this.id)]));
-    await link.persist(() => this.tree.update());
-    if (this.leaf === null || !this.wantsBranch) this.leaf = this.tree.head;
-    else this.leaf = this.tree.newestUnder(this.leaf);
-    const state = this.leaf ? await link.persist(() => api.state(this.id, this.leaf)) : null;
+    const latest = await link.persist(() => api.state(this.id));
+    await link.persist(() => this.tree.update(latest.checkpoint_id));
+    const isBranch = this.wantsBranch && this.tree.nodes.has(this.leaf);
+    this.leaf = isBranch ? this.tree.newestUnder(this.leaf) : this.tree.head;
+    const state = this.leaf === this.tree.head ? latest : await link.persist(() => api.state(this.id, this.leaf));
     this.path = this.tree.path(this.leaf);
     const forks = await link.persist(() => this.tree.forks(this.path));
     if (this._abort.signal.aborted) return;
@@ -96,15 +97,15 @@ export class Conversation {
     this.graph = thread.metadata?.graph_id ?? this.graph;
     this.updatedAt = thread.updated_at;
     this.forks = forks;
-    this._take(state?.values ?? {});
+    this._take(state.values ?? {});
     const open = runs.filter(({ status }) => LIVE.includes(status)).reverse();
     const isAtHead = this.leaf === this.tree.head;
-    this.questions = open.length || !isAtHead ? [] : (state?.interrupts ?? []); // an answer goes to the newest
+    this.questions = open.length || !isAtHead ? [] : (state.interrupts ?? []); // an answer goes to the newest
     this.problem = null;
-    if (!open.length && isAtHead && !this.questions.length && state?.next?.length) {
+    if (!open.length && isAtHead && !this.questions.length && state.next?.length) {
       if (thread.status === "error" && thread.error) this.problem = { kind: "failed", error: thread.error };
       else this.problem = { kind: "cut" };
-    } else if (!open.length && !state && thread.error) {
+    } else if (!open.length && !this.leaf && thread.error) {
       this.problem = { kind: "failed", error: thread.error };
     }
     if (!this.problem || this.problem.kind === "failed") this.partial.clear();
@@ -218,7 +219,7 @@ export class Conversation {
     const follows = !this.isBusy;
     if (message && !this.outgoing.includes(message)) this.outgoing.push(message);
     if (message) message.state = "sending";
-    if (follows) this.live = { runId: null };
+    if (follows) this.live = { runId: null, key };
     this.problem = null;
     this.wasStopped = false;
     if (checkpoint) body = { ...body, checkpoint: { checkpoint_id: checkpoint } };

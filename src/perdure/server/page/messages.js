@@ -58,18 +58,27 @@ function listed(conversation) {
     else if (message.type === "tool") add(message.id ?? `at ${place}`, { role: "tool", message, place });
     else if (message.type !== "system" && message.type !== "remove") add(message.id ?? `at ${place}`, { role: "tool", message, place });
   });
-  const started = outgoing.filter(({ state }) => state !== "queued");
+  const { live } = conversation;
+  const isWriting = live !== null;
+  const isAccepted = isWriting && live.runId !== null; // before that, what is partial was left by another run
+  const isAnswered = (one) => isWriting && (isAccepted ? one.runId === live.runId : one.key === live.key);
   const queued = outgoing.filter(({ state }) => state === "queued");
-  const pending = (one, index) => add(one.id, {
-    role: "user", message: { content: one.text }, outgoing: one,
-    state: one.state === "queued" ? (index ? `Queued, number ${index + 1}` : "Queued: next") : STATES[one.state],
-  });
-  started.forEach((one) => pending(one, 0));
-  const isWriting = conversation.live !== null;
-  for (const message of partial.values()) add(message.id, { role: "assistant", message, isWriting, isCut: !isWriting });
-  const last = entries.at(-1);
-  if (isWriting && !partial.size && !conversation.questions.length && last) add("writing", { role: "assistant", message: { content: "" }, isWriting });
-  queued.forEach(pending);
+  const pending = (one) => {
+    const ahead = queued.indexOf(one);
+    const state = ahead < 0 ? STATES[one.state] : ahead ? `Queued, number ${ahead + 1}` : "Queued: next";
+    add(one.id, { role: "user", message: { content: one.text }, outgoing: one, state });
+  };
+  const parts = () => {
+    for (const message of partial.values()) add(message.id, { role: "assistant", message, isWriting: isAccepted, isCut: !isAccepted });
+  };
+  // An answer stands below the message that it answers, and above all that was sent after it.
+  if (!isAccepted) parts();
+  outgoing.filter(isAnswered).forEach(pending);
+  if (isAccepted) parts();
+  const isSilent = isWriting && !(isAccepted && partial.size) && !conversation.questions.length;
+  if (isSilent && entries.length) add("writing", { role: "assistant", message: { content: "" }, isWriting });
+  const later = outgoing.filter((one) => !isAnswered(one));
+  for (const isIn of [true, false]) later.filter(({ runId }) => (runId !== null) === isIn).forEach(pending);
   if (!entries.length && Object.keys(conversation.values ?? {}).length) {
     const { messages: _, ...values } = conversation.values;
     if (Object.keys(values).length) add("state", { role: "tool", message: { type: "tool", name: "state", content: JSON.stringify(values, null, 2) } });

@@ -12,43 +12,53 @@ export class Tree {
     this.nodes = new Map();
     this.children = new Map();
     this.counts = new Map();
+    this.head = null;
   }
 
-  // Reads what came since it was read last.
-  async update() {
+  // Reads what came since it was read last; `head` is the checkpoint that the server takes for the latest.
+  async update(head) {
     const fresh = [];
+    const listed = new Set();
     const size = await api.most(PAGE);
     let before;
     for (;;) {
       const page = await api.history(this.thread, size, before);
+      for (const one of page) listed.add(one.checkpoint_id);
       const unknown = page.filter((one) => !this.nodes.has(one.checkpoint_id));
       fresh.push(...unknown);
       if (page.length < size || unknown.length < page.length || fresh.length >= MOST) break;
       before = page.at(-1).checkpoint_id;
     }
+    this._forget(listed);
     for (const { checkpoint_id: id, parent_checkpoint_id: parent, next } of fresh.reverse()) {
       this.nodes.set(id, { id, parent, next });
       if (!this.children.has(parent)) this.children.set(parent, []);
       this.children.get(parent).push(id);
     }
-    for (const siblings of this.children.values()) siblings.sort();
+    this.head = head;
   }
 
-  get head() {
-    let newest = null;
-    for (const id of this.nodes.keys()) if (newest === null || id > newest) newest = id;
-    return newest;
+  // Removes what was taken back: it is known, is newer than the oldest known one that was listed, and was not listed.
+  _forget(listed) {
+    const known = [...this.nodes.keys()];
+    const since = known.findIndex((id) => listed.has(id));
+    for (const id of known.slice(since < 0 ? 0 : since)) {
+      if (listed.has(id)) continue;
+      const { parent } = this.nodes.get(id);
+      this.nodes.delete(id);
+      this.children.set(parent, this.children.get(parent).filter((child) => child !== id));
+    }
   }
 
-  // The newest checkpoint that comes after another one, or that one itself.
+  // The newest checkpoint that comes after another one, or that one itself. Nodes are kept in the order in which they
+  // were stored: ids are made of clocks and say nothing about that.
   newestUnder(id) {
+    const under = new Set([id]);
     let newest = id;
-    const open = [id];
-    while (open.length) {
-      for (const child of this.children.get(open.pop()) ?? []) {
-        if (child > newest) newest = child;
-        open.push(child);
-      }
+    for (const node of this.nodes.values()) {
+      if (!under.has(node.parent)) continue;
+      under.add(node.id);
+      newest = node.id;
     }
     return newest;
   }

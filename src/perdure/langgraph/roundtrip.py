@@ -40,7 +40,7 @@ def is_same(before: Any, after: Any) -> bool:
     if hasattr(before, "dtype"):
         return bool(before.dtype == after.dtype) and bool(before.tobytes() == after.tobytes())
     if isinstance(before, Decimal):  # a signalling NaN refuses every comparison
-        return before.as_tuple() == after.as_tuple()
+        return bool(before.as_tuple() == after.as_tuple())
     return before is after or bool(before == after) or (before != before and after != after)
 
 

@@ -124,6 +124,39 @@ def test_subgraphs_begin_and_end_with_the_tasks_that_they_are() -> None:
     assert [name for name, _ in heard].count("tasks|tools:t1") == 3
 
 
+def test_the_end_of_a_subgraph_is_told_once_the_state_holds_what_it_returned() -> None:
+    """Clients read the state when they hear of an end, whichever graph's it is."""
+    begun = {"input": {}, "triggers": []}
+    over = {"result": {}, "error": None, "interrupts": []}
+    heard = told(
+        ("tasks", {"id": "t1", "name": "sub", **begun}, ()),
+        ("tasks", {"id": "x", "name": "inner", **begun}, ("sub:t1",)),
+        ("tasks", {"id": "x", "name": "inner", **over}, ("sub:t1",)),
+        ("tasks", {"id": "t1", "name": "sub", **over}, ()),
+        ("values", {"x": 1}, ()),
+        ("tasks", {"id": "t2", "name": "next", **begun}, ()),
+        ("values", {"x": 2}, ()),
+    )
+    names = [name for name, _ in heard]
+    end = names.index("protocol/lifecycle|sub:t1", names.index("protocol/lifecycle|sub:t1") + 1)
+    assert names[end - 1 : end + 2] == ["values", "protocol/lifecycle|sub:t1", "tasks"]
+
+
+def test_the_end_of_a_subgraph_is_not_held_back_while_another_runs_beside_it() -> None:
+    begun = {"input": {}, "triggers": []}
+    over = {"result": {}, "error": None, "interrupts": []}
+    heard = told(
+        ("tasks", {"id": "t1", "name": "sub", **begun}, ()),
+        ("tasks", {"id": "t2", "name": "slow", **begun}, ()),
+        ("tasks", {"id": "x", "name": "inner", **begun}, ("sub:t1",)),
+        ("tasks", {"id": "x", "name": "inner", **over}, ("sub:t1",)),
+        ("tasks", {"id": "t1", "name": "sub", **over}, ()),
+        ("tasks", {"id": "t2", "name": "slow", **over}, ()),
+        ("values", {"x": 1}, ()),
+    )
+    assert [name for name, _ in heard][-3:] == ["protocol/lifecycle|sub:t1", "tasks", "values"]
+
+
 def test_tools_are_told_as_they_are() -> None:
     started = {"event": "tool-started", "tool_call_id": "c", "tool_name": "t"}
     assert told(("tools", started, ("a:1",))) == [("protocol/tools|a:1", {"data": started})]

@@ -50,6 +50,8 @@ class Speaker:
         self._asked: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._calls: dict[str, str] = {}
         self._below: dict[tuple[str, ...], str] = {}
+        self._running: set[str] = set()
+        self._ends: list[tuple[tuple[str, ...], dict[str, Any]]] = []
 
     def part(self, mode: str, payload: Any, namespace: Sequence[str]) -> None:
         """Tell one part."""
@@ -78,9 +80,10 @@ class Speaker:
                 self._tell(_named(mode, at), payload)
 
     def ended(self) -> None:
-        """Tell what was held back until there are no more parts: the last values, and the questions. Nothing
-        can be answered before the run has stopped to wait for it."""
+        """Tell what was held back until there are no more parts: the last values, the ends of the last
+        subgraphs, and the questions. Nothing can be answered before the run has stopped to wait for it."""
         self._flush()
+        self._tell_ends()
         for question, at in self._asked.values():
             self._tell(_named("updates", at), {QUESTIONS: [question]})
 
@@ -125,11 +128,17 @@ class Speaker:
             self._own("messages", at, data, node)
 
     def _task(self, payload: Mapping[str, Any], at: tuple[str, ...]) -> None:
+        task_id = str(payload.get("id"))
         if "result" not in payload:
+            self._tell_ends()
+            self._running.add(task_id)
             self._begun(payload, at)
         self._tell(_named("tasks", at), payload)
         if "result" in payload:
+            self._running.discard(task_id)
             self._ended(payload, at)
+            if self._running - {one.rpartition(":")[2] for one in at}:
+                self._tell_ends()
 
     def _begun(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
         """A task within a subgraph of which nothing was told yet says that it began."""
@@ -149,7 +158,9 @@ class Speaker:
         self._own("lifecycle", at, data)
 
     def _ended(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
-        """The task that a subgraph is has ended, and the subgraph with it."""
+        """The task that a subgraph is has ended, and the subgraph with it. Without another task that runs
+        beside it this is told once the step is over: clients take the end of any graph for a reason to read
+        the state, which has to hold what the subgraph returned."""
         for below in [b for b, parent in self._below.items() if b[:-1] == at and parent == task.get("id")]:
             del self._below[below]
             data: dict[str, Any] = {"event": "completed"}
@@ -157,7 +168,12 @@ class Speaker:
                 data = {"event": "interrupted"}
             elif error := task.get("error"):
                 data = {"event": "failed", "error": str(error)}
+            self._ends.append((below, data))
+
+    def _tell_ends(self) -> None:
+        for below, data in self._ends:
             self._own("lifecycle", below, data)
+        self._ends.clear()
 
 
 def _named(name: str, at: Iterable[str]) -> str:

@@ -51,6 +51,16 @@ def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[Ch
     return CheckpointRecord.read(records[0]) if records else None
 
 
+def find_all(
+    partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
+) -> Program[list[CheckpointRecord]]:
+    """Those of the checkpoints that are stored, in the order of their ids as they are given."""
+    answers = yield from ask(
+        Fetch(partition, tuple(Get(CHECKPOINT, (namespace, one)) for one in checkpoint_ids))
+    )
+    return [CheckpointRecord.read(record) for answer in answers for record in answer]
+
+
 def writes_of(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:

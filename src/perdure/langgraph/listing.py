@@ -1,8 +1,8 @@
-"""Listing a thread's checkpoints page by page, newest first within each namespace."""
+"""Listing checkpoints page by page: a thread's, newest first within each namespace, or all threads'."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 
 from perdure.engine import history
+from perdure.engine.merging import Entry, Merge
 from perdure.engine.values import MissingChunk
-from perdure.langgraph.loads import leased
+from perdure.langgraph.loads import ThreadId, leased
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address, read_metadata, read_page, to_tuple
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.program import Program
+from perdure.model.records import Partition
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Listing:
             self.remaining -= len(chosen)
         if self.at.checkpoint_id is not None:
             self._leave()
-        return (yield from self._tuples(serde, digest, namespace, chosen))
+        return (yield from _tuples(serde, digest, self.at.partition, namespace, chosen, self.at.thread))
 
     def _leave(self) -> list[CheckpointTuple]:
         """Go on to the next namespace."""
@@ -101,31 +103,88 @@ class Listing:
             return history.PAGE
         return min(self.remaining, history.PAGE)
 
-    def _tuples(
-        self, serde: Serde, digest: Digester, namespace: str, records: list[CheckpointRecord]
-    ) -> Program[list[CheckpointTuple]]:
-        partition = self.at.partition
-        while records:
-            pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
-            try:
-                pages = yield from read_page(serde, digest, partition, records, pending)
-            except MissingChunk:
-                # Pruned while it was read: what is gone is left out. What is still there and does not
-                # resolve is damage.
-                there: list[CheckpointRecord] = []
-                for record in records:
-                    if (yield from history.find(partition, namespace, record.id)) is not None:
-                        there.append(record)  # noqa: PERF401 - a comprehension cannot yield
-                if len(there) == len(records):
-                    raise
-                records = there
-                continue
-            thread = leased(self.at.thread)
-            return [
-                to_tuple(serde, partition, record, values, thread)
-                for record, values in zip(records, pages, strict=True)
-            ]
-        return []
+
+@dataclass(slots=True)
+class WholeListing:
+    """A walk over the checkpoints of all threads, by id downwards as the stock savers have it: those whose id
+    is below ``before``'s and whose metadata passes the filter, at most ``remaining``."""
+
+    tenant: str
+    filter: Mapping[str, Any] | None
+    before: RunnableConfig | None
+    remaining: int | None
+    done: bool = False
+    _merge: Merge | None = None
+
+    def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
+        """The next matching checkpoints; ``done`` is set after the last."""
+        if self._merge is None:
+            conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
+            most = None if self.filter else self.remaining
+            self._merge = Merge(self.tenant, conf.get("checkpoint_id") or None, most)
+        size = history.PAGE
+        if self.remaining is not None and not self.filter:
+            size = min(self.remaining, size)
+        entries = (yield from self._merge.next(size)) if size > 0 else []
+        if not entries:
+            self.done = True
+            return []
+        records: dict[Entry, CheckpointRecord] = {}
+        for place, ids in _by_place(entries):
+            for record in (yield from history.find_all(*place, ids)):
+                entry = Entry(record.id, *place)
+                if not self.filter or _matches(read_metadata(serde, place[0], record), self.filter):
+                    records[entry] = record
+        chosen = [entry for entry in entries if entry in records]
+        if self.remaining is not None:
+            chosen = chosen[: self.remaining]
+        found: dict[Entry, CheckpointTuple] = {}
+        for place, ids in _by_place(chosen):
+            partition, namespace = place
+            wanted = [records[Entry(one, partition, namespace)] for one in ids]
+            for item in (yield from _tuples(serde, digest, partition, namespace, wanted)):
+                found[Entry(item.checkpoint["id"], *place)] = item
+        if self.remaining is not None:
+            self.remaining -= len(found)
+            self.done = self.remaining <= 0
+        return [found[entry] for entry in chosen if entry in found]
+
+
+def _by_place(entries: Iterable[Entry]) -> Iterable[tuple[tuple[Partition, str], list[str]]]:
+    """The ids of each namespace of each thread, in their order."""
+    places: dict[tuple[Partition, str], list[str]] = {}
+    for entry in entries:
+        places.setdefault((entry.partition, entry.namespace), []).append(entry.checkpoint_id)
+    return places.items()
+
+
+def _tuples(
+    serde: Serde,
+    digest: Digester,
+    partition: Partition,
+    namespace: str,
+    records: list[CheckpointRecord],
+    thread: ThreadId | None = None,
+) -> Program[list[CheckpointTuple]]:
+    """What the records of one namespace hold, but for those that were removed meanwhile."""
+    while records:
+        pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
+        try:
+            pages = yield from read_page(serde, digest, partition, records, pending)
+        except MissingChunk:
+            # Pruned while it was read: what is gone is left out. What is still there and does not resolve is
+            # damage.
+            there = yield from history.find_all(partition, namespace, [r.id for r in records])
+            if len(there) == len(records):
+                raise
+            records = there
+            continue
+        keeper = leased(thread)
+        return [
+            to_tuple(serde, partition, record, values, keeper)
+            for record, values in zip(records, pages, strict=True)
+        ]
+    return []
 
 
 def _matches(found: CheckpointMetadata, wanted: Mapping[str, Any]) -> bool:

@@ -30,7 +30,7 @@ from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, TypeName
-from perdure.langgraph.listing import Listing
+from perdure.langgraph.listing import Listing, WholeListing
 from perdure.langgraph.loads import Loop, Loops, ThreadId, plain
 from perdure.langgraph.opening import Openings, may_be_carried
 from perdure.langgraph.plans import CheckpointPlan, Encoder, WritesPlan
@@ -154,14 +154,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, newest first within each namespace. Without a config, those of every thread of this
-        tenant: only for a saver made with ``may_list_all_threads=True``."""
-        for partition in run(self._partitions(config), self._driver):
-            pages = Listing(self._address(config, partition), filter, before, limit)
-            while not pages.done:
-                yield from run(self._list(pages), self._driver)
-            if limit is not None:
-                limit = pages.remaining
+        """Checkpoints, newest first within each namespace.
+
+        Without a config, those of every thread of this tenant by id downwards, and ``before`` compares ids:
+        only for a saver made with ``may_list_all_threads=True``. It asks every thread for its newest id
+        before it yields the first, however small the limit: time linear in the number of threads.
+        """
+        pages = self._pages(config, filter, before, limit)
+        while not pages.done:
+            yield from run(self._list(pages), self._driver)
 
     async def alist(
         self,
@@ -172,13 +173,10 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See ``list``."""
-        for partition in await arun(self._partitions(config), self._driver):
-            pages = Listing(self._address(config, partition), filter, before, limit)
-            while not pages.done:
-                for item in await arun(self._list(pages), self._driver):
-                    yield item
-            if limit is not None:
-                limit = pages.remaining
+        pages = self._pages(config, filter, before, limit)
+        while not pages.done:
+            for item in await arun(self._list(pages), self._driver):
+                yield item
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -307,8 +305,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         thread of the same name has hardly come to the same versions."""
         return next(self._fresh) << 24
 
-    def _address(self, config: RunnableConfig | None, partition: Partition | None = None) -> Address:
-        return translate.address(self._tenant, config, partition)
+    def _address(self, config: RunnableConfig) -> Address:
+        return translate.address(self._tenant, config)
 
     def _get(self, config: RunnableConfig) -> Program[CheckpointTuple | None]:
         at = self._address(config)
@@ -360,18 +358,24 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
         return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, thread)
 
-    def _list(self, pages: Listing) -> Program[Sequence[CheckpointTuple]]:
+    def _list(self, pages: Listing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._packer, self._digest))
 
-    def _partitions(self, config: RunnableConfig | None) -> Program[Sequence[Partition]]:
+    def _pages(
+        self,
+        config: RunnableConfig | None,
+        filter: Mapping[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Listing | WholeListing:
         if config is not None:
-            return [self._address(config).partition]
+            return Listing(self._address(config), filter, before, limit)
         if not self._may_list_all:
             raise NotAllowed(
                 "listing without a thread shows the checkpoints of every thread; ask for this right by "
                 "name: db.checkpointer(may_list_all_threads=True)"
             )
-        return (yield from retention.all_threads(self._tenant))
+        return WholeListing(self._tenant, filter, before, limit)
 
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str]

@@ -49,15 +49,12 @@ class Address(NamedTuple):
     thread: ThreadId | None
 
 
-def address(tenant: str, config: RunnableConfig | None, partition: Partition | None = None) -> Address:
-    configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
-    if partition is None:
-        thread_id = configurable.get("thread_id")
-        if thread_id is None or thread_id == "":
-            raise ValueError(
-                'a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}'
-            )
-        partition = Partition(tenant, plain(thread_id))
+def address(tenant: str, config: RunnableConfig) -> Address:
+    configurable: Mapping[str, Any] = config.get("configurable") or {}
+    thread_id = configurable.get("thread_id")
+    if thread_id is None or thread_id == "":
+        raise ValueError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
+    partition = Partition(tenant, plain(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text(*partition, namespace or "", checkpoint_id or "")
     thread = carried(configurable)

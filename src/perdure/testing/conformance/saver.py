@@ -6,10 +6,11 @@ from perdure.testing.conformance.fences import Fences
 from perdure.testing.conformance.going_back import GoingBack
 from perdure.testing.conformance.heads import Heads
 from perdure.testing.conformance.lineage import Lineage
+from perdure.testing.conformance.listing import Listing
 from perdure.testing.conformance.retention import Retention
 
 
-class SaverContract(Heads, Fences, Lineage, Retention, GoingBack):
+class SaverContract(Heads, Fences, Lineage, Listing, Retention, GoingBack):
     """What a checkpointer promises beyond LangGraph's own suite. Subclass it in a test and give it a fixture
     ``backend``: a ``Backend`` around an open, empty driver.
 

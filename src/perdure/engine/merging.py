@@ -1,0 +1,110 @@
+"""The checkpoints of all threads of a tenant in one order: by id downwards."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from perdure.engine import history
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Fetch, Find, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, HEAD, Partition
+
+_AHEAD = 16
+_THREADS = 1000
+
+
+class Entry(NamedTuple):
+    """A checkpoint's place in the order."""
+
+    checkpoint_id: str
+    partition: Partition
+    namespace: str
+
+
+@dataclass(slots=True)
+class _Line:
+    """One namespace of one thread: ids that were read ahead, the largest last."""
+
+    partition: Partition
+    namespace: str
+    ids: list[str]
+    ahead: int = 1
+
+    @property
+    def first(self) -> Entry:
+        return Entry(self.ids[-1], self.partition, self.namespace)
+
+
+@dataclass(slots=True)
+class Merge:
+    """A walk over the ids of all checkpoints of a tenant, the largest first; ``before`` cuts it.
+
+    Only ids are read, and at most 16 of a namespace are held. The start asks each thread once, and those with
+    subgraphs twice: time and memory are linear in the number of threads. ``most`` is how many entries are
+    wanted at all, if that is known; no more namespaces are held then.
+    """
+
+    tenant: str
+    before: str | None
+    most: int | None
+    _lines: list[_Line] = field(default_factory=list)
+    """By their first id, the largest last."""
+    _started: bool = False
+
+    def next(self, size: int) -> Program[list[Entry]]:
+        """The next entries, ``size`` of them unless there are fewer. Raises ``Corrupt`` for a thread whose
+        head names a checkpoint that is not stored."""
+        if not self._started:
+            yield from self._start()
+            self._started = True
+        out: list[Entry] = []
+        while self._lines and len(out) < size:
+            line = self._lines.pop()
+            out.append(line.first)
+            last = line.ids.pop()
+            if not line.ids:
+                line.ahead = min(2 * line.ahead, _AHEAD)
+                wanted = _ids(line.namespace, last, line.ahead)
+                (records,) = yield from ask(Fetch(line.partition, (wanted,)))
+                line.ids = [record.key[1] for record in reversed(records)]
+            if line.ids:
+                insort(self._lines, line, key=lambda line: line.first)
+        return out
+
+    def _start(self) -> Program[None]:
+        after: Partition | None = None
+        while page := (yield from ask(Find("threads", self.tenant, after=after, limit=_THREADS))):
+            for found in page:
+                self._lines += yield from self._lines_of(found.partition)
+            self._lines.sort(key=lambda line: line.first)
+            if self.most is not None:
+                # A line's first is its largest: the lines before have nothing among the wanted entries.
+                del self._lines[: max(0, len(self._lines) - self.most)]
+            after = page[-1].partition
+
+    def _lines_of(self, partition: Partition) -> Program[Sequence[_Line]]:
+        heads, records = yield from ask(Fetch(partition, (Range(HEAD), _ids(ROOT, self.before, 1))))
+        others = [head.key[0] for head in heads if head.key[0] != ROOT]
+        found = {ROOT: records}
+        if others:
+            wanted = tuple(_ids(namespace, self.before, 1) for namespace in others)
+            found.update(zip(others, (yield from ask(Fetch(partition, wanted))), strict=True))
+        out: list[_Line] = []
+        for head in heads:
+            namespace, target = head.key[0], head.fields["checkpoint_id"]
+            ids = [record.key[1] for record in found[namespace]]
+            if target not in ids and (self.before is None or target < self.before):
+                # An older head after a fork, or damage, which a page from the head on raises.
+                yield from history.page(partition, namespace, below=None, limit=1)
+            if ids:
+                out.append(_Line(partition, namespace, ids))
+        return out
+
+
+def _ids(namespace: str, below: str | None, limit: int) -> Range:
+    after = None if below is None else (namespace, below)
+    return Range(CHECKPOINT, (namespace,), reverse=True, after=after, limit=limit, bodies=False)

@@ -1,0 +1,63 @@
+"""Listing the checkpoints of all threads shows what the stock saver has, in one order."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+
+from perdure.testing.conformance.backend import at, put
+from tests.langgraph.savers import opened
+
+
+def _steps(random: Random) -> list[tuple[str, str, str, str]]:
+    """Places, ids and sources of checkpoints; ids mostly rise, as clocks of several machines have it."""
+    threads = [f"t{n}" for n in range(random.choice((1, 3, 9)))]
+    # The root comes first in each thread: a subgraph's checkpoint without a root is no thread of LangGraph's.
+    places = [(thread, "") for thread in threads]
+    places += [(random.choice(threads), f"inner|{n}") for n in range(random.randrange(4))]
+    ids = [f"1f{n + random.randrange(8):04}.{n:04}" for n in range(random.choice((5, 40, 150)))]
+    return [(*random.choice(places), one, random.choice(("input", "loop", "update"))) for one in ids]
+
+
+def _fill(saver: BaseCheckpointSaver[Any], steps: list[tuple[str, str, str, str]]) -> None:
+    for thread, namespace, checkpoint_id, source in steps:
+        put(saver, at(thread=thread, namespace=namespace), checkpoint_id, source=source)
+
+
+def _seen(item: Any) -> Any:
+    place = item.config["configurable"]
+    return place["checkpoint_id"], str(place["thread_id"]), place["checkpoint_ns"], item.metadata["source"]
+
+
+@pytest.mark.parametrize("driver", ["memory", "sqlite"])
+def test_all_threads_are_listed_as_on_the_stock_saver(driver: str, tmp_path: Path) -> None:
+    """The stock saver in memory yields thread by thread; PostgresSaver sorts the same by id downwards."""
+    random = Random(8)
+    for number in range(12 if driver == "memory" else 4):
+        steps = _steps(random)
+        stock = InMemorySaver()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with opened(driver, folder) as db:
+            saver = db.checkpointer(may_list_all_threads=True)
+            _fill(saver, steps)
+            _fill(stock, steps)
+            for _ in range(15):
+                wanted: dict[str, Any] = {
+                    "filter": random.choice((None, {}, {"source": "input"}, {"source": "update", "step": 1})),
+                    "before": random.choice((None, at(random.choice(steps)[2]), at("1f0020"))),
+                }
+                limit = random.choice((None, 0, 1, 3, 70))
+                expected = sorted(map(_seen, stock.list(None, **wanted)), reverse=True)[:limit]
+                assert [_seen(item) for item in saver.list(None, limit=limit, **wanted)] == expected
+                assert asyncio.run(_awaited(saver, limit=limit, **wanted)) == expected
+
+
+async def _awaited(saver: BaseCheckpointSaver[Any], **options: Any) -> list[Any]:
+    return [_seen(item) async for item in saver.alist(None, **options)]

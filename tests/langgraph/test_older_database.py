@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
@@ -22,6 +23,7 @@ from perdure.database import Database, open_database
 from perdure.errors import PerdureError
 from perdure.storage.port import Driver
 from tests.backends import EMPTY
+from tests.langgraph.graphs import appended
 from tests.langgraph.session import config
 from tests.rewinding import Rewinding
 
@@ -59,6 +61,29 @@ def talking(saver: Any) -> Any:
 
     graph = StateGraph(State).add_node(collect).add_node(learn).add_node("inner", inner).add_node(answer)
     graph.add_edge(START, "collect").add_edge(START, "learn").add_edge(["collect", "learn"], "inner")
+    graph.add_edge("inner", "answer")
+    return graph.compile(checkpointer=saver)
+
+
+class Replayed(TypedDict):
+    messages: Annotated[list[Any], add_messages]
+    said: Annotated[list[str], DeltaChannel(appended)]
+
+
+def replaying(saver: Any) -> Any:
+    """A graph whose state is replayed from the writes of tasks, some at the same time, in a subgraph too."""
+
+    def speak(name: str) -> Any:
+        return lambda state: {"said": [f"{name} after {len(state['said'])} " * 20]}
+
+    def answer(state: Replayed) -> Any:
+        count = len(state["messages"])
+        return {"messages": [AIMessage("an answer", id=f"answer {count}")], "said": [f"answer {count}"]}
+
+    inner = StateGraph(Replayed).add_node("within", speak("within")).add_edge(START, "within").compile()
+    graph = StateGraph(Replayed).add_node("left", speak("left")).add_node("right", speak("right"))
+    graph.add_node("inner", inner).add_node(answer)
+    graph.add_edge(START, "left").add_edge(START, "right").add_edge(["left", "right"], "inner")
     graph.add_edge("inner", "answer")
     return graph.compile(checkpointer=saver)
 
@@ -178,6 +203,43 @@ def test_a_question_that_is_acknowledged_can_be_answered(durability: str, keeps:
         with living("memory", at, to) as (db, driver):
             try:
                 ask_and_answer(db, driver, keeps, durability)
+            except AssertionError as error:
+                broken.append((at, to, str(error)[:150]))
+    assert not broken, "\n".join(map(str, broken))
+
+
+def replay(db: Database, driver: Rewinding, durability: Any) -> int:
+    """Two turns of a graph whose state is replayed; the number of commits of the first. What is acknowledged
+    is read by another process as it was, also of the turn in which the loss happens."""
+    graph = replaying(db.checkpointer())
+    first = 0
+    for turn in range(2):
+        first = driver.commits if turn else 0
+        given: Any = {"messages": [HumanMessage("go on", id=f"question {turn}")], "said": [f"turn {turn}"]}
+        try:
+            out = graph.invoke(given, config(), durability=durability)
+        except PerdureError:
+            assert driver.is_over
+            return first
+        fresh = replaying(db.checkpointer())
+        assert fresh.get_state(config()).values == out
+        for kept in fresh.get_state_history(config()):
+            assert kept.values is not None
+        assert db.fsck() == []
+    return first
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_writes_that_a_state_is_replayed_from_are_there_or_it_is_refused(durability: str) -> None:
+    with living("memory") as (db, driver):
+        first = replay(db, driver, durability)
+        commits = driver.commits
+    every = [(at, to) for at in range(first + 1, commits + 1) for to in range(at - 1)]
+    broken: list[tuple[int, int, str]] = []
+    for at, to in every if FULL else [(at, to) for at, to in every if at - to <= 3]:
+        with living("memory", at, to) as (db, driver):
+            try:
+                replay(db, driver, durability)
             except AssertionError as error:
                 broken.append((at, to, str(error)[:150]))
     assert not broken, "\n".join(map(str, broken))

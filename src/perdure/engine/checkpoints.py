@@ -21,12 +21,14 @@ from perdure.model.versions import successor
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A write encoded under a collection generation: what it refers to, and the chunks it adds. ``checks``
-    prove that what it refers to and does not add is there."""
+    prove that what it refers to and does not add is there, ``folded`` the writes on its parent that it is
+    replayed from."""
 
     chunks: Mapping[bytes, bytes]
     checkpoint: CheckpointRecord | None = None
     writes: tuple[PendingWrite, ...] = ()
     checks: tuple[Check, ...] = ()
+    folded: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class CheckpointPut:
         )
         self.planned = after, record
         proof = [check for check in draft.checks if check not in parent_check]
+        proof += draft.folded
         ops: list[Op] = [*checks, *parent_check, *proof, moved]
         new = record.put()
         outcome = yield from commit_with_chunks(
@@ -203,6 +206,8 @@ class CheckpointPut:
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
                 raise _removed(partition, parent)
+            if outcome.kind is WRITE:
+                raise _unwritten(partition, parent)
             return None
         return after, record
 
@@ -367,6 +372,13 @@ def _removed(partition: Partition, checkpoint_id: str | None) -> NotFound:
     return NotFound(
         f"thread {partition.thread!r}: checkpoint {checkpoint_id} was removed while a run built on it; "
         "nothing of this step was stored. Start from a checkpoint that is still there"
+    )
+
+
+def _unwritten(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
+    return HeadConflict(
+        f"thread {partition.thread!r}: writes on checkpoint {checkpoint_id} that this step is replayed from "
+        "are gone; nothing of this step was stored. Load the thread again and repeat the call"
     )
 
 

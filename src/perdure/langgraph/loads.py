@@ -10,7 +10,7 @@ instead.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -20,17 +20,19 @@ from yaml.representer import Representer, SafeRepresenter
 from perdure.errors import PerdureError
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import Loaded
-from perdure.model.records import Partition
+from perdure.model.records import Key, Partition
 
 _ABSENT_MAX = 4096
 _THREADS_MAX = 4096
 _CONFLICTS_MAX = 32
+_WRITTEN_MAX = 4
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
     """One loop over a thread's namespace, its ``place``: what it loaded, the checkpoint that it loaded or
-    wrote last, and the one that it put, or tried to, on what it loaded."""
+    wrote last, and the one that it put, or tried to, on what it loaded. ``written`` has the keys and channels
+    of the tasks' writes that it has loaded or stored, by checkpoint, for the latest few checkpoints."""
 
     nonce: str
     place: tuple[Partition, str]
@@ -41,6 +43,14 @@ class Loop:
     generation: int = -1
     child: str | None = None
     lost: PerdureError | None = None
+    written: dict[str, list[tuple[Key, str]]] = field(default_factory=dict)
+
+    def note(self, checkpoint_id: str, writes: Iterable[PendingWrite]) -> None:
+        """Remember that writes of a checkpoint are stored."""
+        noted = self.written.setdefault(checkpoint_id, [])
+        noted.extend((write.key, write.channel) for write in writes if write.idx >= 0)
+        for older in list(self.written)[:-_WRITTEN_MAX]:
+            self.written.pop(older, None)
 
     def refuse_if_lost(self) -> None:
         """Raise the error that this loop came to, if it lost a race."""
@@ -169,7 +179,7 @@ class Loops:
                 self._absent.move_to_end(slot)
                 _trim(self._absent, _ABSENT_MAX)
             return None
-        return Loop(
+        loop = Loop(
             nonce,
             (partition, namespace),
             Loaded(checkpoint.id, was_head, version),
@@ -178,6 +188,8 @@ class Loops:
             checkpoint,
             generation,
         )
+        loop.note(checkpoint.id, writes)
+        return loop
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
         """The loop that a config belongs to; ``None`` for a bare call that no load preceded."""

@@ -22,9 +22,10 @@ from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT
 from perdure.model.ops import Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, Partition
+from perdure.model.records import CHECKPOINT, WRITE, Partition
 
 R = TypeVar("R")
+_FOLDED_MAX = 48
 _OPS = 12
 """More than the operations that a write has beside its records, its chunks and their proof."""
 
@@ -115,10 +116,24 @@ class CheckpointPlan:
                     values = checkpoint["channel_values"].items()
                     raise refusals.on_write(encoder.serde, error, values) from error
 
-        record, checks = encoder.encode(basis, _OPS, write)
+        folded = self._folded()
+        record, checks = encoder.encode(basis, _OPS + len(folded), write)
         if base is not None and base is not beside and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
-        return Draft(encoder.chunks, checkpoint=record, checks=checks)
+        return Draft(encoder.chunks, checkpoint=record, checks=checks, folded=folded)
+
+    def _folded(self) -> tuple[Check, ...]:
+        """The checks that prove the writes on the parent from which DeltaChannels of this checkpoint will be
+        replayed: what this loop has loaded or stored there may be gone, where the database came back older.
+
+        A database comes back without its last commits. So where there are more writes than a commit of any
+        backend can check, the last ones stand for those that were stored before them.
+        """
+        if self.loop is None or self.parent is None:
+            return ()
+        replayed = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
+        keys = [key for key, channel in self.loop.written.get(self.parent, ()) if channel in replayed]
+        return tuple(Check(WRITE, key, Expect.PRESENT) for key in dict.fromkeys(keys[-_FOLDED_MAX:]))
 
     def _base(self, generation: int, *, is_known: bool) -> Program[CheckpointRecord | None]:
         """The checkpoint whose references stand for the channels that have no new version: the one that this
@@ -163,6 +178,13 @@ class WritesPlan:
     task_path: str
     refused: TypeNotAllowed | None = None
     beside: CheckpointRecord | None = None
+    _last: tuple[PendingWrite, ...] = ()
+
+    def acknowledge(self) -> None:
+        """The writes are durable."""
+        self.encoder.acknowledge()
+        if self.loop is not None:
+            self.loop.note(self.checkpoint_id, self._last)
 
     def child(self) -> str | None:
         """The checkpoint that the loop has put, or tries to, on what it loaded."""
@@ -232,4 +254,5 @@ class WritesPlan:
             return slots
 
         slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), write, serde)
-        return Draft(self.encoder.chunks, writes=tuple(slots.values()), checks=checks)
+        self._last = tuple(slots.values())
+        return Draft(self.encoder.chunks, writes=self._last, checks=checks)

@@ -500,7 +500,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         except Conflict as error:
             self._loops.lose(partition.thread, loop, error)
             raise
-        plan.encoder.acknowledge()
+        plan.acknowledge()
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(thread_id)

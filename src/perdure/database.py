@@ -20,6 +20,7 @@ from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
 from perdure.engine.measure import Measure, measure
 from perdure.engine.moving import At, Moved, Place, Terms
+from perdure.engine.stuck import Survey, survey
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, Sealed
 from perdure.langgraph import inspect
@@ -200,6 +201,12 @@ class Database:
         Nothing is invented: lost bytes stay lost and are reported. ``Fenced`` while a run is open.
         """
         return run(repair_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
+
+    def stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
+        """Count by graph or channel what was due ``older`` seconds ago and no worker has taken, and what is
+        tried again and again. At most ``most`` queues are looked at, those due longest first."""
+        tenant = None if all_tenants else self._tenant
+        return run(survey(tenant, round(older * 1_000_000), most), self._driver)
 
     def digest(self, thread_id: str) -> Digest:
         """The digest of a thread's content, the same wherever the thread is, whatever its key and backend."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,3 +274,19 @@ def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:
             assert await db.arun(inbox.latest(ada, 2, after=2)) == whole[2:]
 
     asyncio.run(run())
+
+
+def test_what_no_worker_does_is_counted_by_name(shell: Shell) -> None:
+    leave(("ada", "hello"), ("bob", "secret text"), ("eve", "hello"))
+    assert shell("stuck").stdout.strip() == "Nothing is stuck."
+    listed = shell("stuck", "--older", "0")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "waiting" in listed.stdout
+    assert "secret" not in listed.stdout
+    (row,) = shell("stuck", "--older", "0", "--json").rows
+    assert (row["problem"], row["what"], row["name"]) == ("waiting", "graph", "agent")
+    assert (row["threads"], row["example"], row["attempts"]) == (3, "ada", 0)
+    assert datetime.fromisoformat(row["oldest"]).tzinfo is UTC
+    cut = shell("stuck", "--older", "0", "--most", "1", "--json")
+    assert cut.rows[0]["threads"] == 1
+    assert "pass --most" in cut.stderr

@@ -57,7 +57,7 @@ def test_however_many_lanes_are_foreign_the_one_behind_them_is_tried(
         wanted = due(near, "wanted", 1000)
         backlog = Backlog(near.database(), tenant, 1.0)
         assert await looks(backlog, wanted, 12) <= 12, "a page behind the first one is read in each look"
-        assert 80 < backlog.foreign[FOREIGN] <= 100
+        assert 80 < backlog.counts[FOREIGN] <= 100
 
     go(main())
 
@@ -126,10 +126,10 @@ def test_a_lane_that_has_moved_on_is_tried_at_once(near: Storage) -> None:
         await backlog.look(10, 0.0, {}, 4)
         (item,) = backlog.take({}, 1, None)
         backlog.in_vain(item, 0.0, FOREIGN)
-        assert backlog.foreign[FOREIGN] == 1
+        assert backlog.counts[FOREIGN] == 1
         near.driver.perform(Commit(lane[0], (rows.lane("inbox", 2, 1, 2),)))
         await backlog.look(10, 0.1, {}, 4)
         assert backlog.take({}, 1, None) == [lane]
-        assert backlog.foreign[FOREIGN] == 0
+        assert backlog.counts[FOREIGN] == 0
 
     go(main())

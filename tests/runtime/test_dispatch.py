@@ -79,6 +79,14 @@ def test_threads_that_fail_each_time_hold_up_nobody_and_do_not_spin(near: Storag
                 assert line.count - before < 4 * POISONED
         failed = {fields["thread"] for name, fields in heard.events if name == "worker.error"}
         assert len(failed) >= POISONED // 2, "each is reported by its name"
+        counts = {
+            (fields["lane"], fields["error"]): fields["threads"]
+            for name, fields in heard.events
+            if name == "worker.failing_threads"
+        }
+        assert counts["unknown", "KeyError"] == POISONED // 8
+        assert counts["inbox", "Corrupt"] > 0
+        assert heard.count("worker.failing") == len(counts), "each is warned of at once, and once a minute"
 
     go(main())
 
@@ -108,7 +116,7 @@ def test_threads_of_other_workers_hold_up_nobody_and_are_reported(
         counts = [fields for name, fields in heard.events if name == "worker.unserved_threads"]
         assert counts[-1]["threads"] > foreign // 2
         assert counts[-1][what] == "of others"
-        assert heard.count("worker.unserved") == 1, "it is told once"
+        assert heard.count("worker.unserved") == 1, "it is told once a minute"
         rest = [row for n in range(0, foreign, 97) for row in near.rows(f"foreign{n}")]
         assert len(rest) == 2 * len(range(0, foreign, 97))
 

@@ -134,6 +134,47 @@ def dead(
     _print(rows, headings, "Nothing was given up.", as_json, text)
 
 
+def stuck(
+    older: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Count what has been due for longer than this")
+    ] = 60.0,
+    all_tenants: Annotated[
+        bool, typer.Option("--all-tenants", help="Look at every tenant's threads")
+    ] = False,
+    most: Annotated[
+        int, typer.Option(min=1, help="Look at most at so many queues, those due longest first")
+    ] = 10_000,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count threads whose work no worker does, by the name of the graph or channel.
+
+    What waits has been due for long: no running worker has that graph or channel. What fails is tried again
+    and again: the log of the workers says why. What is damaged is told by `perdure fsck`.
+    """
+    with opened(db, tenant, key_file) as database:
+        found = database.stuck(older, all_tenants=all_tenants, most=most)
+    rows = [
+        {
+            "problem": one.problem,
+            "what": one.what,
+            "name": one.name,
+            "threads": one.threads,
+            "oldest": _time(one.since),
+            "attempts": one.attempts,
+            "tenant": one.example.tenant,
+            "example": one.example.thread,
+        }
+        for one in found.stuck
+    ]
+    headings = ("problem", "what", "name", "threads", "oldest", "attempts", "tenant", "example")
+    _print(rows, headings, "Nothing is stuck.", as_json)
+    if not found.is_whole:
+        err.print(f"There is more than {most} queues; pass --most to look at more of them.")
+
+
 def retry(
     thread_id: ThreadId,
     reply: Annotated[int, typer.Option(metavar="NUMBER", help="The reply's number in the thread's outbox")],

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
 from perdure.cli.carry import export, import_, jsonable
-from perdure.cli.queue import dead, inbox, outbox, retry, runs
+from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
 from perdure.langgraph.inspect import ChannelView
 from perdure.model.records import Partition
@@ -21,7 +21,7 @@ threads = typer.Typer(
 )
 threads.command()(export)
 threads.command("import")(import_)
-for command in (inbox, runs, outbox, dead, retry):
+for command in (inbox, runs, outbox, dead, retry, stuck):
     threads.command()(command)
 
 

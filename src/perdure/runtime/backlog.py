@@ -34,14 +34,25 @@ class Foreign(NamedTuple):
     name: str
 
 
+class Failing(NamedTuple):
+    """Why a lane came to nothing: an error, by the name of its type, was raised each time."""
+
+    lane: str
+    error: str
+
+
+Reason = Foreign | Failing
+
+
 class _PutOff(NamedTuple):
     """How often a lane came to nothing and until when it is passed over. ``due_at`` is what it was due at
-    then, if that says whether it has moved on since; ``foreign`` is why it is not this worker's."""
+    then, if that says whether it has moved on since; ``reason`` is why it came to nothing, if that is
+    counted."""
 
     times: int
     until: float
     due_at: int | None
-    foreign: Foreign | None
+    reason: Reason | None
 
 
 class Backlog:
@@ -59,7 +70,7 @@ class Backlog:
         self._cursor: int | None = None
         self._turns = 0
         self.looked_at = 0.0
-        self.foreign: Counter[Foreign] = Counter()
+        self.counts: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
         return len(self._new) + len(self._again)
@@ -140,22 +151,23 @@ class Backlog:
         self._tried.pop(due, None)
         self._drop(due)
 
-    def in_vain(self, due: Due, time: float, foreign: Foreign | None = None, *, failed: bool = False) -> None:
-        """There was nothing to do on a lane for this worker, or it ``failed``."""
+    def in_vain(self, due: Due, time: float, reason: Reason | None = None, *, failed: bool = False) -> None:
+        """There was nothing to do on a lane for this worker, or it ``failed``; lanes are counted by the
+        ``reason``."""
         due_at = self._tried.pop(due, None)
         before = self._put_off.get(due)
         self._drop(due)
         times = 0 if before is None else before.times + 1
         until = time + self._pause * 2.0 ** min(times, _TIMES_MAX)
         # The due time of a lane that fails may move with each failure.
-        self._put_off[due] = _PutOff(times, until, None if failed else due_at, foreign)
-        if foreign is not None:
-            self.foreign[foreign] += 1
+        self._put_off[due] = _PutOff(times, until, None if failed else due_at, reason)
+        if reason is not None:
+            self.counts[reason] += 1
 
     def _drop(self, due: Due) -> None:
         before = self._put_off.pop(due, None)
-        if before is not None and before.foreign is not None:
-            self.foreign[before.foreign] -= 1
+        if before is not None and before.reason is not None:
+            self.counts[before.reason] -= 1
 
     def _forget(self, lanes: Iterable[Due]) -> None:
         """Forget that lanes were put off."""

@@ -6,6 +6,7 @@ A process serves a lane once at a time, as many as its settings allow, and tenan
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
@@ -15,7 +16,7 @@ from perdure.database import Database
 from perdure.errors import Unavailable
 from perdure.model.lane import IN, Lane
 from perdure.model.records import Partition
-from perdure.runtime.backlog import Backlog, Foreign
+from perdure.runtime.backlog import Backlog, Failing, Foreign, Reason
 from perdure.runtime.chance import spread
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.fairness import Due
@@ -25,6 +26,8 @@ from perdure.runtime.signals import Signals, Summons
 
 _STALE_S = 1.0
 """For how long what a look found is served without another look."""
+_REPORTED_EVERY_S = 60.0
+"""How often at most a worker warns of the same graph, channel or error."""
 
 Serve = Callable[[Partition], Awaitable[bool | Foreign | None]]
 """Does what is due on a lane of a thread: whether there is more, ``None`` when there was nothing, or why it
@@ -49,7 +52,8 @@ class Dispatch:
         self._observers = observers
         self._signals = signals
         self._backlog = Backlog(database, tenant, settings.poll)
-        self._reported: dict[Foreign, int] = {}
+        self._reported: dict[Reason, int] = {}
+        self._logged: dict[Reason, tuple[float, int]] = {}
         self._work: Mapping[str, Serve] = {}
         self._serving: dict[Due, asyncio.Task[None]] = {}
         self._again: set[Due] = set()
@@ -155,7 +159,7 @@ class Dispatch:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
         ready = await self._backlog.look(now, time, self._serving, slots)
-        self._report()
+        self._report(time)
         self._fill()
         self.summons.looked(in_vain=not ready)
 
@@ -171,18 +175,23 @@ class Dispatch:
             else:
                 self._again.add(item)
 
-    def _report(self) -> None:
-        """Tell which graphs and channels threads wait for that this worker does not serve: each once by its
-        name, and how many threads those are whenever that changes."""
-        for foreign, threads in self._backlog.foreign.items():
-            before = self._reported.get(foreign)
-            if threads == (before or 0):
-                continue
-            fields: dict[str, Any] = {foreign.what: foreign.name, "threads": threads}
-            if before is None:
-                self._observers.event("worker.unserved", **fields)
-            self._observers.event("worker.unserved_threads", **fields)
-            self._reported[foreign] = threads
+    def _report(self, time: float) -> None:
+        """Tell for which graphs and channels threads wait that this worker does not serve, and which lanes
+        fail with which error: how many whenever that changes, as a warning by its name at most once in
+        ``_REPORTED_EVERY_S``."""
+        for reason, threads in self._backlog.counts.items():
+            fields: dict[str, Any] = {"threads": threads}
+            if isinstance(reason, Foreign):
+                event, fields[reason.what] = "worker.unserved", reason.name
+            else:
+                event, fields["lane"], fields["error"] = "worker.failing", *reason
+            if threads != self._reported.get(reason, 0):
+                self._reported[reason] = threads
+                self._observers.event(f"{event}_threads", **fields)
+            logged_at, logged = self._logged.get(reason, (-math.inf, 0))
+            if threads not in (0, logged) and time >= logged_at + _REPORTED_EVERY_S:
+                self._logged[reason] = time, threads
+                self._observers.event(event, **fields)
 
     # One lane
 
@@ -206,7 +215,7 @@ class Dispatch:
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )
-            self._backlog.in_vain(due, time(), failed=True)
+            self._backlog.in_vain(due, time(), Failing(name, type(error).__name__), failed=True)
         else:
             if was_useful:
                 self._backlog.served(due)

@@ -49,7 +49,7 @@ class Metrics:
         self._graphs: set[str] = set()
         self._channels: set[str] = set()
         self._state_channels: set[str] = set()
-        self._unserved_names: set[str] = set()
+        self._reported_names: set[str] = set()
         self._messages = Counter(
             "perdure_messages",
             "Messages by what became of them: accepted, duplicate, or refused because the queue was full.",
@@ -118,6 +118,13 @@ class Metrics:
             registry=to,
             multiprocess_mode="livemax",
         )
+        self._failing = Gauge(
+            "perdure_failing_threads",
+            "Threads on which this worker fails each time, by the queue and the type of the error.",
+            ("lane", "error"),
+            registry=to,
+            multiprocess_mode="livemax",
+        )
         self._unavailable = Counter(
             "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
         )
@@ -145,7 +152,10 @@ class Metrics:
                 self._deliveries.labels(self._channel(fields), state).inc()
             case ["worker", "unserved_threads"]:
                 what = "graph" if "graph" in fields else "channel"
-                self._unserved.labels(what, self._unserved_name(fields[what])).set(fields["threads"])
+                self._unserved.labels(what, self._reported_name(fields[what])).set(fields["threads"])
+            case ["worker", "failing_threads"]:
+                lane, error = self._reported_name(fields["lane"]), self._reported_name(fields["error"])
+                self._failing.labels(lane, error).set(fields["threads"])
             case ["worker", "unavailable"]:
                 self._unavailable.inc()
             case ["worker", "error"]:
@@ -189,12 +199,12 @@ class Metrics:
                 self._deliveries.labels(channel, state)
         return channel
 
-    def _unserved_name(self, name: str) -> str:
-        """The name of a graph or channel as a label."""
-        if name not in self._unserved_names:
-            if len(self._unserved_names) >= _NAMES_MAX:
+    def _reported_name(self, name: str) -> str:
+        """The name of a graph, a channel, a lane or an error as a label."""
+        if name not in self._reported_names:
+            if len(self._reported_names) >= _NAMES_MAX:
                 return _OTHER
-            self._unserved_names.add(name)
+            self._reported_names.add(name)
         return name
 
     def _state_channel(self, channel: str) -> str:

@@ -32,6 +32,7 @@ _LEVELS = {
     "run.not_taken_back": logging.WARNING,
     "thread.deleted": logging.INFO,
     "worker.error": logging.ERROR,
+    "worker.failing": logging.WARNING,
     "worker.left_behind": logging.WARNING,
     "worker.unavailable": logging.WARNING,
     "worker.unserved": logging.WARNING,

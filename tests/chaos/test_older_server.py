@@ -107,13 +107,20 @@ def restorable(backend: str) -> Iterator[Restorable]:
 
 
 def talk(
-    db: perdure.Database, thread: str, stop: threading.Event, count: Counter[str], bad: list[str]
+    db: perdure.Database,
+    thread: str,
+    stop: threading.Event,
+    count: Counter[str],
+    bad: list[str],
+    turns: list[tuple[float, float]],
 ) -> None:
-    """Speak on a thread until ``stop``; whatever is acknowledged is read by a saver that knows nothing."""
+    """Speak on a thread until ``stop``; whatever is acknowledged is read by a saver that knows nothing.
+    ``turns`` gets the begin and the end of each that was acknowledged."""
     graph = talking(db.checkpointer())
     turn = 0
     while not stop.is_set():
         turn += 1
+        began = time.time()
         try:
             given = HumanMessage("tell me more, please " * 20, id=f"question {turn % 3}")
             graph.invoke({"messages": [given]}, config(thread))
@@ -122,6 +129,7 @@ def talk(
             time.sleep(0.01)
             continue
         count["acknowledged"] += 1
+        turns.append((began, time.time()))
         try:
             talking(db.checkpointer()).get_state(config(thread))
         except PerdureError as error:
@@ -130,29 +138,57 @@ def talk(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["postgresql", "redis"])
-def test_what_is_acknowledged_after_a_restore_can_be_read(backend: str) -> None:
+def test_what_is_acknowledged_after_a_restore_can_be_read(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
     count: Counter[str] = Counter()
     bad: list[str] = []
+    turns: dict[str, list[tuple[float, float]]] = {f"t{n}": [] for n in range(TALKERS)}
+    lost: list[tuple[float, float, float]] = []
     with restorable(backend) as server, perdure.connect_sync(server.url, migrate=True) as db:
         stop = threading.Event()
         threads = [
-            threading.Thread(target=talk, args=(db, f"t{n}", stop, count, bad)) for n in range(TALKERS)
+            threading.Thread(target=talk, args=(db, name, stop, count, bad, turns[name])) for name in turns
         ]
         for thread in threads:
             thread.start()
         try:
             for _ in range(ROUNDS):
+                before = time.time()
                 server.backup()
+                since = time.time()
                 time.sleep(0.5)
+                # Something is lost each time: clients may need a while to come back to the server.
+                while not any(began > since for spoken in turns.values() for began, _ in spoken[-1:]):
+                    assert time.time() < since + 60
+                    time.sleep(0.05)
+                lost.append((before, since, time.time()))
                 server.restore()
                 time.sleep(0.4)
         finally:
             stop.set()
             for thread in threads:
                 thread.join(60)
+        reports = [(r.args[0], r.created) for r in caplog.records if r.name == "perdure.langgraph" and r.args]
+        missed, losses = [], 0
+        for restored, (before, since, until) in enumerate(lost):
+            # A thread that comes to nothing before the next restore is found older after that one.
+            over = lost[restored + 2][2] if restored + 2 < len(lost) else time.time()
+            for name, spoken in turns.items():
+                if any(since < began and ended < until for began, ended in spoken):
+                    losses += 1
+                    # A thread that is gone as a whole is taken for deleted.
+                    is_there = any(ended < before for _, ended in spoken)
+                    if is_there and not any(thread == name and until <= at <= over for thread, at in reports):
+                        missed.append((restored, name))
+        print(
+            f"{backend}: {ROUNDS} restores, {losses} losses, {len(reports)} reports, {dict(count)}, bad {bad}"
+        )
         assert bad == []
+        assert missed == []
+        assert losses >= ROUNDS
         assert count["acknowledged"] > ROUNDS
         assert [str(finding) for finding in db.fsck()] == []
         for n in range(TALKERS):

@@ -25,7 +25,7 @@ from perdure.storage.port import Driver
 from tests.backends import EMPTY
 from tests.langgraph.graphs import appended
 from tests.langgraph.session import config
-from tests.rewinding import Rewinding
+from tests.rewinding import Rewinding, capture, restore
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 TURNS = 4
@@ -269,3 +269,51 @@ def test_a_prune_deletes_nothing_that_an_older_database_needs() -> None:
             except AssertionError as error:
                 broken.append((at, to, str(error)[:150]))
     assert not broken, "\n".join(map(str, broken))
+
+
+@pytest.mark.parametrize("noticed_by", ["a load", "a put", "the writes of a task"])
+def test_a_loss_is_reported_once_with_the_thread(noticed_by: str, caplog: pytest.LogCaptureFixture) -> None:
+    with living("memory") as (db, driver):
+        saver = db.checkpointer()
+        graph = replaying(saver)
+        graph.invoke({"messages": [HumanMessage("secret", id="1")], "said": ["secret"]}, config())
+        past = capture(driver)
+        assert caplog.records == []
+        if noticed_by == "a load":
+            graph.update_state(config(), {"said": ["more"]}, as_node="answer")
+            restore(driver, past)
+            graph.get_state(config())
+        else:
+            found = saver.get_tuple(config())
+            assert found is not None
+            saver.put_writes(found.config, [("said", ["one"])], "task 1")
+            if noticed_by == "a put":
+                saver.put(found.config, {**found.checkpoint, "id": "next"}, {"source": "loop"}, {})
+                found.config["configurable"]["checkpoint_id"] = "next"
+            restore(driver, past)
+            metadata: Any = {"source": "loop", "counters_since_delta_snapshot": {"said": (1, 1)}}
+            with pytest.raises(PerdureError):
+                saver.put(found.config, {**found.checkpoint, "id": "last"}, metadata, {})
+        graph.get_state(config())
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.args) == ("perdure.langgraph", "WARNING", ("t",))
+    assert "secret" not in record.getMessage()
+
+
+def test_what_others_do_to_a_thread_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    with living("memory") as (db, _):
+        saver, other = db.checkpointer(), db.checkpointer()
+        graph = replaying(saver)
+        for turn in range(3):
+            at: Any = {**config(), "metadata": {"run_id": f"run {turn}"}}
+            graph.invoke({"messages": [HumanMessage("hello", id=f"{turn}")], "said": ["hello"]}, at)
+        for change in (
+            lambda: other.delete_for_runs(["run 2"]),
+            lambda: other.prune(["t"]),
+            lambda: other.delete_thread("t"),
+            lambda: replaying(other).invoke({"messages": [HumanMessage("anew", id="n")]}, config()),
+        ):
+            change()
+            graph.get_state(config())
+        graph.invoke({"messages": [HumanMessage("hello", id="again")]}, config())
+    assert caplog.records == []

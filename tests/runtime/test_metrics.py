@@ -17,14 +17,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import perdure
 import perdure.runtime
+from perdure.database import open_database
 from perdure.engine.runs import Claim
 from perdure.errors import MissingExtra, TryLater
 from perdure.model.messages import Reply
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
-from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
+from perdure.runtime import Channel, Logs, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.metrics import Metrics
+from perdure.storage.port import Driver
+from tests.rewinding import capture, restore
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LABELS = {"graph", "channel", "state", "outcome", "le"}
@@ -265,3 +268,27 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MissingExtra, match=r'^metrics need an extra: pip install "perdure\[metrics\]"$'):
         importlib.import_module("perdure.runtime.metrics")
     importlib.reload(perdure.runtime)  # which needs no extra
+
+
+def test_threads_that_came_back_older(registry: CollectorRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        db = open_database("memory://", migrate=True, wrap=kept)
+        async with Runtime(db, GRAPH, observers=[Logs(), Metrics(registry)]) as runtime:
+            await runtime.wait(await runtime.accept("ada", "hello"))
+            past = capture(drivers[0])
+            await runtime.wait(await runtime.accept("ada", "hello again"))
+            assert registry.get_sample_value("perdure_threads_older_total") == 0
+            restore(drivers[0], past)
+            await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+        db.close()
+
+    drivers: list[Driver] = []
+
+    def kept(driver: Driver) -> Driver:
+        drivers.append(driver)
+        return driver
+
+    asyncio.run(main())
+    assert registry.get_sample_value("perdure_threads_older_total") == 1
+    (record,) = [r for r in caplog.records if getattr(r, "event", None) == "thread.older"]
+    assert (record.levelname, record.perdure_thread) == ("WARNING", "ada")  # type: ignore[attr-defined]

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from perdure.engine.threads import HeadView, View, guards, load_view, missing_head, read_view, view_items
+from perdure.engine.threads import (
+    HeadView,
+    View,
+    guards,
+    is_older,
+    load_view,
+    missing_head,
+    read_view,
+    view_items,
+)
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import Conflict, Contention, HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -92,7 +101,9 @@ class CheckpointPut:
     place in the order, and may look up what it is built on; it is called again when another write or a
     collection came between. ``before`` is the checkpoint that its loop has stored last. ``first_version``
     starts the versions and the generations of a new thread, so that a thread that was deleted and made again
-    meets neither the versions nor the chunks of its past.
+    meets neither the versions nor the chunks of its past. ``met_in`` is the generation in which the loop has
+    loaded or stored what it builds on. ``on_older`` is called when what was known to be stored is not: the
+    database came back older than it was.
     """
 
     partition: Partition
@@ -107,6 +118,8 @@ class CheckpointPut:
     fork_on_conflict: bool
     first_version: int
     budget: Budget
+    met_in: int
+    on_older: Callable[[], None]
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
     """What the commit that is asked for at the moment leaves, if it is accepted."""
 
@@ -114,7 +127,7 @@ class CheckpointPut:
         """Store it, or raise ``HeadConflict``; the thread as it is then. ``view`` is how the caller knows the
         thread."""
         known = confirmed(view, self._decide)
-        return retrying(self.partition, known, self._load, self._attempt)
+        return retrying(self.partition, known, lambda: self._load(view), self._attempt)
 
     def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
         """Whether it is this commit that stores the checkpoint, and nothing was staged for it."""
@@ -123,8 +136,11 @@ class CheckpointPut:
         key = self.namespace, self.planned[1].id
         return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
 
-    def _load(self) -> Program[View]:
-        return load_view(self.partition, self.namespace)
+    def _load(self, known: View | None) -> Program[View]:
+        view = yield from load_view(self.partition, self.namespace)
+        if known is not None and is_older(known, view):
+            self.on_older()
+        return view
 
     def _decide(self, view: View) -> tuple[tuple[Op, ...], int, Verdict]:
         checks, generation = _guarded(self.partition, view, self.epoch, self.first_version)
@@ -207,7 +223,11 @@ class CheckpointPut:
             if parent_check and outcome == Refused(*parent_check[0][:2]):
                 raise _removed(partition, parent)
             if outcome.kind is WRITE:
+                if self.met_in == generation:
+                    self.on_older()
                 raise _unwritten(partition, parent)
+            if _refuses(outcome, draft.checks):
+                self.on_older()
             return None
         return after, record
 
@@ -257,7 +277,7 @@ class WritesPut:
     last moment: a write may be later than the put that consumed it. ``before`` is the checkpoint that the
     loop has stored last, where the writes belong to that one or to its parent, asked for likewise: without a
     claim on the head it must still be there, or the writes would belong to what cannot be loaded. For
-    ``first_version`` see ``CheckpointPut``.
+    ``first_version`` and ``on_older`` see ``CheckpointPut``.
     """
 
     partition: Partition
@@ -269,16 +289,20 @@ class WritesPut:
     epoch: int | None
     first_version: int
     budget: Budget
+    on_older: Callable[[], None]
 
     _known: View | None = None
 
     def store(self, view: View | None) -> Program[bool]:
-        """Store them, or raise ``HeadConflict``. ``view`` is how the caller knows the thread."""
+        """Store them, or raise ``HeadConflict``. ``view`` is how the caller knows the thread's root."""
         self._known = confirmed(view, self._decide)
-        return retrying(self.partition, self._known, self._load, self._attempt)
+        return retrying(self.partition, self._known, lambda: self._load(view), self._attempt)
 
-    def _load(self) -> Program[View]:
-        return load_view(self.partition, ROOT)
+    def _load(self, known: View | None) -> Program[View]:
+        view = yield from load_view(self.partition, ROOT)
+        if known is not None and is_older(known, view):
+            self.on_older()
+        return view
 
     def _decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
@@ -312,6 +336,8 @@ class WritesPut:
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.before() == before:
             raise _removed(partition, before[1])
         if outcome.kind is not WRITE:
+            if _refuses(outcome, draft.checks):
+                self.on_older()
             return None
         answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))
         puts: list[Op] = []
@@ -355,6 +381,11 @@ def _guarded(
     if view.generation:
         return (fence, unchanged), view.generation
     return (fence, Put(GC, (), expect=Expect.ABSENT, version=first_version)), first_version
+
+
+def _refuses(outcome: Refused, checks: Sequence[Check]) -> bool:
+    """Whether it is one of these checks that a commit was refused for."""
+    return any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
 
 
 def _holds(claim: Claim, head: HeadView | None) -> bool:

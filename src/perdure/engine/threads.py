@@ -8,6 +8,7 @@ from perdure.errors import Corrupt, Fenced
 from perdure.model.ops import Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import EPOCH, GC, HEAD, Partition, Record
+from perdure.model.versions import came_back
 
 
 class HeadView(NamedTuple):
@@ -26,6 +27,18 @@ class View(NamedTuple):
     epoch: int
     open_run: str | None
     root_head: str | None
+
+
+def is_older(known: View, found: View) -> bool:
+    """Whether a thread, as it is found, is one that it was before it was known: the database came back older.
+
+    A thread that is gone is taken for deleted.
+    """
+    if known.generation != found.generation:
+        return bool(found.generation) and came_back(known.generation, found.generation)
+    if known.head is None or not found.generation:
+        return False
+    return found.head is None or found.head.version < known.head.version
 
 
 def view_items(namespace: str) -> tuple[Get, ...]:

@@ -6,6 +6,7 @@ Every operation is written once, as a program; the sync method runs it, the asyn
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.engine import checkpoints, copying, history, retention
-from perdure.engine.threads import View
+from perdure.engine.threads import View, is_older
 from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, PerdureError
@@ -44,12 +45,14 @@ from perdure.model.lineage import ROOT, Claim, claim
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.several import refuse_text
+from perdure.model.versions import first_version
 from perdure.storage.port import Driver, arun, is_kept, run
 
 OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 """The thread, the namespace, and the serialised bytes of each channel's value that this process knows."""
 _VIEWS_MAX = 20_000
+_log = logging.getLogger("perdure.langgraph")
 SERDE = (
     "Perdure's checkpointers take no serializer: pass allow=[…] for types that their state may hold, and "
     "codecs=[perdure.Codec(TheType, dump, load)] for types that need a form of their own"
@@ -97,6 +100,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self.on_stored: OnStored | None = None
         """For the runtime: told of every checkpoint when it is durable, by whichever thread stored it. It
         may neither raise nor wait."""
+        self.on_older: Callable[[Partition], None] | None = None
+        """For the runtime: called, likewise, for a thread that was found older than this process knew it.
+        Without it that is logged."""
 
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
         """The same saver with more types allowed; it shares this one's caches."""
@@ -303,7 +309,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def _first_version(self) -> int:
         """Where a new thread's versions start: at random, and far from the last start, so that an earlier
         thread of the same name has hardly come to the same versions."""
-        return next(self._fresh) << 24
+        return first_version(next(self._fresh))
 
     def _address(self, config: RunnableConfig) -> Address:
         return translate.address(self._tenant, config)
@@ -318,6 +324,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             at.checkpoint_id,
             guess=guess.head.checkpoint_id if guess and guess.head else None,
         )
+        if guess is not None and is_older(guess, found.view):
+            self._report_older(at.partition)
         while True:
             try:
                 return (yield from self._read(at, namespace, found))
@@ -435,6 +443,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             fork_on_conflict=self._fork,
             first_version=self._first_version(),
             budget=self._budget,
+            met_in=0 if loop is None else loop.generation,
+            on_older=lambda: self._report_older(partition),
         )
         return put, plan
 
@@ -492,11 +502,10 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             epoch=at.epoch,
             first_version=self._first_version(),
             budget=self._budget,
+            on_older=lambda: self._report_older(partition),
         )
         try:
-            yield from put.store(
-                known or self._views.get((partition, namespace)) or self._views.get((partition, ROOT))
-            )
+            yield from put.store(known or self._views.get((partition, ROOT)))
         except Conflict as error:
             self._loops.lose(partition.thread, loop, error)
             raise
@@ -524,6 +533,16 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             yield from retention.prune(partition, keep, self._digest, self._budget)
             if keep.last == 0:
                 self._forget(partition)
+
+    def _report_older(self, partition: Partition) -> None:
+        if self.on_older is not None:
+            self.on_older(partition)
+            return
+        _log.warning(
+            "thread %r is older than it was: the database came back to an earlier state, and what was stored "
+            "since is lost; what is there now counts",
+            partition.thread,
+        )
 
     def _remember(self, partition: Partition, namespace: str, view: View) -> None:
         self._views[partition, namespace] = view

@@ -12,6 +12,19 @@ from __future__ import annotations
 from hashlib import blake2b
 
 _STRIDE_BITS = 20
+_LIFE_BITS = 24
+"""Versions of one thread's life are nearer to each other than this, those of its lives farther apart: see
+``first_version``."""
+
+
+def first_version(place: int) -> int:
+    """Return the version that a new thread starts with. ``place`` is drawn at random, another for each."""
+    return place << _LIFE_BITS
+
+
+def came_back(known: int, found: int) -> bool:
+    """Whether a record that was known at one version is found at one that it had before, in the same life."""
+    return 0 < known - found < 1 << _LIFE_BITS
 
 
 def successor(version: int, *content: object) -> int:

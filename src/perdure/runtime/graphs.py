@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from perdure.errors import NotLoaded
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.store import PerdureStore
+from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.factories import Access, Factory, Use
 from perdure.runtime.users import GraphUser
@@ -44,7 +45,7 @@ def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
 
 class Graphs:
     """The agents' graphs, bound to a database when they are first asked for. ``on_stored`` is told of every
-    checkpoint that one of them stores."""
+    checkpoint that one of them stores, ``on_older`` of every thread that is found older than it was."""
 
     def __init__(
         self,
@@ -52,11 +53,13 @@ class Graphs:
         agents: Mapping[str, Agent],
         store_ttl: TTLConfig | None,
         on_stored: OnStored,
+        on_older: Callable[[Partition], None],
     ) -> None:
         self.agents = agents
         self._database = database
         self._store_ttl = store_ttl
         self._on_stored = on_stored
+        self._on_older = on_older
         self._bound: dict[tuple[str, str], Pregel[Any, Any, Any, Any]] = {}
 
     def store(self, tenant: str) -> PerdureStore:
@@ -108,5 +111,6 @@ class Graphs:
     ) -> Pregel[Any, Any, Any, Any]:
         saver = saver_for(self._database, [agent], [graph], tenant)
         saver.on_stored = self._on_stored
+        saver.on_older = self._on_older
         store = graph.store or self.store(tenant)
         return graph.copy(update={"checkpointer": saver, "store": store})

@@ -111,6 +111,12 @@ class Metrics:
         self._outboxes_lost = Counter(
             "perdure_outboxes_lost", "Outboxes that this process held and another took over.", registry=to
         )
+        self._older = Counter(
+            "perdure_threads_older",
+            "Times that a thread was found older than this process knew it: the database came back to an "
+            "earlier state.",
+            registry=to,
+        )
         self._unserved = Gauge(
             "perdure_unserved_threads",
             "Threads that wait for a graph or a channel that this process does not serve.",
@@ -150,6 +156,8 @@ class Metrics:
                 self._outboxes_lost.inc()
             case ["reply", state]:
                 self._deliveries.labels(self._channel(fields), state).inc()
+            case ["thread", "older"]:
+                self._older.inc()
             case ["worker", "unserved_threads"]:
                 what = "graph" if "graph" in fields else "channel"
                 self._unserved.labels(what, self._reported_name(fields[what])).set(fields["threads"])

@@ -31,6 +31,7 @@ _LEVELS = {
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
     "thread.deleted": logging.INFO,
+    "thread.older": logging.WARNING,
     "worker.error": logging.ERROR,
     "worker.failing": logging.WARNING,
     "worker.left_behind": logging.WARNING,

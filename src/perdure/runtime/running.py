@@ -109,7 +109,7 @@ class Runner:
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._tapes: dict[str, Tape] = {}
         self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
-        self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored)
+        self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored, self.sizes.older)
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
         """The run of a message, if it is the one of its thread that ended here last."""

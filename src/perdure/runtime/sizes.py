@@ -3,6 +3,8 @@ name.
 
 Sizes are those of whole values, serialised: what a step loads, not what it adds to the database. What the
 saver has forgotten of a value that did not change is left out, rather than read for this.
+
+The savers report from any thread; what else they report goes to the event loop here, too.
 """
 
 from __future__ import annotations
@@ -40,10 +42,18 @@ class Sizes:
 
     def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """A checkpoint is durable. A graph that a plain function invokes stores its own in another thread."""
+        self._on_loop(lambda: self._tell(partition, namespace, sizes))
+
+    def older(self, partition: Partition) -> None:
+        """A thread was found older than this process knew it: the database came back to an earlier state."""
+        fields = {"tenant": partition.tenant, "thread": partition.thread}
+        self._on_loop(lambda: self._observers.event("thread.older", **fields))
+
+    def _on_loop(self, report: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
-            self._tell(partition, namespace, sizes)
+            report()
         elif self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell, partition, namespace, sizes)
+            self._loop.call_soon_threadsafe(report)
 
     def _tell(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         fields = self._fields_of(partition)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
@@ -317,3 +318,34 @@ def test_what_others_do_to_a_thread_is_no_loss(caplog: pytest.LogCaptureFixture)
             graph.get_state(config())
         graph.invoke({"messages": [HumanMessage("hello", id="again")]}, config())
     assert caplog.records == []
+
+
+def put_as(saver: Any, name: str, at: Any, values: dict[str, Any], version: int = 1) -> Any:
+    """Put a checkpoint under an id of the caller's choice."""
+    versions = dict.fromkeys(values, version)
+    checkpoint = {**empty_checkpoint(), "id": name, "channel_values": values, "channel_versions": versions}
+    return saver.put(at, checkpoint, {"source": "loop"}, versions)
+
+
+@pytest.mark.parametrize("knows_by", ["storing", "loading"])
+@pytest.mark.parametrize("first", ["", "sub"])
+def test_a_head_proves_nothing_of_another_namespace_where_both_have_one_id(first: str, knows_by: str) -> None:
+    """Two namespaces have a checkpoint of the same id each, the later of which brought a value; a database
+    that has come back to the time in between has only the other one."""
+    second = "" if first else "sub"
+    value = ["a value that is stored once " * 200]
+    with living("memory") as (db, driver):
+        saver = db.checkpointer()
+        put_as(saver, "1", config(checkpoint_ns=first), {"pages": ["small"]})
+        past = capture(driver)
+        put_as(saver, "1", config(checkpoint_ns=second), {"pages": value})
+        if knows_by == "loading":
+            saver = db.checkpointer()
+        found = [saver.get_tuple(config(checkpoint_ns=namespace)) for namespace in (second, first)]
+        assert found[1] is not None
+        restore(driver, past)
+        put_as(saver, "2", found[1].config, {"pages": value}, 2)
+        stored = db.checkpointer().get_tuple(config(checkpoint_ns=first))
+        assert stored is not None
+        assert stored.checkpoint["channel_values"] == {"pages": value}
+        assert db.fsck() == []

@@ -24,10 +24,12 @@ _CHECKS_MAX = 64
 
 
 class Basis(NamedTuple):
-    """The thread as a write is planned on it: its collection generation, the checkpoints that are the heads
-    of the write's own namespace and of the root, and whether the commit is refused when the first changed."""
+    """The thread as a write in ``namespace`` is planned on it: its collection generation, the checkpoints that
+    are the heads of this namespace and of the root, and whether the commit is refused when the first has
+    changed."""
 
     generation: int
+    namespace: str
     head: str | None
     root: str | None
     is_guarded: bool
@@ -35,7 +37,9 @@ class Basis(NamedTuple):
     @property
     def guards_root(self) -> bool:
         """Whether the commit proves by its own guard that the root's head is there."""
-        return self.is_guarded and self.head is not None and self.head == self.root
+        # An id alone proves nothing: checkpoints of two namespaces may have the same.
+        is_root = self.namespace == ROOT and self.head == self.root
+        return self.is_guarded and self.head is not None and is_root
 
 
 class Belief(Enum):

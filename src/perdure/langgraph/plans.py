@@ -101,10 +101,10 @@ class CheckpointPlan:
         root_head = None if self.namespace == ROOT else view.root_head
         place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
         head = view.head.checkpoint_id if view.head else None
-        basis = Basis(generation, head, view.root_head, is_guarded=True)
+        basis = Basis(generation, self.namespace, head, view.root_head, is_guarded=True)
         if beside is not None:
             # What leaves in the same commit proves nothing; what it is built on does.
-            basis = Basis(generation, beside.parent_id, beside.parent_id, is_guarded=True)
+            basis = Basis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
 
         def write(encoding: Encoding) -> CheckpointRecord:
             with translate.noted(encoder.partition, checkpoint["id"]):
@@ -206,7 +206,7 @@ class WritesPlan:
         """
         serde = self.encoder.serde
         root = view.root_head if self.beside is None else self.beside.parent_id
-        basis = Basis(generation, None, root, is_guarded=False)
+        basis = Basis(generation, self.namespace, None, root, is_guarded=False)
         with translate.noted(self.encoder.partition, self.checkpoint_id):
             translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
             try:

@@ -235,7 +235,7 @@ def read_values(
         new = {channel: trees[channel] for channel in own}
         try:
             with collection_paused:
-                are_roots = record.id == root and not pending
+                are_roots = (record.namespace, record.id) == (ROOT, root) and not pending
                 channels.update(
                     take(
                         serde,

@@ -24,8 +24,8 @@ _CHECKS_MAX = 64
 
 
 class Basis(NamedTuple):
-    """The thread as a write in ``namespace`` is planned on it: its collection generation, the checkpoints that
-    are the heads of this namespace and of the root, and whether the commit is refused when the first has
+    """The thread as a write in ``namespace`` is planned on it: its collection generation, the checkpoints
+    that are heads of this namespace and of the root, and whether the commit is refused when the first has
     changed."""
 
     generation: int

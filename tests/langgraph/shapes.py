@@ -15,8 +15,12 @@ import zoneinfo
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import pydantic
+from langchain_core.agents import AgentAction, AgentActionMessageLog, AgentFinish
 from langchain_core.documents import Document
-from langchain_core.messages import HumanMessage
+from langchain_core.documents.base import Blob
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from langgraph.types import Command, Interrupt, Send
 from pydantic import v1
 
@@ -224,6 +228,11 @@ GOOD: list[Any] = [
     Pair(1, Pair(2)), Loose(1, 2),
     MyMessage("hi", id="1", colour=Order.Status.PAID),
     Document(page_content="x", metadata={"when": datetime.date(2020, 1, 1)}),
+    AgentAction("find", {"q": "x"}, "log"), AgentFinish({"answer": 42}, "log"),
+    AgentActionMessageLog(tool="t", tool_input="x", log="", message_log=[AIMessage("a", id="2")]),
+    Blob(data=b"bytes", mimetype="text/plain"), Generation(text="x"),
+    ChatGeneration(message=AIMessage("a", id="2")),
+    StringPromptValue(text="x"), ChatPromptValue(messages=[HumanMessage("h", id="1")]),
     Send("node", Slim(text="x")), Interrupt(value=Slim(text="x"), id="i"),
     Command(update={"x": Slim(text="y")}),
     zoneinfo.ZoneInfo("Europe/Berlin"), decimal.Decimal("1.50"), decimal.Decimal("sNaN"), uuid.UUID(int=5),

@@ -46,6 +46,11 @@ def test_what_would_not_come_back_is_refused_before_it_is_stored(value: Any, wra
     assert any(text in str(caught.value) for text in ("perdure.Codec(", "top level", "under that name"))
 
 
+def test_a_class_made_in_a_function_is_refused_with_what_to_do() -> None:
+    with pytest.raises(Unserialisable, match="Local.*is made inside a function; move it to the top level"):
+        Serde().payload({"x": shapes.local()})
+
+
 def test_only_the_first_object_of_a_type_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 

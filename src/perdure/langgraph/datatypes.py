@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
-from langchain_core.documents import Document
+from langchain_core.agents import AgentAction, AgentFinish, AgentStep
+from langchain_core.documents.base import BaseMedia
 from langchain_core.load.serializable import Serializable
 from langchain_core.messages import BaseMessage
+from langchain_core.outputs import Generation
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES, STRICT_MSGPACK_ENABLED
 from pydantic import BaseModel, SecretBytes, SecretStr
@@ -41,6 +44,9 @@ LIBRARY = "db.checkpointer({})"
 
 AGENT = "perdure.runtime.Agent(graph, {}), in place of the graph that is served"
 """Where a program whose graphs are run by a runtime or a server passes them."""
+
+_PASSIVE = (AgentAction, AgentFinish, AgentStep, BaseMedia, BaseMessage, Generation, PromptValue)
+"""LangChain's serialisable classes that hold data; the others are tools, models and templates."""
 
 
 class Types:
@@ -180,7 +186,7 @@ def is_data(cls: object) -> bool:
     if tuple in mro:
         return any(isinstance(vars(each).get("_fields"), tuple) for each in mro)
     if any(active in mro for active in _active()):
-        return BaseMessage in mro or Document in mro
+        return any(passive in mro for passive in _PASSIVE)
     if BaseModel in mro or cls in (SecretStr, SecretBytes) or is_old_model(cls):
         return True
     return any("__dataclass_fields__" in vars(each) for each in mro)
@@ -224,7 +230,7 @@ def _imported(module: str, name: str) -> Any:
         found = sys.modules.get("__main__")
     for part in name.split("."):
         if not isinstance(found, type | types.ModuleType):
-            return found
+            return None
         found = vars(found).get(part)
     return found
 

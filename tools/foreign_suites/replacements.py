@@ -115,10 +115,11 @@ class InMemoryStandIn(StandIn):
             return self.put(*args)
         return await super().aput(*args)
 
-    async def aput_writes(self, *args: Any) -> None:
+    # With the parameters' names: LangGraph gives a task's path to savers that name it.
+    async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         if type(self).put_writes is not PerdureSaver.put_writes:
-            return self.put_writes(*args)
-        return await super().aput_writes(*args)
+            return self.put_writes(config, writes, task_id, task_path)
+        return await super().aput_writes(config, writes, task_id, task_path)
 
     async def aget_delta_channel_history(self, **given: Any) -> Any:
         if type(self).get_delta_channel_history is not PerdureSaver.get_delta_channel_history:
@@ -148,6 +149,9 @@ class AsyncPostgresStandIn(StandIn):
 
 class StoreStandIn(_Opened, PerdureStore):
     """Perdure's store, made as the stock ones are. It has no index of vectors, and says so."""
+
+    # Fixtures of the stock stores adapt these before they set a store up.
+    MIGRATIONS: Any = ()
 
     def __init__(
         self, *_: Any, place: str | None = None, ttl: Any = None, index: Any = None, **__: Any

@@ -47,7 +47,7 @@ def test_what_would_not_come_back_is_refused_before_it_is_stored(value: Any, wra
 
 
 def test_a_class_made_in_a_function_is_refused_with_what_to_do() -> None:
-    with pytest.raises(Unserialisable, match="Local.*is made inside a function; move it to the top level"):
+    with pytest.raises(Unserialisable, match=r"Local.*is made inside a function; move it to the top level"):
         Serde().payload({"x": shapes.local()})
 
 

@@ -66,6 +66,20 @@ class _Done:
         return iter(())
 
 
+class _Cursor:
+    """Takes the statement by which a fixture makes a stock store set itself up again, and no other."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+    async def execute(self, statement: str) -> None:
+        if statement != "DROP TABLE IF EXISTS store_migrations":
+            raise NotImplementedError("Perdure's store is not read or written by SQL")
+
+
 class StandIn(_Opened, PerdureSaver):
     """Perdure's saver, made as the stock ones are; arguments concern only their storage.
 
@@ -169,4 +183,15 @@ class StoreStandIn(_Opened, PerdureStore):
 
 
 class AsyncStoreStandIn(StoreStandIn):
-    """In the place of the stock stores of an event loop."""
+    """In the place of the stock stores of an event loop, whose sweepers are started by `await`."""
+
+    def _cursor(self) -> _Cursor:
+        return _Cursor()
+
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Any:
+        super().start_ttl_sweeper(sweep_interval_minutes)
+        return _Done()
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> Any:
+        super().stop_ttl_sweeper(timeout)
+        return _Done()

@@ -17,7 +17,7 @@ D1_ENGINE := tests/servers/d1/node_modules/.package-lock.json
 JS_CLIENTS := tests/server/js/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all chaos suites lint bench docs clean
+.PHONY: help demo test test-all chaos suites clients lint bench docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,9 @@ chaos: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Every test at full size: all kill
 
 suites: $(OWN_UV) ## Run the test suites of LangGraph and LangChain on Perdure's savers; about an hour
 	$(RUN) --group test --all-extras python -m tools.foreign_suites $(ARGS)
+
+clients: $(OWN_UV) ## Run suites of LangGraph's clients on Perdure's server; ARGS=--reference asks LangGraph's, too
+	$(RUN) --group test --all-extras python -m tools.foreign_clients $(ARGS)
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras

@@ -95,8 +95,21 @@ def environment_of(suites: Sequence[Suite], work: Path) -> Path:
     Raises:
         Unobtainable: A package cannot be installed.
     """
-    requirements = sorted({*_own_requirements(), *(r for suite in suites for r in suite.requirements)})
-    named = hashlib.sha256("\n".join([sys.version, *requirements, *_pins()]).encode()).hexdigest()[:12]
+    return environment([*_own_requirements(), *(r for suite in suites for r in suite.requirements)], work)
+
+
+def environment(requirements: Sequence[str], work: Path, *, with_own: bool = False, pinned: str = "") -> Path:
+    """The Python of an environment with some packages, made once; ``with_own`` has Perdure and what its
+    server needs in it, from this checkout. Packages whose names begin with ``pinned`` have the version
+    that Perdure's own tests run with.
+
+    Raises:
+        Unobtainable: A package cannot be installed.
+    """
+    own = [*_own_requirements("server"), f"-e {ROOT}"] if with_own else []
+    requirements = sorted({*requirements, *own})
+    held = [pin for pin in _pins() if pin.startswith(pinned)]
+    named = hashlib.sha256("\n".join([sys.version, *requirements, *held]).encode()).hexdigest()[:12]
     folder = work / "environments" / named
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
@@ -110,16 +123,19 @@ def environment_of(suites: Sequence[Suite], work: Path) -> Path:
         venv.create(folder, with_pip=True)
         command = [str(python), "-m", "pip", "install"]
     pins = folder / "pins.txt"
-    pins.write_text("\n".join(_pins()), encoding="utf-8")
-    _install([*command, "--quiet", "--constraint", str(pins), *requirements])
+    pins.write_text("\n".join(held), encoding="utf-8")
+    listed = folder / "requirements.txt"
+    listed.write_text("\n".join(requirements), encoding="utf-8")
+    _install([*command, "--quiet", "--constraint", str(pins), "--requirement", str(listed)])
     (folder / "complete").touch()
     return python
 
 
-def _own_requirements() -> list[str]:
-    """What Perdure needs on every backend."""
+def _own_requirements(*more: str) -> list[str]:
+    """What Perdure needs on every backend, and for ``more`` of its extras."""
     project = _project()["project"]
-    return [*project["dependencies"], *(r for e in _EXTRAS for r in project["optional-dependencies"][e])]
+    extras = (*_EXTRAS, *more)
+    return [*project["dependencies"], *(r for e in extras for r in project["optional-dependencies"][e])]
 
 
 def _pins() -> list[str]:
@@ -133,7 +149,8 @@ def _project() -> dict[str, Any]:
 
 
 def _install(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    # Not within the repository: uv would take the constraints of Perdure's own tests from there.
+    done = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
     if done.returncode:
         raise Unobtainable(f"the suites' packages cannot be installed: {_last_line(done.stderr)}")
 

@@ -1,0 +1,85 @@
+"""Outcomes of suites written elsewhere are read as they are; what fails without a reason is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.foreign_clients import sources
+from tools.foreign_clients.catalogue import PORTED, SUITES, read_reasons
+from tools.foreign_clients.report import Comparison
+from tools.foreign_clients.running import NotRun, Outcome, read_junit, read_vitest
+from tools.foreign_suites.places import Unobtainable
+
+PASSED, FAILED = Outcome("passed"), Outcome("failed", "no")
+
+JUNIT = """<?xml version="1.0"?><testsuites><testsuite>
+<testcase classname="tests.integration.test_a" name="test_one"/>
+<testcase classname="tests.integration.test_a" name="test_two">
+<failure message="first&#10;second"/></testcase>
+<testcase classname="tests.integration.test_a" name="test_three"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_outcomes_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "it.xml").write_text(JUNIT)
+    assert read_junit(tmp_path / "it.xml") == {
+        "test_a::test_one": Outcome("passed"),
+        "test_a::test_two": Outcome("failed", "first"),
+        "test_a::test_three": Outcome("skipped"),
+    }
+
+
+def test_outcomes_of_vitest(tmp_path: Path) -> None:
+    cases = [
+        {"status": "passed", "fullName": "a b", "failureMessages": []},
+        {"status": "failed", "fullName": "a c", "failureMessages": ["why\nwhere"]},
+        {"status": "pending", "fullName": "a d", "failureMessages": []},
+    ]
+    file = tmp_path / "it.json"
+    file.write_text(json.dumps({"testResults": [{"name": "x", "assertionResults": cases}]}))
+    assert read_vitest(file) == {
+        "a b": Outcome("passed"),
+        "a c": Outcome("failed", "why"),
+        "a d": Outcome("skipped"),
+    }
+    broken = {"name": "tests/x.mts", "assertionResults": [], "message": "no module"}
+    file.write_text(json.dumps({"testResults": [broken]}))
+    with pytest.raises(NotRun, match=r"x\.mts: no module"):
+        read_vitest(file)
+
+
+def test_what_fails_without_a_reason_is_noticed() -> None:
+    reasons = {("s", "b"): "Crons.", ("s", "c"): "Old.", ("other", "a"): "Elsewhere."}
+    found = Comparison("s", {"a": FAILED, "b": FAILED, "c": PASSED}, {"a": PASSED}, reasons)
+    assert (found.wrong, found.stale) == (["a"], ["c"])
+    assert list(found.lines()) == [
+        "s: 1 of 3 pass, the reference 1",
+        "  FAILED    a (the reference: passed): no",
+        "  left out  b: Crons.",
+        "  passes, and need not be left out any more: c",
+    ]
+
+
+def test_reasons_are_given_once(tmp_path: Path) -> None:
+    names = {suite.name for suite in SUITES}
+    assert all(suite in names for suite, _ in read_reasons())
+    entry = '[[test]]\nsuite = "s"\nid = "a"\nreason = "x"\n'
+    (tmp_path / "twice.toml").write_text(entry + entry)
+    with pytest.raises(ValueError, match="needs one reason"):
+        read_reasons(tmp_path / "twice.toml")
+
+
+def test_a_missing_checkout_names_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(Unobtainable, match=r"check out https://github\.com/langchain-ai/langgraph there"):
+        sources.checkout(SUITES[0], tmp_path, tmp_path)
+
+
+def test_the_ported_graphs_are_there() -> None:
+    for suite in SUITES:
+        if suite.is_ported:
+            config = json.loads((PORTED / suite.config).read_text())
+            for place in config["graphs"].values():
+                assert (PORTED / place.partition(":")[0]).is_file(), place

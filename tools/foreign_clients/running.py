@@ -1,0 +1,103 @@
+"""Runs a suite against a server and reads what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from .catalogue import Suite
+
+_SUITE_S = 1200
+_TEST_S = 40
+
+
+class Outcome(NamedTuple):
+    """What became of one test: "passed", "failed" or "skipped", and the first line of the error."""
+
+    result: str
+    reason: str = ""
+
+
+class NotRun(Exception):
+    """A suite that did not run."""
+
+
+def run_pytest(suite: Suite, folder: Path, python: Path, url: str) -> dict[str, Outcome]:
+    """Run a suite in Python with the SDK that is beside it."""
+    written = folder / "outcomes.xml"
+    options = ["-o", "addopts=", "-o", "asyncio_mode=auto", "--timeout", str(_TEST_S), "-m", "integration"]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    command += ["-o", "markers=integration", f"--junitxml={written}", suite.tests]
+    _run(command, folder, {"PYTHONPATH": str(folder), "LANGGRAPH_INTEGRATION_URL": url})
+    return read_junit(_existing(written))
+
+
+def read_junit(path: Path) -> dict[str, Outcome]:
+    """The outcomes in a file as pytest writes it."""
+    found: dict[str, Outcome] = {}
+    # It was written by the test run above.
+    for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        wrong = next((each for each in case if each.tag in ("failure", "error")), None)
+        if wrong is not None:
+            found[name] = Outcome("failed", _first(wrong.get("message") or ""))
+        elif case.find("skipped") is not None:
+            found[name] = Outcome("skipped")
+        else:
+            found[name] = Outcome("passed")
+    return found
+
+
+def run_vitest(suite: Suite, folder: Path, modules: Path) -> dict[str, Outcome]:
+    """Run a suite in JavaScript with the packages that were installed for it."""
+    (folder / "node_modules").symlink_to(modules)
+    (folder / "package.json").write_text('{"private": true, "type": "module"}', encoding="utf-8")
+    written = folder / "outcomes.json"
+    command = ["node", str(modules / "vitest" / "vitest.mjs"), "run", suite.tests, "--reporter=json"]
+    command += [f"--outputFile={written}", f"--testTimeout={_TEST_S}000", "--fileParallelism=false"]
+    # With it the suite would start a server of its own.
+    _run(command, folder, {"CI": ""})
+    return read_vitest(_existing(written))
+
+
+def read_vitest(path: Path) -> dict[str, Outcome]:
+    """The outcomes in a file as vitest writes it."""
+    found: dict[str, Outcome] = {}
+    for file in json.loads(path.read_text(encoding="utf-8"))["testResults"]:
+        if not file["assertionResults"]:
+            raise NotRun(f"{Path(file['name']).name}: {_first(file.get('message', ''))}")
+        for case in file["assertionResults"]:
+            result = case["status"] if case["status"] in ("passed", "failed") else "skipped"
+            found[case["fullName"]] = Outcome(result, _first("".join(case["failureMessages"][:1])))
+    return found
+
+
+def _run(command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
+    given = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PERDURE_"))}
+    with open(folder / "suite.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**given, **variables}, stdout=log, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(_SUITE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise NotRun(f"the suite was not over after {_SUITE_S} s; see {folder / 'suite.log'}") from None
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise NotRun(f"the suite wrote no outcomes; see {path.parent / 'suite.log'}")
+    return path
+
+
+def _first(text: str) -> str:
+    return next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")

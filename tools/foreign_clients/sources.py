@@ -1,0 +1,96 @@
+"""Obtains the suites' text and what they need: checkouts by git, packages by pip or uv, and npm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from tools.foreign_suites import places
+from tools.foreign_suites.places import Unobtainable
+
+from .catalogue import GRAPHS, NODE, REFERENCE, TESTS, Suite
+
+
+def checkout(suite: Suite, work: Path, given: Path | None) -> Path:
+    """The root of the suite's repository: the one of that name in the folder that was given, or a clone.
+
+    Raises:
+        Unobtainable: There is none, and none can be cloned.
+    """
+    name = suite.repository.rpartition("/")[2]
+    if given is not None:
+        root = given.absolute() / name
+        if not (root / suite.folder).is_dir():
+            raise Unobtainable(f"{root} holds no {suite.folder}; check out {suite.repository} there")
+        return root
+    root = work / "checkouts" / f"{name}-{suite.commit[:12]}"
+    if (root / ".complete").exists():
+        return root
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    for command in (
+        ["init", "--quiet"],
+        ["fetch", "--quiet", "--depth", "1", suite.repository, suite.commit],
+        ["checkout", "--quiet", "FETCH_HEAD"],
+    ):
+        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
+        if done.returncode:
+            raise Unobtainable(
+                f"{suite.repository} cannot be cloned: {_last(done.stderr)}; check it out at {suite.commit} "
+                f"into FOLDER/{name} and pass --sources FOLDER"
+            )
+    (root / ".complete").touch()
+    return root
+
+
+def copied(suite: Suite, root: Path, folder: Path) -> Path:
+    """A copy of what the suite needs, to run in."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in suite.copied:
+        shutil.copytree(root / suite.folder / name, folder / name)
+    return folder
+
+
+def pointed(suite: Suite, folder: Path, url: str) -> None:
+    """Have the tests' text name the server's address."""
+    tests = folder / suite.tests
+    for path in [tests] if tests.is_file() else sorted(tests.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if suite.address in text:
+            path.write_text(text.replace(suite.address, url), encoding="utf-8")
+
+
+def python_of(server: str, work: Path) -> Path:
+    """The Python of an environment in which a server runs; that of Perdure's is the tests' too."""
+    if server == "perdure":
+        return places.environment([*GRAPHS, *TESTS], work, with_own=True, pinned="lang")
+    return places.environment([*GRAPHS, *REFERENCE], work, pinned="lang")
+
+
+def modules_of(work: Path) -> Path:
+    """The ``node_modules`` that the suites in JavaScript need, installed once."""
+    folder = work / "node"
+    wanted = json.dumps({"private": True, "type": "module", "dependencies": NODE}, indent=1)
+    manifest = folder / "package.json"
+    installed = folder / "node_modules"
+    if installed.is_dir() and manifest.exists() and manifest.read_text(encoding="utf-8") == wanted:
+        return installed
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Unobtainable("there is no npm; install Node, or leave the suites in JavaScript out")
+    manifest.write_text(wanted, encoding="utf-8")
+    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        shutil.rmtree(folder)
+        raise Unobtainable(f"npm cannot install what the suites need: {_last(done.stderr)}")
+    return installed
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason was given")

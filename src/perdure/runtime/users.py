@@ -62,7 +62,7 @@ class GraphUser(Mapping[str, Any]):
         # While a copy is being made it lacks its own part too.
         if name == "_fields" or name.startswith("__") or name not in self._fields:
             raise AttributeError(f"the user has no field {name!r}")
-        return _dotted(self._fields[name])
+        return dotted(self._fields[name])
 
 
 _COMMON = ("identity", "is_authenticated", "display_name", "permissions")
@@ -99,11 +99,14 @@ def user_of(fields: Any) -> GraphUser | None:
 
 
 class _Dotted(dict[str, Any]):
+    """A dict whose entries are attributes too."""
+
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"the user has no field {name!r} there")
-        return _dotted(self[name])
+        return dotted(self[name])
 
 
-def _dotted(value: Any) -> Any:
+def dotted(value: Any) -> Any:
+    """Return a field of a user with its inner entries as attributes too, where it is a dict."""
     return _Dotted(value) if isinstance(value, dict) else value

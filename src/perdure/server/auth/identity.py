@@ -16,6 +16,7 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting
+from perdure.runtime.users import dotted
 from perdure.server.auth.filters import BadFilter, Filter, stamp_allowed
 
 TENANT_MAX = 512
@@ -97,7 +98,7 @@ class User:
         # Asked only for what the class lacks. While a copy is being made it lacks its own parts too.
         if name.startswith("__") or name in User.__slots__ or name not in self.fields:
             raise AttributeError(f"the user has no field {name!r}")
-        return _dotted(self.fields[name])
+        return dotted(self.fields[name])
 
 
 class Gate(Protocol):
@@ -172,16 +173,3 @@ def _part(value: object, name: str) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
-
-
-class _Dotted(dict[str, Any]):
-    """A dict of a user's fields whose parts are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(f"the user has no field {name!r} there")
-        return _dotted(self[name])
-
-
-def _dotted(value: Any) -> Any:
-    return _Dotted(value) if isinstance(value, dict) else value

@@ -127,9 +127,9 @@ def test_fragments_become_one_run(storage: Storage, talk: Talk) -> None:
     go(main())
 
 
-def test_a_steady_stream_is_not_waited_out(memory: Storage, talk: Talk) -> None:
+def test_a_steady_stream_is_not_waited_out(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
-        async with working(memory.database(), talk.graph) as runtime:
+        async with working(storage.database(), talk.graph) as runtime:
             sent: list[str] = []
             async with asyncio.timeout(30):
                 while not talk.calls:

@@ -213,6 +213,31 @@ def test_items_of_the_store_are_verified_and_checked(path: Path) -> None:
         assert any("item a" in line for line in db.examine())
 
 
+@pytest.mark.parametrize("column", ["body", "checksum", "body = NULL, checksum"])
+def test_items_that_a_search_finds_are_verified(path: Path, column: str) -> None:
+    with perdure.connect_sync(f"sqlite:///{path}") as db:
+        db.store().put(("memories",), "a", {"text": "likes tea"})
+    change(
+        path,
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'body BLOB NOT NULL', 'body BLOB')"
+        " WHERE name = 'perdure_item'",
+    )
+    change(path, f"UPDATE perdure_item SET {column} = NULL")
+    with (
+        perdure.connect_sync(f"sqlite:///{path}") as db,
+        pytest.raises(perdure.Corrupt, match=r"memories.*item a is damaged"),
+    ):
+        db.store().search(("memories",))
+
+
+@pytest.mark.parametrize("column", ["tenant", "thread"])
+def test_a_catalogue_with_names_that_are_no_text_is_refused(url: str, path: Path, column: str) -> None:
+    change(path, f"UPDATE perdure_thread SET {column} = CAST({column} AS BLOB) WHERE pk = 1")
+    with perdure.connect_sync(url) as db, pytest.raises(perdure.Corrupt, match="run `perdure fsck`"):
+        db.partitions(None)
+
+
 def test_a_file_from_before_checksums_is_read_and_gets_them_as_it_is_written(url: str, path: Path) -> None:
     change(
         path,

@@ -73,7 +73,8 @@ def select_listed(effect: Find) -> Statement:
 
 
 def select_items(effect: Find) -> Statement:
-    """Reads a page of the store's items, those written last first, with their namespaces."""
+    """Reads a page of the store's items, those written last first, with their namespaces, each with whether
+    it has to have a checksum."""
     where = ["p.space = ?", "p.tenant = ?"]
     parameters: list[Any] = [effect.space, effect.tenant]
     if effect.prefix:
@@ -92,7 +93,7 @@ def select_items(effect: Find) -> Statement:
         parameters += (effect.last.updated_at, *effect.last)
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
     sql = (
-        f"SELECT p.tenant, p.thread, p.space, {columns} FROM {PREFIX}thread p"
+        f"SELECT p.total IS NOT NULL, p.tenant, p.thread, p.space, {columns} FROM {PREFIX}thread p"
         f" JOIN {table(ITEM)} i ON i.t = p.pk WHERE {' AND '.join(where)}"
         " ORDER BY i.updated_at DESC, p.thread, i.key LIMIT ? OFFSET ?"
     )
@@ -260,6 +261,8 @@ def record(
     version = rest[0] if kind.versioned else 0
     body = rest[-2] if kind.body and bodies else b""
     found = rest[-1]
+    if body is None or (verify and not isinstance(body, bytes)):
+        raise checksums.damaged(partition, kind, key)
     if verify and (found is not None or required):
         read = body if bodies or not kind.body else None
         if not _is_sound(found, partition, kind, key, values, version, read):

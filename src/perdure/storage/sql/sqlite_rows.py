@@ -132,16 +132,24 @@ def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
 
 
 def _item(row: tuple[Any, ...]) -> Found:
-    own = len(Partition._fields)
-    partition = Partition(*row[:own])
-    return Found(partition, sql.record(ITEM, row[own:], partition))
+    required, *own = row[: 1 + len(Partition._fields)]
+    partition = _named(own)
+    return Found(partition, sql.record(ITEM, row[1 + len(own) :], partition, required=bool(required)))
 
 
 def _listed(row: tuple[Any, ...]) -> Found:
+    _named(row[: len(Partition._fields)])
     try:
         return sql.found(row)
     except (TypeError, ValueError) as error:
         raise Corrupt(f"the listing of threads is damaged; {checksums.ADVICE}") from error
+
+
+def _named(names: Sequence[Any]) -> Partition:
+    """The partition of a row of the catalogue; ``Corrupt`` when its names are no text."""
+    if not all(isinstance(name, str) for name in names):
+        raise Corrupt(f"the catalogue of threads has a name that is no text; {checksums.ADVICE}")
+    return Partition(*names)
 
 
 def _demand_order(after: Partition | None, page: Sequence[Found]) -> None:

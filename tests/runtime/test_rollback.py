@@ -4,10 +4,14 @@ removed meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, interrupt
 
 from perdure.database import Database
 from perdure.errors import Unavailable
@@ -278,5 +282,45 @@ def test_a_run_from_a_checkpoint_that_is_gone_fails_by_name(near: Storage, talk:
             assert (ended.state, ended.note["kind"]) == ("failed", "NotFound")
             assert str(options.checkpoint_id) in ended.note["error"]
         assert await spoken(database, talk.graph, "ada") == before
+
+    go(main())
+
+
+class Asked(TypedDict):
+    messages: Annotated[list[Any], add_messages]
+    heard: Annotated[list[str], operator.add]
+
+
+def asking(name: str) -> Any:
+    def ask(state: Asked) -> dict[str, Any]:
+        answer = interrupt(f"{name}?")
+        if answer == "boom":
+            raise RuntimeError
+        return {"heard": [f"{name}: {answer}"]}
+
+    return ask
+
+
+def test_tasks_of_a_run_that_was_taken_back_are_not_done(storage: Storage) -> None:
+    """Of two that are answered at once one fails: the other's work stands on the head before the run."""
+    builder = StateGraph(Asked).add_node("left", asking("left")).add_node("right", asking("right"))
+    builder.add_edge(START, "left").add_edge(START, "right")
+    here: Any = {"configurable": {"thread_id": "ada"}}
+
+    async def main() -> None:
+        database = storage.database()
+        async with working(database, builder.compile(), settings=settings(attempts=2)) as runtime:
+            assert (await runtime.wait(await runtime.accept("ada", "hello"), 30)).state == "waiting"
+            graph = runtime.graph("agent")
+            before = await graph.aget_state(here)
+            names = {question.value: question.id for question in before.interrupts}
+            answers = {names["left?"]: "taken back", names["right?"]: "boom"}
+            run = await runtime.wait(await runtime.answer("ada", answers), 30)
+            assert (run.state, run.attempts) == ("failed", 2)
+            assert await graph.aget_state(here) == before
+            again: Command[Any] = Command(resume={names["left?"]: "yes", names["right?"]: "no"})
+            state = await graph.ainvoke(again, here)
+            assert sorted(state["heard"]) == ["left: yes", "right: no"]
+        assert database.fsck("ada") == []
 
     go(main())

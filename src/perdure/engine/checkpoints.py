@@ -18,8 +18,8 @@ from perdure.engine.threads import (
 )
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import Conflict, Contention, HeadConflict, NotFound
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, judge
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
+from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
@@ -353,7 +353,9 @@ class WritesPut:
                     "thread again and repeat the call"
                 )
             if write.idx < 0:
-                puts.append(_over(write, stored))
+                puts.append(write.put_over(stored))
+                if not are_of_one_run(stored.nonce, write.nonce):
+                    puts.append(stored.aside.put())
                 checks = _raising(checks, generation, write.task_id)
         outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, self.budget)
         return True if isinstance(outcome, Committed) else None
@@ -435,20 +437,9 @@ def _is_foreign(
     return seen.get((stored.task_id, stored.idx)) != stored.version
 
 
-def _over(write: PendingWrite, stored: PendingWrite) -> Put:
-    return Put(
-        WRITE,
-        write.key,
-        {"channel": write.channel, "task_path": write.task_path, "nonce": write.nonce},
-        write.ref,
-        expect=stored.version,
-        version=stored.version + 1,
-    )
-
-
 def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
     return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
 
 
 def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
-    return tuple(sorted(map(PendingWrite.read, records), key=lambda w: w.sort_key))
+    return in_order(map(PendingWrite.read, records))

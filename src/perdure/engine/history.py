@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from perdure.engine.threads import missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
-from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
@@ -67,7 +67,7 @@ def writes_of(
     """The pending writes of checkpoints, in the order in which a super-step applies them."""
     answers = yield from ask(Fetch(partition, tuple(Range(WRITE, (namespace, c)) for c in checkpoint_ids)))
     return {
-        c: tuple(sorted(map(PendingWrite.read, records), key=lambda w: w.sort_key))
+        c: in_order(map(PendingWrite.read, records))
         for c, records in zip(checkpoint_ids, answers, strict=True)
     }
 

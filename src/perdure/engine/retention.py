@@ -19,6 +19,7 @@ from perdure.errors import CannotTakeBack, Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lane import IN, LATER, OUT
+from perdure.model.lineage import belongs
 from perdure.model.ops import (
     Check,
     Commit,
@@ -217,9 +218,10 @@ def _remove(
         contents = yield from read(partition)
         plan = planner(contents)
         moved = _moved_heads(partition, contents, set(plan.removed), runs)
-        if not plan.removed and not moved:
+        doomed = _doomed(contents, set(plan.removed), runs)
+        if not plan.removed and not moved and not doomed:
             return
-        if len(plan.removed) == len(contents.checkpoints) and not contents.tags:
+        if plan.removed and len(plan.removed) == len(contents.checkpoints) and not contents.tags:
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
             outcome = yield from ask(Drop(partition, checks))
             if isinstance(outcome, Committed):
@@ -228,7 +230,7 @@ def _remove(
                 continue
             # What was accepted for the thread, and what its clients know of it, stays although nothing is
             # left of what was said.
-        generation = yield from _take_away(partition, contents, plan, moved, budget)
+        generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
         if generation is not None:
             yield from collect(partition, generation, digest, budget)
             return
@@ -257,7 +259,12 @@ def _same_run(contents: Contents) -> Check:
 
 
 def _take_away(
-    partition: Partition, contents: Contents, plan: Plan, moved: Sequence[Op], budget: Budget
+    partition: Partition,
+    contents: Contents,
+    plan: Plan,
+    moved: Sequence[Op],
+    doomed: Sequence[Op],
+    budget: Budget,
 ) -> Program[int | None]:
     """Commit a plan; the collection generation afterwards, or ``None`` when the thread changed meanwhile."""
     relinked: list[Op] = []
@@ -269,11 +276,7 @@ def _take_away(
             after = record.moved(carried=carried)
         relinked.append(after.put())
     generation = contents.view.generation
-    removed = set(plan.removed)
-    doomed = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
-    doomed += _writes_of_the_removed(contents, removed)
-    gone: list[Op] = [Delete(CHECKPOINT, name) for name in plan.removed]
-    gone += [Delete(WRITE, key) for key in dict.fromkeys(w.key for w in doomed)]
+    gone: list[Op] = [*(Delete(CHECKPOINT, name) for name in plan.removed), *doomed]
     kept_heads: list[Op] = [
         Check(HEAD, (namespace,), head.version)
         for namespace, head in contents.heads.items()
@@ -337,8 +340,31 @@ def _moved_heads(
     return out
 
 
-def _writes_of_the_removed(contents: Contents, removed: set[Name]) -> list[PendingWrite]:
-    """Writes that a removed checkpoint's loop left on a parent that stays, and no survivor needs."""
+def _doomed(contents: Contents, removed: set[Name], runs: frozenset[str]) -> list[Op]:
+    """The operations that take writes away: those on checkpoints that go, and those of ``runs`` on what
+    stays, where a write comes back that one of them had overwritten."""
+    aside = {w.key: w for w in contents.writes if w.is_aside}
+    out: dict[Key, Op] = {}
+    for write in contents.writes:
+        if (write.namespace, write.checkpoint_id) in removed:
+            out[write.key] = Delete(WRITE, write.key)
+    for write in _writes_of_the_removed(contents, removed, runs):
+        before = aside.get(write.aside.key)
+        if before is None or write.idx >= 0:
+            out[write.key] = Delete(WRITE, write.key)
+        elif not belongs(before.nonce, runs):
+            out[write.key] = before._replace(idx=write.idx).put_over(write)
+            out[before.key] = Delete(WRITE, before.key)
+        else:
+            out[write.key], out[before.key] = Delete(WRITE, write.key), Delete(WRITE, before.key)
+    return list(out.values())
+
+
+def _writes_of_the_removed(
+    contents: Contents, removed: set[Name], runs: frozenset[str]
+) -> list[PendingWrite]:
+    """Writes that a removed checkpoint's loop, or a loop of ``runs``, left on a checkpoint that stays, and no
+    survivor needs."""
     gone: dict[Name, set[str]] = {}
     needed: dict[Name, set[str]] = {}
     for checkpoint in contents.checkpoints:
@@ -353,7 +379,9 @@ def _writes_of_the_removed(contents: Contents, removed: set[Name]) -> list[Pendi
         w
         for w in contents.writes
         if w.nonce
-        and w.nonce in gone.get((w.namespace, w.checkpoint_id), ())
+        and not w.is_aside
+        and (w.namespace, w.checkpoint_id) not in removed
+        and (w.nonce in gone.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
         and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
     ]
 

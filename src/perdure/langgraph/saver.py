@@ -41,7 +41,7 @@ from perdure.langgraph.values import Caches, ThreadCache
 from perdure.langgraph.versions import next_version
 from perdure.model.checkpoint import CheckpointRecord, Version
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, Claim, claim
+from perdure.model.lineage import ROOT, Claim, claim, loop_name
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.several import refuse_text
@@ -341,7 +341,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         loop = self._loops.start(
             at.partition,
             namespace,
-            f"{self._name}{next(self._fresh):x}",
+            loop_name(f"{self._name}{next(self._fresh):x}", at.run_id),
             checkpoint=found.checkpoint,
             writes=found.writes,
             was_head=found.is_head,

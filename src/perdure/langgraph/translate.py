@@ -39,7 +39,7 @@ _COUNTERS = "counters_since_delta_snapshot"
 
 class Address(NamedTuple):
     """What a config addresses. ``namespace`` is ``None`` where the config names none, ``thread`` where the
-    thread's id carries nothing."""
+    thread's id carries nothing. ``run_id`` is what its metadata say."""
 
     partition: Partition
     namespace: str | None
@@ -47,6 +47,7 @@ class Address(NamedTuple):
     epoch: int | None
     configurable: Mapping[str, Any]
     thread: ThreadId | None
+    run_id: object = None
 
 
 def address(tenant: str, config: RunnableConfig) -> Address:
@@ -59,7 +60,8 @@ def address(tenant: str, config: RunnableConfig) -> Address:
     require_text(*partition, namespace or "", checkpoint_id or "")
     thread = carried(configurable)
     epoch = None if thread is None else thread.epoch
-    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread)
+    run_id = ((config or {}).get("metadata") or {}).get("run_id")
+    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, run_id)
 
 
 def require_text(*names: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ FORMAT = 1
 """The version of the body's layout, its first element."""
 
 Version = int | str | float
+
+_ASIDE = -16
+"""What is set aside has this much less for its index, which no slot of LangGraph's has."""
 
 
 class CarriedWrite(NamedTuple):
@@ -193,7 +196,10 @@ class CheckpointRecord(NamedTuple):
 
 
 class PendingWrite(NamedTuple):
-    """A stored write of a task. Its slot is (namespace, checkpoint, task, index)."""
+    """A stored write of a task. Its slot is (namespace, checkpoint, task, index).
+
+    What a run overwrites of another's is set ``aside``, and comes back when the run is taken back.
+    """
 
     namespace: str
     checkpoint_id: str
@@ -208,6 +214,19 @@ class PendingWrite(NamedTuple):
     @property
     def key(self) -> tuple[str, str, str, int]:
         return (self.namespace, self.checkpoint_id, self.task_id, self.idx)
+
+    @property
+    def is_aside(self) -> bool:
+        return self.idx < _ASIDE
+
+    @property
+    def aside(self) -> PendingWrite:
+        """The write as it is set aside."""
+        return self._replace(idx=self.idx + _ASIDE, version=1)
+
+    def put_over(self, stored: PendingWrite) -> Put:
+        """The operation that overwrites what is stored in the slot."""
+        return self._replace(version=stored.version + 1).put(expect=stored.version)
 
     @property
     def sort_key(self) -> tuple[str, str, int]:
@@ -232,3 +251,8 @@ class PendingWrite(NamedTuple):
             namespace, checkpoint_id, task_id, idx,
             f["channel"], f["task_path"], f["nonce"], record.body, record.version,
         )  # fmt: skip
+
+
+def in_order(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
+    """The writes that count, in the order in which a super-step applies them."""
+    return tuple(sorted((w for w in writes if not w.is_aside), key=lambda w: w.sort_key))

@@ -7,7 +7,9 @@ the head when it was loaded. Everything else lost a race. Ids are never compared
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
+from hashlib import blake2b
 from typing import NamedTuple
 
 from perdure.model.versions import successor
@@ -45,6 +47,33 @@ class Claim(NamedTuple):
     def holds(self, checkpoint_id: str, version: int) -> bool:
         """Whether a head is still the one that was loaded, or claimed by this very loop."""
         return checkpoint_id == self.checkpoint_id and version in (self.before, self.after)
+
+
+def loop_name(drawn: str, run_id: object) -> str:
+    """Return the nonce of a loop: the name that was drawn for it, and the mark of its run, if it has one.
+
+    By it what the loop writes is found when the run is taken back.
+    """
+    return f"{drawn}.{_mark(run_id)}" if isinstance(run_id, str) and run_id else drawn
+
+
+def are_of_one_run(nonce: str, other: str) -> bool:
+    """Whether two loops belong to one run, or both to none."""
+    return _mark_in(nonce) == _mark_in(other)
+
+
+def belongs(nonce: str, run_ids: Iterable[str]) -> bool:
+    """Whether a loop belongs to one of these runs."""
+    found = _mark_in(nonce)
+    return bool(found) and any(found == _mark(run_id) for run_id in run_ids)
+
+
+def _mark(run_id: str) -> str:
+    return blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _mark_in(nonce: str) -> str:
+    return nonce.partition(".")[2]
 
 
 def claim(loaded: Loaded, checkpoint_id: str | None, nonce: str) -> Claim | None:

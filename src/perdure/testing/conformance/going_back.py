@@ -125,6 +125,31 @@ class GoingBack:
         assert latest(backend.saver()) == "c0"
         assert backend.database().fsck(THREAD) == []
 
+    def test_writes_of_a_run_go_with_it_from_a_checkpoint_that_stays(self, backend: Backend) -> None:
+        """Tasks that a run finished or asked in stand on the head before it until its first checkpoint."""
+        step(backend.saver(), at(), "c0", "zero")
+        self._write(backend, "zero", "asks", "__interrupt__", "first question")
+        self._write(backend, "zero", "done", "x", "by zero")
+        before = load(backend.saver()).pending_writes
+        for attempt in ("first", "second"):
+            # Each attempt loads what the one before has left.
+            self._write(backend, "one", "finished", "x", f"{attempt} by one")
+            self._write(backend, "one", "asks", "__interrupt__", f"{attempt} by one")
+            self._write(backend, "one", "asks", "__resume__", [f"{attempt} by one"])
+        assert len(load(backend.saver()).pending_writes or ()) == 4
+        take_back(backend, "one")
+        assert load(backend.saver()).pending_writes == before
+        assert latest(backend.saver()) == "c0"
+        assert backend.database().fsck(THREAD) == []
+        self._write(backend, "two", "finished", "x", "by two")
+        assert ("finished", "x", "by two") in (load(backend.saver()).pending_writes or ())
+
+    @staticmethod
+    def _write(backend: Backend, run_id: str, task: str, channel: str, value: Any) -> None:
+        saver = backend.saver()
+        config: RunnableConfig = {**at(), "metadata": {"run_id": run_id}}
+        saver.put_writes(load(saver, config).config, [(channel, value)], task)
+
     def test_a_prune_anywhere_in_a_run_leaves_what_it_goes_back_to(self, backend: Backend) -> None:
         for options in ({}, {"keep_last": 2}, {"strategy": "delete"}):
             for parent in ("c2", "c0"):

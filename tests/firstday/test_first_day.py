@@ -1,11 +1,7 @@
-"""Ten tasks of a first day, each by programs of their own: they work, or their errors say what to do.
-
-Four of them run by default, all with ``PERDURE_CHAOS=full``: each takes some new processes.
-"""
+"""Ten tasks of a first day, each by programs of their own: they work, or their errors say what to do."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,14 +13,18 @@ import httpx
 import pytest
 
 from tests.firstday import programs
+from tests.firstday.running import ENVIRONMENT, WITHIN_S, ended
 
-WITHIN = 120
 PERDURE = Path(sys.executable).with_name("perdure")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE", "LANG"))}
+ADVICE = (
+    "say how to store it: db.checkpointer(codecs=[",
+    "pass it: db.checkpointer(codecs=[",
+    "keep an alias under the old name",
+    "run `perdure migrate",
+)
+"""What an error tells its reader to do."""
 
 pytestmark = pytest.mark.timeout(900)
-FULL = os.environ.get("PERDURE_CHAOS") == "full"
-rest = pytest.mark.skipif(not FULL, reason="one of the tasks of PERDURE_CHAOS=full")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -37,51 +37,48 @@ def run(tmp_path: Path) -> Run:
 
     def call(text: str, *args: str, fails: bool = False) -> subprocess.CompletedProcess[str]:
         (tmp_path / "program.py").write_text(text)
-        return command([sys.executable, "program.py", *args], tmp_path, fails=fails)
+        return command(["program.py", *args], tmp_path, fails=fails)
 
     return call
 
 
 def command(line: list[str], folder: Path, *, fails: bool = False) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=WITHIN, check=False
-    )
+    done = ended(line, folder)
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     return done
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return done.stderr.strip().splitlines()[-1]
+def advice(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line of a program that failed, which has to say what to do."""
+    line = done.stderr.strip().splitlines()[-1]
+    assert any(words in line for words in ADVICE), line
+    return line
 
 
 def test_an_agent_with_a_structured_answer(run: Run) -> None:
     assert run(programs.STRUCTURED, "ask").stdout == run(programs.STRUCTURED, "look").stdout == "2\n"
 
 
-@rest
 def test_a_state_that_is_a_model(run: Run) -> None:
     assert [run(programs.FORM).stdout for _ in range(2)] == ["1\n", "2\n"]
 
 
-@rest
 def test_an_enum(run: Run) -> None:
     assert [run(programs.MOODS).stdout for _ in range(2)] == ["False\n", "True\n"]
 
 
 def test_a_data_frame(run: Run) -> None:
-    error = last_line(run(programs.FRAMES, "none", fails=True))
-    assert "db.checkpointer(codecs=[perdure.Codec(DataFrame, dump, load)])" in error
+    error = advice(run(programs.FRAMES, "none", fails=True))
+    assert "say how to store it: db.checkpointer(codecs=[perdure.Codec(DataFrame, dump, load)])" in error
     assert [run(programs.FRAMES, "codec").stdout for _ in range(2)] == ["6\n", "12\n"]
-    assert "pass it: db.checkpointer(codecs=[…])" in last_line(run(programs.FRAMES, "none", fails=True))
+    assert "pass it: db.checkpointer(codecs=[…])" in advice(run(programs.FRAMES, "none", fails=True))
 
 
-@rest
 def test_two_graphs(run: Run) -> None:
     assert run(programs.TWO_GRAPHS).stdout == "left 1\nright 1\n"
     assert run(programs.TWO_GRAPHS).stdout == "left 3\nright 3\n"
 
 
-@rest
 def test_a_node_that_fails(run: Run) -> None:
     failed = run(programs.FAILING, "fail", fails=True)
     assert "RuntimeError: the node has a mistake" in failed.stderr
@@ -91,17 +88,19 @@ def test_a_node_that_fails(run: Run) -> None:
 
 
 def test_a_class_that_was_renamed_and_the_listing_after_it(run: Run, tmp_path: Path) -> None:
+    listing = ["perdure", "threads", "ls", "--db", "sqlite:///threads.db"]
+    assert "there is no file threads.db" in advice(command(listing, tmp_path, fails=True))
     run(programs.MOODS)
     run(programs.TWO_GRAPHS)
     models = tmp_path / "models.py"
     models.write_text(programs.MODELS.replace("Mood", "Temper"))
     renamed = programs.MOODS.replace("Mood", "Temper")
-    error = last_line(run(renamed, fails=True))
+    error = advice(run(renamed, fails=True))
     assert "thread 'ada'" in error
     assert "models.Mood, which is not in this program" in error
     assert "keep an alias under the old name" in error
     assert run(programs.LISTING).stdout == "ada True\nleft True\nright True\n[]\n"
-    listed = command([str(PERDURE), "threads", "ls", "--db", "sqlite:///threads.db"], tmp_path)
+    listed = command(listing, tmp_path)
     assert all(name in listed.stdout for name in ("ada", "left", "right"))
     models.write_text(programs.MODELS.replace("Mood", "Temper") + "\nMood = Temper\n")
     assert run(renamed).stdout == "True\n"
@@ -118,7 +117,7 @@ def served(folder: Path) -> Iterator[str]:
         yield _address(server)
     finally:
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=WITHIN)
+        server.communicate(timeout=WITHIN_S)
 
 
 def _address(server: subprocess.Popen[str]) -> str:
@@ -132,9 +131,10 @@ def _address(server: subprocess.Popen[str]) -> str:
     raise AssertionError("".join(seen))
 
 
+@pytest.mark.slow
 def test_a_thread_of_the_library_in_the_server(run: Run, tmp_path: Path) -> None:
     (tmp_path / "chat.py").write_text(programs.SERVED)
-    command([sys.executable, "chat.py"], tmp_path)
+    command(["chat.py"], tmp_path)
     with served(tmp_path) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         state = http.get("/threads/ada/state")
         assert state.status_code == 200, state.text
@@ -150,6 +150,5 @@ def test_a_thread_of_the_library_in_the_server(run: Run, tmp_path: Path) -> None
         assert [m["content"] for m in answer.json()["messages"]] == ["from the library", "from the server"]
 
 
-@rest
 def test_a_store_of_ten_thousand_items(run: Run) -> None:
     assert run(programs.STORE).stdout == "10 10\n"

@@ -28,8 +28,9 @@ demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs o
 test: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run the tests, in random order, but for the slow ones
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
-test-all: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run every test: the slow ones, and all backends everywhere
+test-all: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run every test and, without ARGS, the suites of LangGraph and LangChain
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
+	$(if $(strip $(ARGS)),,$(MAKE) suites)
 
 chaos: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Every test at full size: all kill points, mutants, races; over an hour
 	@export PERDURE_CHAOS=full PERDURE_FIGURES=$$(mktemp); \

@@ -6,10 +6,11 @@ clock, the versions that writes are known by, and the thread that sweeps when it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from threading import Event, Lock, Thread
 from typing import Any
@@ -48,6 +49,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
 _SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
+_AT_ONCE = 32
 
 
 def _wall_clock() -> int:
@@ -97,10 +99,19 @@ class PerdureStore(BaseStore):
         self._sweeper: _Sweeper | None = None
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        return run(self._batch(list(ops)), self._driver)
+        results: list[Result] = []
+        for stage in self._stages(list(ops), results):
+            for program in stage:
+                run(program, self._driver)
+        return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        return await arun(self._batch(list(ops)), self._driver)
+        """As ``batch``, namespaces side by side. Where one fails, those that are under way are finished
+        before its error is raised."""
+        results: list[Result] = []
+        for stage in self._stages(list(ops), results):
+            await _side_by_side(stage, self._driver)
+        return results
 
     def sweep_ttl(self) -> int:
         """Remove the tenant's items that are over, and say how many. Nobody needs it for correct answers:
@@ -123,36 +134,50 @@ class PerdureStore(BaseStore):
         sweeper, self._sweeper = self._sweeper, None
         return sweeper is None or sweeper.stop(timeout)
 
-    def _batch(self, ops: list[Op]) -> Program[list[Result]]:
+    def _stages(self, ops: list[Op], results: list[Result]) -> Iterator[list[Program[None]]]:
+        """The programs of a batch, which fill ``results``. Those of one stage do not depend on each other."""
         for op in ops:
             _validate(op)
         writes = self._writes(ops)
         now = self._clock.now()
-        results: list[Result] = [None] * len(ops)
+        results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
-        for partition, asked in self._gets(ops).items():
+
+        def touch(partition: Partition, record: Record) -> None:
+            if record.fields["ttl"] is not None:
+                touched.setdefault(partition, {})[record.key[0]] = record
+
+        def read(partition: Partition, asked: list[tuple[int, GetOp]]) -> Program[None]:
             living = yield from items.read(partition, tuple({op.key: None for _, op in asked}), now)
             for place, op in asked:
                 if record := living.get(op.key):
                     results[place] = _item(tuple(op.namespace), record)
                     if op.refresh_ttl:
-                        touched.setdefault(partition, {})[op.key] = record
-        for place, op in enumerate(ops):
-            if isinstance(op, SearchOp):
-                hits = yield from self._search(op, now)
-                results[place] = [_found(hit) for hit in hits]
+                        touch(partition, record)
+
+        def search(asked: list[tuple[int, SearchOp]]) -> Program[None]:
+            hits = yield from self._search(asked[0][1], now)
+            for number, (place, op) in enumerate(asked):
+                # A caller may change what it got: each has values of its own.
+                results[place] = [_found(hit if number == 0 else _again(hit)) for hit in hits]
                 for hit in hits if op.refresh_ttl else ():
-                    at = partition_of(self._tenant, hit.labels)
-                    touched.setdefault(at, {})[hit.record.key[0]] = hit.record
-            elif isinstance(op, ListNamespacesOp):
-                listed: list[Any] = yield from self._list(op, now)
-                results[place] = listed
-        for partition, records in touched.items():
-            left = [r for key, r in records.items() if key not in writes.get(partition, ())]
-            yield from items.renew(partition, [(r, _version()) for r in left], now, self._budget)
-        for partition, by_key in writes.items():
-            yield from items.write(partition, by_key.values(), self._budget)
-        return results
+                    touch(partition_of(self._tenant, hit.labels), hit.record)
+
+        def listing(place: int, op: ListNamespacesOp) -> Program[None]:
+            listed: list[Any] = yield from self._list(op, now)
+            results[place] = listed
+
+        yield [
+            *(read(partition, asked) for partition, asked in self._gets(ops).items()),
+            *map(search, _searches(ops)),
+            *(listing(place, op) for place, op in enumerate(ops) if isinstance(op, ListNamespacesOp)),
+        ]
+        yield [
+            items.renew(partition, [(r, _version()) for r in left], now, self._budget)
+            for partition, records in touched.items()
+            if (left := [r for key, r in records.items() if key not in writes.get(partition, ())])
+        ]
+        yield [items.write(partition, by_key.values(), self._budget) for partition, by_key in writes.items()]
 
     def _gets(self, ops: list[Op]) -> dict[Partition, list[tuple[int, GetOp]]]:
         out: dict[Partition, list[tuple[int, GetOp]]] = {}
@@ -210,6 +235,40 @@ class PerdureStore(BaseStore):
         return items.list_namespaces(
             self._tenant, conditions, depth=op.max_depth, offset=op.offset, limit=op.limit, now=now
         )
+
+
+async def _side_by_side(programs: list[Program[None]], driver: Driver) -> None:
+    """Drive programs, some at a time, and raise the first error when all that were begun have ended."""
+    waiting = iter(programs)
+    errors: list[BaseException] = []
+
+    async def work() -> None:
+        for program in waiting:
+            if errors:
+                return
+            try:
+                await arun(program, driver)
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+    if len(programs) == 1:
+        await arun(programs[0], driver)
+        return
+    await asyncio.gather(*(work() for _ in range(min(_AT_ONCE, len(programs)))), return_exceptions=True)
+    if errors:
+        raise errors[0]
+
+
+def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
+    """The searches of a batch, those that ask for the same together."""
+    same: dict[Any, list[tuple[int, SearchOp]]] = {}
+    for place, op in enumerate(ops):
+        if isinstance(op, SearchOp):
+            # Of a filter that is no JSON, or where two might be told apart, each is a search of its own.
+            key = (tuple(op.namespace_prefix), op.limit, op.offset) if not op.filter else place
+            same.setdefault(key, []).append((place, op))
+    return same.values()
 
 
 class _Sweeper:
@@ -284,7 +343,7 @@ def _well_keyed(key: object) -> None:
 
 
 def _is_text(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _in_range(**numbers: int) -> None:
@@ -315,6 +374,11 @@ def _item(labels: Labels, record: Record) -> Item:
 
 def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
     return SearchItem(value=hit.value, **_place(hit.labels, hit.record))
+
+
+def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
+    """The same hit with a value of its own."""
+    return items.Hit(hit.labels, hit.record, unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
 
 
 def _place(labels: Labels, record: Record) -> Mapping[str, Any]:

@@ -15,6 +15,9 @@ from perdure.errors import Corrupt, Unserialisable
 DEPTH = 256
 """How deep a value may be nested."""
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_LEAVES = frozenset((str, int, bool, type(None)))
+
 
 def pack(value: object, where: str) -> bytes:
     """The bytes of a value; ``where`` begins the path in the error of one that is not plain."""
@@ -35,7 +38,7 @@ def pack(value: object, where: str) -> bytes:
 
 def packed(data: Any) -> bytes:
     """The bytes of plain data: the same for equal data of the same types, wherever it stands in a value."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(data).encode()
 
 
 def unpack(body: bytes, where: str) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def unpack(body: bytes, where: str) -> dict[str, Any]:
     if not body.startswith(b"{"):
         raise Corrupt(f"{where} is stored in a form that this release does not know; upgrade perdure")
     try:
-        value: dict[str, Any] = json.loads(body)
+        value: dict[str, Any] = json.loads(body.decode())
     except ValueError as error:
         raise Corrupt(f"{where}: what is stored is not an item's value; put it again or delete it") from error
     return value
@@ -68,10 +71,15 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         for name, part in value.items():
             if not isinstance(name, str):
                 raise Unserialisable(f"{where} has the key {name!r}, {_a(name)}; keys are text")
-            out[str.__str__(name)] = plain(part, f"{where}[{name!r}]", depth + 1)
+            # A leaf stays what it is; naming its place would take longer than looking at it.
+            leaf = type(part) in _LEAVES
+            out[str.__str__(name)] = part if leaf else plain(part, f"{where}[{name!r}]", depth + 1)
         return out
     if isinstance(value, list | tuple):
-        return [plain(part, f"{where}[{n}]", depth + 1) for n, part in enumerate(value)]
+        return [
+            part if type(part) in _LEAVES else plain(part, f"{where}[{n}]", depth + 1)
+            for n, part in enumerate(value)
+        ]
     raise Unserialisable(
         f"{where} is {_a(value)}; the store keeps plain JSON data: dict, list, str, int, float, bool, None. "
         "Convert it first, e.g. model_dump(mode='json') or isoformat()"

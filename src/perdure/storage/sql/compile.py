@@ -122,9 +122,10 @@ def found(row: Sequence[Any]) -> Found:
 
 
 @lru_cache(maxsize=64)
-def select_one(kind: Kind) -> str:
+def select_one(kind: Kind, bodies: bool = True) -> str:
     """Reads one record by its key; the key columns are among the results."""
-    return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
+    columns = [name for name in kind.columns() if bodies or name != "body"]
+    return f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
 @lru_cache(maxsize=64)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import apsw
 
 from perdure.errors import Corrupt
-from perdure.model.ops import Delete, Expect, Fetch, Find, Found, Get, Op, Put
-from perdure.model.records import ITEM, Key, Partition, Record
+from perdure.model.ops import Delete, Expect, Fetch, Find, Found, Get, Op, Put, Range
+from perdure.model.records import ITEM, Key, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 
@@ -80,9 +80,11 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
         return tuple(() for _ in effect.items)
     t, required = thread.pk, thread.total is not None
     if len(effect.items) > INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
-        gets = [i for i in effect.items if isinstance(i, Get)]
-        if len(gets) == len(effect.items):
-            return _fetch_many(connection, thread, partition, gets)
+        gets = [i.key for i in effect.items if isinstance(i, Get)]
+        headers = [i.prefix for i in effect.items if _is_header(i)]
+        for keys, bodies in ((gets, True), (headers, False)):
+            if len(keys) == len(effect.items):
+                return _fetch_many(connection, thread, partition, effect.items[0].kind, keys, bodies)
     out: list[tuple[Record, ...]] = []
     for item in effect.items:
         if isinstance(item, Get):
@@ -105,16 +107,32 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
     return tuple(out)
 
 
+def _is_header(item: Get | Range) -> TypeGuard[Range]:
+    """Whether an item asks for one record without its body."""
+    return (
+        isinstance(item, Range)
+        and len(item.prefix) == len(item.kind.key)
+        and not item.bodies
+        and item.verify
+        and item.after is None
+        and item.limit is None
+    )
+
+
 def _fetch_many(
-    connection: apsw.Connection, thread: Thread, partition: Partition, gets: list[Get]
+    connection: apsw.Connection,
+    thread: Thread,
+    partition: Partition,
+    kind: Kind,
+    keys: Sequence[Key],
+    bodies: bool,
 ) -> tuple[tuple[Record, ...], ...]:
-    kind = gets[0].kind
-    rows = connection.executemany(sql.select_one(kind), [(thread.pk, *get.key) for get in gets])
+    rows = connection.executemany(sql.select_one(kind, bodies), [(thread.pk, *key) for key in keys])
     found: dict[Key, Record] = {}
     for row in rows:
-        record = sql.record(kind, row, partition, required=thread.total is not None)
+        record = sql.record(kind, row, partition, bodies=bodies, required=thread.total is not None)
         found[record.key] = record
-    return tuple((found[get.key],) if get.key in found else () for get in gets)
+    return tuple((found[key],) if key in found else () for key in keys)
 
 
 def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:

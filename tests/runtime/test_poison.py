@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import Unavailable
-from perdure.model.messages import MESSAGE_MAX
-from perdure.runtime import Agent, Runtime, Settings, Ticket
+from perdure.model.messages import MESSAGE_MAX, Message
+from perdure.model.ops import Commit, Fetch, Get
+from perdure.model.records import INBOX, Partition
+from perdure.runtime import Agent, Options, Runtime, Settings, Ticket
 from tests.runtime.graphs import (
     HOUR_US,
     Heard,
@@ -285,5 +288,49 @@ def test_a_database_that_is_away_now_and_then_loses_nothing(memory: Storage, tal
         assert said == [part for text in texts for part in (text, f"echo: {text}")]
         assert list(dict.fromkeys(post.texts)) == [f"echo: {text}" for text in texts]
         assert calm.fsck("ada") == []
+
+    go(main())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"durability": "for ever"},
+        {"telling": {"modes": ["thoughts"], "subgraphs": False, "kept": True, "by": ""}},
+        {"telling": {"modes": ["values"]}},
+        {"telling": "values"},
+        {"config": ["a", "list"]},
+        {"attempts": "three"},
+        {"config": {"configurable": {"__pregel_read": 1}}, "webhook": "https://127.0.0.1/"},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_a_run_whose_options_cannot_be_read_is_given_up(
+    memory: Storage, talk: Talk, options: dict[str, Any]
+) -> None:
+    """Options that another release has stored, or that were damaged."""
+    heard = Heard()
+
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, works=False) as runtime:
+            channel = "webhook" if "webhook" in options else ""
+            asked = Options(webhook=options.get("webhook"))
+            poison = await runtime.accept("ada", "hello", together=False, channel=channel, options=asked)
+            behind = await runtime.accept("ada", "after", together=False)
+            other = await runtime.accept("bob", "hello")
+        (found,) = line.perform(Fetch(Partition("", "ada"), (Get(INBOX, (1,)),)))[0]
+        message = replace(Message.read(found), options=options)
+        line.perform(Commit(Partition("", "ada"), (message.put(found.version),)))
+        async with working(database, talk.graph, observers=[heard]) as runtime:
+            run = await runtime.wait(poison, 10)
+            assert (run.state, run.attempts, run.note["kind"]) == ("failed", 1, "Corrupt")
+            assert "options" in run.note["error"]
+            assert "https" not in run.note["error"]
+            assert (await runtime.wait(behind, 10)).state == "done"
+            assert (await runtime.wait(other, 10)).state == "done"
+        assert heard.count("run.failed") == 1
+        assert heard.count("worker.error") == 0
+        assert database.fsck("ada") == []
 
     go(main())

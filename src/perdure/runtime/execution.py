@@ -126,7 +126,8 @@ def noticed(held: Held, ending: Ending) -> Ending:
     if held.run.channel != WEBHOOK:
         return ending
     # An answer that has no webhook of its own inherits the channel of the question, and nothing else.
-    url = Options.read(held.messages[0].options).webhook
+    options = Options.read_if_readable(held.messages[0].options)
+    url = None if options is None else options.webhook
     notice = {"url": url, "run_id": held.run.id, "state": ending.state}
     return replace(ending, replies=() if url is None else (notice,))
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from perdure.errors import Corrupt
+
 Told = Literal[
     "values",
     "updates",
@@ -100,7 +102,25 @@ class Options:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Options:
-        """From what was stored with a message."""
+        """Read what was stored with a message. ``Corrupt`` when these are no options of this release."""
+        try:
+            return cls._of(stored)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise Corrupt(
+                f"the options that are stored with a message cannot be read ({type(error).__name__}: "
+                f"{error}): another release stored them, or they were damaged. Send the message again"
+            ) from error
+
+    @classmethod
+    def read_if_readable(cls, stored: Mapping[str, Any]) -> Options | None:
+        """As ``read``, ``None`` instead of the error: for what a run has to end with in any case."""
+        try:
+            return cls.read(stored)
+        except Corrupt:
+            return None
+
+    @classmethod
+    def _of(cls, stored: Mapping[str, Any]) -> Options:
         telling = stored.get("telling")
         return cls(
             **{name: stored[name] for name in _PLAIN if name in stored},

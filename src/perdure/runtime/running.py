@@ -19,6 +19,7 @@ from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Held, Unserved
 from perdure.errors import (
     CannotTakeBack,
+    Corrupt,
     Fenced,
     PerdureError,
     TooLarge,
@@ -166,6 +167,11 @@ class Runner:
 
     async def _worked(self, held: Held) -> bool:
         message = held.messages[0]
+        try:
+            Options.read(message.options)
+        except Corrupt as unreadable:
+            # It will not be readable at the next attempt either.
+            return await self._given_up(held, error_note(unreadable), type(unreadable).__name__)
         await self._open_tape(held)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
@@ -323,9 +329,10 @@ class Runner:
         return False
 
     async def _given_up(self, held: Held, why: str, kind: str = "GivenUp") -> bool:
-        options = Options.read(held.messages[0].options)
+        options = Options.read_if_readable(held.messages[0].options)
         note = {"error": why, "kind": kind}
-        if (options.on_failure or self._settings.on_failure) == "rollback":
+        asked = None if options is None else options.on_failure
+        if (asked or self._settings.on_failure) == "rollback":
             note.update(await self._taken_back(held))
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()

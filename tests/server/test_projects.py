@@ -4,10 +4,12 @@ use, an application beside the API, headers, and clients without a URL."""
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -43,6 +45,13 @@ def saying(text):
 
 def of_config(config: RunnableConfig):
     return saying("model=" + str(config["configurable"].get("model"))).compile()
+
+
+def named(config: RunnableConfig):
+    def turn(state):
+        return {"messages": [AIMessage("done")]}
+    name = config["configurable"].get("node", "usual")
+    return StateGraph(MessagesState).add_node(name, turn).add_edge(START, name)
 
 
 async def of_runtime(runtime: ServerRuntime):
@@ -242,6 +251,18 @@ async def test_a_graph_made_for_each_use_is_looked_at_and_edited_as_others_are(p
 
 
 @run
+async def test_a_thread_is_edited_with_the_graph_that_its_newest_run_was_made_for(project: Project) -> None:
+    async with project.served(("named",)) as http:
+        assert (
+            await answer(http, "named", thread_id="t1", config={"configurable": {"node": "other"}}) == "done"
+        )
+        said = {"messages": [{"role": "user", "content": "more"}]}
+        edited = await http.post("/threads/t1/state", json={"values": said, "as_node": "other"})
+        assert (edited.status_code, edited.json().get("detail")) == (200, None)
+        assert len((await http.get("/threads/t1/state")).json()["values"]["messages"]) == 3
+
+
+@run
 async def test_an_application_beside_the_api_has_its_lifespan_and_middleware(project: Project) -> None:
     web = project.place("web", "app")
     async with project.served(("headers",), http={"app": web}) as http:
@@ -293,3 +314,22 @@ async def test_a_client_without_a_url_reaches_the_server_that_it_runs_in(project
         del http.headers["Authorization"]
         outside = await http.get("/threads/t1", headers={"root_path": "/noauth"})
         assert outside.status_code == 401, "only the program itself comes in without a name"
+
+
+@run
+async def test_a_client_without_a_url_does_so_beside_an_installed_server_of_langgraphs(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere(httpx.ASGITransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            raise RuntimeError("it works in the process of that server only")
+
+    server, transport = ModuleType("langgraph_api.server"), ModuleType("langgraph_api.asgi_transport")
+    server.__dict__["app"] = object()
+    transport.__dict__["ASGITransport"] = Elsewhere
+    package = ModuleType("langgraph_api")
+    package.__dict__["asgi_transport"] = transport
+    for module in (package, server, transport):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    async with project.served(("calling",)) as http:
+        assert await answer(http, "calling") == "[True, True]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from rich.markup import escape
 from perdure.cli.app import KeyFile, err, key_of
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadSetting, MissingExtra
+from perdure.runtime.failures import show_failures
 from perdure.storage.url import redacted
 
 
@@ -91,8 +91,7 @@ def serve(
         has_key=key is not None,
     )
     if asked.development:
-        # Messages and tracebacks of graphs that fail: who develops a graph has to see them.
-        logging.getLogger("perdure.failures").setLevel(logging.DEBUG)
+        show_failures()
     if workers > 1 and asked.database_url.startswith("memory:"):
         raise BadSetting(
             "--workers needs a database that processes can share; memory:// is one process's own"

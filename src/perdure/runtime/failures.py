@@ -13,6 +13,11 @@ if _log.level == logging.NOTSET:
     _log.setLevel(logging.INFO)
 
 
+def show_failures() -> None:
+    """Have this process write the messages and tracebacks of graphs that fail, for those who develop them."""
+    _log.setLevel(logging.DEBUG)
+
+
 def place_of(error: BaseException) -> str:
     """The file and line, in the code that is not LangGraph's or Perdure's, in which an error was raised;
     empty when it has none."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 from urllib.parse import unquote
@@ -14,11 +14,14 @@ from fastapi import Depends, Path, Request
 from langgraph.pregel import Pregel
 
 from perdure.database import Database
+from perdure.engine import inbox
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
+from perdure.runtime.contexts import is_reserved
 from perdure.runtime.execution import TENANT
-from perdure.runtime.factories import Access
+from perdure.runtime.factories import Access, Factory
+from perdure.runtime.options import Options
 from perdure.runtime.users import user_of
 from perdure.server import naming
 from perdure.server.addresses import Reach
@@ -161,15 +164,32 @@ class Caller:
         """Where a thread of this user's tenant is."""
         return Partition(self.user.tenant, thread_id)
 
-    def graph(
+    @asynccontextmanager
+    async def graph(
         self, graph_id: str, access: Access, thread_id: str | None = None
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
-        """A graph over the threads of this user's tenant, for as long as the block lasts."""
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        """A graph over the threads of this user's tenant, for as long as the block lasts. One that a function
+        makes is made for a thread as it was for the thread's newest run."""
+        runtime = self.host.runtime
+        configurable: dict[str, Any] = {}
+        if thread_id is not None:
+            if isinstance(runtime.graphs[graph_id].graph, Factory):
+                configurable |= await self._configurable(thread_id)
+            configurable["thread_id"] = thread_id
+        config = {"configurable": configurable}
         user = user_of(self.user.dict())
-        configurable = {} if thread_id is None else {"thread_id": thread_id}
-        return self.host.runtime.opened(
-            graph_id, access, tenant=self.user.tenant, user=user, config={"configurable": configurable}
-        )
+        async with runtime.opened(
+            graph_id, access, tenant=self.user.tenant, user=user, config=config
+        ) as graph:
+            yield graph
+
+    async def _configurable(self, thread_id: str) -> dict[str, Any]:
+        """What the newest run of a thread was configured with, but for the fields of its user."""
+        latest = await self.host.database.arun(inbox.latest(self.partition(thread_id), 1))
+        if not latest:
+            return {}
+        configurable = Options.read(latest[0].message.options).config.get("configurable") or {}
+        return {name: held for name, held in configurable.items() if not is_reserved(name)}
 
 
 def host_of(request: Request) -> Host:

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from perdure.errors import PerdureError, Unavailable
+from perdure.runtime.failures import show_failures
 from perdure.server.config import Config
 from perdure.server.hosting.process import serve
 
@@ -80,6 +81,8 @@ def _child(
 ) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("perdure").setLevel(log_level)
+    if config.development:
+        show_failures()
     try:
         asyncio.run(serve(config, listener, works=works, encryption_key=encryption_key))
     except Unavailable as error:

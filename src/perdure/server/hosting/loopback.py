@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
+import httpx
 from langgraph_sdk._async import client
-from langgraph_sdk.client import configure_loopback_transports
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.server.host import LOOPBACK
+
+DEFER = "__LANGGRAPH_DEFER_LOOPBACK_TRANSPORT"
+"""The variable that, when it is "true", has the SDK's clients without a URL wait for their application. Where
+LangGraph's own server is installed as well they would reach for that."""
 
 
 class _Within:
@@ -37,7 +42,14 @@ class _Bound(list[Any]):
         self._app: Any = app
 
     def append(self, transport: Any) -> None:
-        transport.app = self._app
+        _bind(transport, self._app)
+
+
+def _bind(transport: Any, app: Any) -> None:
+    """Have a transport of the SDK's reach an application. Where LangGraph's own server is installed as well
+    the SDK takes a transport of that, which works in its process only."""
+    transport.app = app
+    transport.handle_async_request = MethodType(httpx.ASGITransport.handle_async_request, transport)
 
 
 @contextmanager
@@ -46,9 +58,10 @@ def reachable(app: ASGIApp) -> Iterator[None]:
     block lasts."""
     within = _Within(app)
     sdk: Any = client
-    # Clients that a module made when it was imported; the SDK keeps them for this.
-    configure_loopback_transports(within)
     before = sdk._registered_transports
+    # Clients that a module made when it was imported; the SDK keeps them for this.
+    for transport in before:
+        _bind(transport, within)
     sdk._registered_transports = _Bound(within)
     try:
         yield

@@ -27,6 +27,7 @@ from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.host import Host
+from perdure.server.hosting.loopback import DEFER
 from perdure.server.hosting.sweeper import Sweeper
 from perdure.server.webhooks import webhooks
 
@@ -90,8 +91,9 @@ async def _running(
 
 
 def prepare(config: Config) -> None:
-    """Set the variables that the configuration has for graphs; those that are set stay as they are."""
-    set_variables(config.env)
+    """Set the variables that the configuration has for graphs, and the one that has their clients without a
+    URL wait for this server; those that are set stay as they are."""
+    set_variables({DEFER: "true", **config.env})
 
 
 def gate_of(config: Config) -> Gate:

@@ -105,6 +105,17 @@ def test_a_file_that_is_not_a_database_is_left_alone(shell: Shell, tmp_path: Pat
     assert (tmp_path / "t.db").read_bytes() == before
 
 
+def test_a_listing_shows_ids_whole_and_none_that_changes_the_terminal(shell: Shell, tmp_path: Path) -> None:
+    for name in ("x" * 400, "[bold]b", "red\x1b[31m", "two\nlines"):
+        converse(tmp_path / "t.db", name, 1)
+    listed = shell("threads", "ls", PERDURE_URL="sqlite:///t.db").stdout
+    heading, *lines = listed.splitlines()
+    assert heading.split() == ["latest", "checkpoint", "thread"]
+    assert [line.split("  ", 1)[1] for line in lines] == [
+        "[bold]b", r"'red\x1b[31m'", r"'two\nlines'", "x" * 400,
+    ]  # fmt: skip
+
+
 def test_threads_are_listed_shown_and_told_apart_by_tenant(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 2)
     url = {"PERDURE_URL": "sqlite:///t.db"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated, Any, TypedDict, cast
 
 import pytest
@@ -61,6 +62,20 @@ def talk(database: Database, turns: int = 3) -> list[str]:
     for turn in range(turns):
         graph.invoke({"said": [f"question {turn} " + "q" * 100]}, CONFIG)
     return [s.config["configurable"]["checkpoint_id"] for s in graph.get_state_history(CONFIG)][::-1]
+
+
+def test_a_sound_thread_takes_few_requests() -> None:
+    """A database far away takes milliseconds for each, and there are many threads."""
+    requests: list[Effect[Any]] = []
+
+    def wrap(driver: Driver) -> Driver:
+        return FaultyDriver(driver, on_effect=lambda _, effect: requests.append(effect))
+
+    with closing(open_database("memory://", migrate=True, wrap=wrap)) as database:
+        talk(database, turns=1)
+        requests.clear()
+        assert database.fsck("thread") == []
+        assert len(requests) <= 10, requests
 
 
 def commit(driver: Driver, *ops: Any) -> None:

@@ -45,6 +45,11 @@ ThreadId = Annotated[str, typer.Argument(help="The thread's id, as in configurab
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 
+def printable(name: str) -> str:
+    """An id as a line of a listing shows it: quoted where it would change the terminal or break the line."""
+    return name if name.isprintable() else repr(name)
+
+
 @contextmanager
 def opened(
     url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out, printable
 from perdure.cli.carry import export, import_, jsonable
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
@@ -21,6 +21,7 @@ threads = typer.Typer(
 )
 threads.command()(export)
 threads.command("import")(import_)
+_TIME_WIDTH = len("2026-01-01T00:00:00.000000+00:00")
 for command in (inbox, runs, outbox, dead, retry, stuck):
     threads.command()(command)
 
@@ -34,26 +35,22 @@ def list_threads(
 ) -> None:
     """List the threads of a tenant, by id, with the time of their latest checkpoint."""
     with opened(db, tenant, key_file) as database:
-        table = Table("thread", "latest checkpoint", box=None, pad_edge=False)
         count = 0
-        for thread in database.threads_sync():
-            count += 1
+        for count, thread in enumerate(database.threads_sync(), 1):
             if as_json:
                 entry = {"thread_id": thread.thread_id, "updated_at": thread.updated_at}
                 if thread.error is not None:
                     entry["error"] = thread.error
-                out.print_json(json.dumps(entry), indent=None)
-            else:
-                shown = thread.updated_at or ""
-                table.add_row(
-                    escape(thread.thread_id),
-                    shown if thread.error is None else "cannot be read: run perdure fsck",
-                )
-        if as_json:
-            return
-        if count:
-            out.print(table)
-        else:
+                typer.echo(json.dumps(entry))
+                continue
+            if count == 1:
+                typer.echo(f"{'latest checkpoint':<{_TIME_WIDTH}}  thread")
+            shown = thread.updated_at or ""
+            typer.echo(
+                f"{shown if thread.error is None else 'unreadable: run perdure fsck':<{_TIME_WIDTH}}"
+                f"  {printable(thread.thread_id)}"
+            )
+        if not count and not as_json:
             out.print("No threads yet.")
 
 

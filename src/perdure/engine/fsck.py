@@ -15,7 +15,7 @@ from perdure.engine.fsck_queue import check_queue
 from perdure.engine.threads import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.engine.values import FETCH_KEYS
-from perdure.engine.walking import Walk
+from perdure.engine.walking import Walk, start
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
@@ -92,14 +92,15 @@ def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
 def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
     for _ in range(ATTEMPTS):
         before = yield from _pulse(partition)
-        contents = yield from _read(partition)
+        *walks, chunks = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, CHUNK))
+        contents = yield from _read(partition, *walks)
         findings = [
             *_unreadable(partition, contents),
             *_holes(partition, contents),
             *_heads(partition, contents),
             *_tags(partition, contents),
         ]
-        findings += yield from _chunks(partition, contents, digest)
+        findings += yield from _chunks(partition, contents, chunks, digest)
         try:
             findings += yield from check_queue(partition)
         except Corrupt as error:
@@ -119,36 +120,33 @@ def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
 # Reading
 
 
-def _read(partition: Partition) -> Program[_Contents]:
+def _read(
+    partition: Partition, heads: Walk, tags: Walk, checkpoints: Walk, writes: Walk
+) -> Program[_Contents]:
     contents = _Contents({}, ())
-    for kind in (HEAD, TAG):
-        page = Walk(kind)
-        while not page.last:
-            yield from page.turn(partition)
-            if kind is HEAD:
-                contents.heads.update({r.key[0]: r for r in page.stubs if isinstance(r.fields["seq"], int)})
-            else:
-                contents.tags += tuple(page.records)
-            contents.unreadable += [
-                ((key[0] if kind is HEAD else "", None), error) for key, error in page.unreadable
-            ]
-    page = Walk(CHECKPOINT)
-    while not page.last:
-        yield from page.turn(partition)
+    while not heads.last:
+        yield from heads.turn(partition)
+        contents.heads.update({r.key[0]: r for r in heads.stubs if isinstance(r.fields["seq"], int)})
+        contents.unreadable += [((key[0], None), error) for key, error in heads.unreadable]
+    while not tags.last:
+        yield from tags.turn(partition)
+        contents.tags += tuple(tags.records)
+        contents.unreadable += [(("", None), error) for _, error in tags.unreadable]
+    while not checkpoints.last:
+        yield from checkpoints.turn(partition)
         # A stub is not verified, and may hold anything.
-        places = {(r.key[0], r.key[1]): r.fields["seq"] for r in page.stubs}
+        places = {(r.key[0], r.key[1]): r.fields["seq"] for r in checkpoints.stubs}
         contents.places.update({k: seq for k, seq in places.items() if isinstance(seq, int)})
-        for record in page.records:
+        for record in checkpoints.records:
             try:
                 contents.checkpoints.append(CheckpointRecord.read(record))
             except Corrupt as error:
                 contents.unreadable.append((record.key, str(error)))
-        contents.unreadable += page.unreadable
-    page = Walk(WRITE)
-    while not page.last:
-        yield from page.turn(partition)
-        contents.writes += [PendingWrite.read(record) for record in page.records]
-        contents.unreadable += page.unreadable
+        contents.unreadable += checkpoints.unreadable
+    while not writes.last:
+        yield from writes.turn(partition)
+        contents.writes += [PendingWrite.read(record) for record in writes.records]
+        contents.unreadable += writes.unreadable
     return contents
 
 
@@ -223,9 +221,11 @@ def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
 # Chunks
 
 
-def _chunks(partition: Partition, contents: _Contents, digest: Digester) -> Program[list[Finding]]:
+def _chunks(
+    partition: Partition, contents: _Contents, stored: Walk, digest: Digester
+) -> Program[list[Finding]]:
     """References that lead to chunks that are absent or are not what their name says."""
-    sound, damaged = yield from _survey(partition, digest)
+    sound, damaged = yield from _survey(partition, stored, digest)
     owners = list(_references(contents))
     error, needs = yield from _expand(partition, dict.fromkeys(ref for _, _, ref in owners), sound, digest)
     if not error and needs <= sound:
@@ -260,11 +260,10 @@ def _references(contents: _Contents) -> Iterator[tuple[Name, str, bytes]]:
         yield (write.namespace, write.checkpoint_id), what, write.ref
 
 
-def _survey(partition: Partition, digest: Digester) -> Program[tuple[set[bytes], set[bytes]]]:
+def _survey(partition: Partition, page: Walk, digest: Digester) -> Program[tuple[set[bytes], set[bytes]]]:
     """The chunks that are stored and sound, and those that are damaged."""
     sound: set[bytes] = set()
     damaged: set[bytes] = set()
-    page = Walk(CHUNK)
     while not page.last:
         yield from page.turn(partition)
         for record in page.records:

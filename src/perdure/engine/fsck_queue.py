@@ -15,7 +15,7 @@ from perdure.engine.documents import Document
 from perdure.engine.findings import RESTORE, Damage, Finding
 from perdure.engine.inbox import postponed
 from perdure.engine.later import UNREADABLE
-from perdure.engine.walking import Walk
+from perdure.engine.walking import start
 from perdure.errors import Corrupt
 from perdure.model.lane import IN, LATER, OUT, Lane
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run
@@ -63,8 +63,8 @@ def _read(partition: Partition) -> Program[_Queue]:
     )
     open_run = epochs[0].fields["open_run"] if epochs else None
     queue = _Queue(Lane.read(IN, inboxes), Lane.read(OUT, outboxes), open_run)
-    for kind, name, reader in _KINDS:
-        walk = Walk(kind)
+    walks = yield from start(partition, [kind for kind, _, _ in _KINDS])
+    for (kind, name, reader), walk in zip(_KINDS, walks, strict=True):
         while not walk.last:
             yield from walk.turn(partition)
             queue.stored[kind].update(stub.key[0] for stub in walk.stubs)

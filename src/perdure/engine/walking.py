@@ -1,7 +1,8 @@
-"""Walking over all records of a kind, past those that do not open."""
+"""Walks over all records of some kinds, past those that do not open."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perdure.errors import Corrupt
@@ -21,12 +22,14 @@ class Walk:
     records: list[Record] = field(default_factory=list)
     unreadable: list[tuple[Key, str]] = field(default_factory=list)
     last: bool = False
+    ahead: tuple[Record, ...] | None = None
+    """The stubs of the next page, where they were read already."""
 
     def turn(self, partition: Partition) -> Program[None]:
         """Read the next page."""
-        after = self.stubs[-1].key if self.stubs else None
-        items = (Range(self.kind, after=after, limit=_PAGE, bodies=False, verify=False),)
-        (self.stubs,) = yield from ask(Fetch(partition, items))
+        if self.ahead is None:
+            (self.ahead,) = yield from ask(Fetch(partition, (_page(self.kind, self.stubs),)))
+        self.stubs, self.ahead = self.ahead, None
         self.last = len(self.stubs) < _PAGE
         self.records, self.unreadable = [], []
         keys = [stub.key for stub in self.stubs]
@@ -46,3 +49,13 @@ class Walk:
     def _get(self, partition: Partition, keys: list[Key]) -> Program[list[Record]]:
         answers = yield from ask(Fetch(partition, tuple(Get(self.kind, key) for key in keys)))
         return [record for answer in answers for record in answer]
+
+
+def start(partition: Partition, kinds: Sequence[Kind]) -> Program[list[Walk]]:
+    """Begin a walk over each of the kinds. One request sees which of them have records at all."""
+    pages = yield from ask(Fetch(partition, tuple(_page(kind, ()) for kind in kinds)))
+    return [Walk(kind, ahead=page) for kind, page in zip(kinds, pages, strict=True)]
+
+
+def _page(kind: Kind, before: tuple[Record, ...]) -> Range:
+    return Range(kind, after=before[-1].key if before else None, limit=_PAGE, bodies=False, verify=False)

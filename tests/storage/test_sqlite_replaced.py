@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import perdure
 from perdure.errors import DatabaseReplaced
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Now, Put
 from perdure.model.records import GC, Partition
-from perdure.storage.sql import sqlite
+from perdure.storage.sql import sqlite, sqlite_watch
 from perdure.storage.sql.sqlite import SqliteDriver
 
 THREAD = Partition("", "thread")
@@ -280,6 +280,71 @@ def test_what_sqlite_does_to_its_files_is_no_replacement(driver: SqliteDriver, p
         for version in range(200, 700, 2):
             assert commit(driver, version) == Committed()
             assert commit(second, version + 1) == Committed()
+
+
+def in_parts(driver: SqliteDriver, path: Path, others: ExitStack) -> None:
+    """Leave the file as a checkpoint does that goes on beside a reader: pages are new, and the schema, which
+    was written since the reader began, is the old one. The log has the rest."""
+    writer, reader = (others.enter_context(closing(apsw.Connection(str(path)))) for _ in range(2))
+    writer.execute("VACUUM")
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    writer.execute("CREATE TABLE later (a)")
+    writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    assert driver._watch._read_stored() is None, "the file alone is no whole database"
+
+
+def test_a_log_that_was_taken_over_in_part_is_no_replacement(driver: SqliteDriver, path: Path) -> None:
+    assert commit(driver, 1) == Committed()
+    with ExitStack() as others:
+        in_parts(driver, path, others)
+        assert commit(driver, 2) == Committed()
+        assert version_in(driver) == 2
+    with closing(apsw.Connection(str(path))) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert driver._watch._read_stored() is not None
+    assert commit(driver, 3) == Committed()
+    assert version_in(driver) == 3
+
+
+@pytest.mark.parametrize("deed", [another_copied_over, replaced_by_a_copy, emptied, log_removed])
+def test_a_file_that_is_replaced_while_its_log_is_taken_over_in_part_is_noticed(
+    driver: SqliteDriver, path: Path, deed: Callable[[Path], None]
+) -> None:
+    commit(driver, 1)
+    with ExitStack() as others:
+        in_parts(driver, path, others)
+        commit(driver, 2)
+        deed(path)
+        with pytest.raises(DatabaseReplaced):
+            commit(driver, 3)
+
+
+def test_a_copy_of_the_same_size_and_times_is_noticed(driver: SqliteDriver, path: Path) -> None:
+    commit(driver, 1)
+    copy, before = beside(path, ".copy"), path.stat()
+    shutil.copy2(path, copy)
+    copy.replace(path)
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(DatabaseReplaced, match="replaced by another file"):
+        commit(driver, 2)
+
+
+def test_an_older_copy_written_over_it_within_one_tick_of_the_clock_is_noticed(
+    driver: SqliteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of files move by some milliseconds at once, so a change may not show in them."""
+    monkeypatch.setattr(sqlite_watch, "_change", lambda found: (found.st_size, 0, 0))
+    with closing(apsw.Connection(str(path))) as other:
+        for version in (1, 2):
+            commit(driver, version)
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            shutil.copyfile(path, beside(path, f".{version}"))
+        assert beside(path, ".1").stat().st_size == path.stat().st_size
+        shutil.copyfile(beside(path, ".1"), path)
+        with pytest.raises(DatabaseReplaced, match="older state"):
+            commit(driver, 3)
 
 
 def test_a_saver_whose_file_was_replaced_says_so(path: Path) -> None:

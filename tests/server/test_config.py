@@ -226,7 +226,6 @@ def test_a_langgraph_json_is_read_for_what_it_means_here() -> None:
         },
         store={
             "ttl": {"default_ttl": 60, "refresh_on_read": False, "omit_expired": True},
-            "index": {"dims": 3, "embed": "x:y"},
         },
         checkpointer={"ttl": {"strategy": "keep_latest", "default_ttl": 10, "sweep_interval_minutes": 2}},
         webhooks=None,
@@ -243,7 +242,6 @@ def test_a_langgraph_json_is_read_for_what_it_means_here() -> None:
     assert config.checkpointer == ThreadTtl(10.0, "keep_latest", 2.0, 1000)
     assert config.limits == Limits()
     assert config.ignored == (
-        "store.index in langgraph.json",
         "limits.body_bytes in langgraph.json",
         "novelty in langgraph.json",
     )

@@ -1,8 +1,8 @@
 """What was said, and where: ``perdure.toml``, ``langgraph.json``, a ``.env`` file, the environment.
 
 Each source becomes keys with dots and what stands there. Whether that can work is decided elsewhere; here a
-file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: what
-nobody here has a use for is left alone, and told unless it is about building images.
+file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: of what is
+known of it nothing is passed over that would have changed what the server does; what is not known is told.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from perdure.config.langgraph_json import PASSED_OVER, REFUSED
 from perdure.config.settings import SETTINGS, Setting
 from perdure.errors import BadSetting, MissingExtra
 
@@ -22,14 +23,6 @@ OWN, LANGGRAPH = "perdure.toml", "langgraph.json"
 _PREFIX = "PERDURE_"
 _OTHERS = frozenset(("PERDURE_TENANT", "PERDURE_KEY_FILE"))
 """Variables that other parts of the command line read."""
-
-_SILENT = frozenset(
-    """$schema _INTERNAL_docker_tag api_version base_image dependencies dockerfile_lines image_distro
-    keep_pkg_tools node_version pip_config_file pip_installer python_version source ui ui_config
-    auth.disable_studio_auth auth.openapi http.disable_a2a http.disable_mcp http.disable_ui
-    store.ttl.omit_expired""".split()
-)
-"""What ``langgraph.json`` says to those who build images, or about things that are not here."""
 
 
 class Said(NamedTuple):
@@ -70,7 +63,9 @@ def of_file(path: Path) -> Layer:
             said[key] = Said(value, f"{key} in {path}", str(path), path.parent.absolute())
         elif is_own:
             raise BadSetting(f"{path} has {key}, which is no setting; {_nearest(key, SETTINGS)}")
-        elif key not in _SILENT:
+        elif key in REFUSED:
+            raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
+        elif key not in PASSED_OVER:
             ignored.append(f"{key} in {path}")
     return Layer(said, tuple(ignored))
 

@@ -1,0 +1,36 @@
+"""The keys of ``langgraph.json`` that are no settings here: what becomes of each.
+
+Those that LangGraph's own server has besides are settings of the same name. ``docs/configuration.md`` lists
+all of them, which a test holds to these.
+"""
+
+from __future__ import annotations
+
+_IMAGE = "for building images"
+_ABSENT = "about what is not served here"
+
+PASSED_OVER = {
+    **dict.fromkeys(
+        """$schema _INTERNAL_docker_tag api_version base_image dependencies dockerfile_lines image_distro
+        keep_pkg_tools node_version pip_config_file pip_installer python_version source""".split(),
+        _IMAGE,
+    ),
+    **dict.fromkeys(
+        "auth.disable_studio_auth http.disable_a2a http.disable_mcp http.disable_ui ui ui_config".split(),
+        _ABSENT,
+    ),
+    "auth.cache": "the handler is asked for every request",
+    "auth.openapi": "the description of the routes has no such part",
+    "http.logging_headers": "no header is ever logged",
+    "store.ttl.omit_expired": "what has expired is never found",
+}
+"""Keys that need not be read, with the reason: without them the server does what they ask for."""
+
+REFUSED = {
+    "checkpointer.path": "threads are kept in the server's own database; name it with --db",
+    "checkpointer.serde": "types are allowed by graph: let the name be an Agent with allow=…",
+    "priority": "runs have no priorities; threads take turns",
+    "store.index": "the store has no vectors; search it with a filter",
+    "webhooks": "say which hosts may be called with http.webhook_hosts of a perdure.toml",
+}
+"""Keys without which the server would do something else than its project expects, with what to do instead."""

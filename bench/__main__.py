@@ -24,7 +24,7 @@ from bench.desk import Desk
 from bench.environment import describe
 from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
-from bench.workloads import growth, network, race, runtime, server, shapes, throughput
+from bench.workloads import growth, network, race, runtime, server, shapes, store, throughput
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -54,6 +54,7 @@ WORKLOADS: dict[str, Workload] = {
     },
     "runtime": Workload("runtime", runtime.units, runtime.run),
     "server": Workload("server", server.units, server.run),
+    "store": Workload("store", store.units, store.run),
 }
 GROUPS = {
     "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],

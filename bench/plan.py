@@ -38,6 +38,10 @@ class Plan:
     streams_a_client: int
     idle_streams: int
     server_patience_s: float
+    store_items: int
+    store_operations: int
+    store_searches: int
+    store_repeats: int
 
     @property
     def window(self) -> int:
@@ -77,6 +81,10 @@ FULL = Plan(
     streams_a_client=2,
     idle_streams=200,
     server_patience_s=60.0,
+    store_items=10_000,
+    store_operations=60_000,
+    store_searches=20,
+    store_repeats=5,
 )
 
 QUICK = Plan(
@@ -109,4 +117,8 @@ QUICK = Plan(
     streams_a_client=1,
     idle_streams=50,
     server_patience_s=60.0,
+    store_items=2000,
+    store_operations=5000,
+    store_searches=5,
+    store_repeats=1,
 )

@@ -9,6 +9,7 @@ from bench.figures import median_ratio
 from bench.report_backends import backends
 from bench.report_runtime import runtime
 from bench.report_server import server
+from bench.report_store import store
 from bench.savers import CANDIDATES, OURS
 from bench.tables import NONE, Row, label, number, table, times
 
@@ -26,6 +27,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *backends(results),
         *runtime(results),
         *server(results),
+        *store(results),
         _method(results),
     ]
     return "\n\n".join(sections) + "\n"

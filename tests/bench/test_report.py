@@ -74,3 +74,25 @@ def test_a_run_of_some_sections_leaves_the_others_and_says_how_old_they_are() ->
     assert "The section redis was measured earlier, with perdure 1." in page
     assert "The section d1" not in page
     assert "Measuring took 3 minutes." in page
+
+
+def test_the_store_stands_beside_the_stock_one() -> None:
+    seconds = {task: {"stock": [2.0, 4.0, 2.0], "perdure": [3.0, 4.0, 2.0]} for task in ("puts", "batch")}
+    searches = {task: {"stock": [0.2], "perdure": [0.1]} for task in ("search", "rare")}
+    section = {
+        "items": 10_000,
+        "operations": 60_000,
+        "searches": 20,
+        "backends": {
+            "SQLite": {
+                "seconds": {**searches, **seconds},
+                "peak_kb": {"stock": 400_000, "perdure": 200_000},
+            },
+            "PostgreSQL": {"skipped": "no server"},
+        },
+    }
+    page = report.page(results({}, 1, store=section), [], "")
+    assert "| `search(limit=10)` over 10,000 items, ms | 10.0 | 5.00 | 0.50 × |" in page
+    assert "| 60,000 puts, in batches of 8,000, s | 2.00 | 3.00 | 1.00 × |" in page
+    assert "| memory at most, MB | 400 | 200 | – |" in page
+    assert "### The store on PostgreSQL\n\nNot measured: no server." in page

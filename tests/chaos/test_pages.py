@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,10 @@ def test_damage_is_refused_by_name_and_reported(tmp_path: Path, key: bytes | Non
         except perdure.PerdureError:
             seen["not opened"] += 1
             continue
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            wrong.append(f"{where}: raised {error!r} at {last.filename}:{last.lineno}")
+            continue
         differs = [
             part
             for part, value in found.items()
@@ -118,5 +123,6 @@ def test_damage_is_refused_by_name_and_reported(tmp_path: Path, key: bytes | Non
         ]
         if refused and not said:
             wrong.append(f"{where}: refused, and fsck says nothing")
+    print(f"\n{dict(seen)}")
     assert wrong == []
     assert seen["refused"] > 10

@@ -213,6 +213,19 @@ def test_items_of_the_store_are_verified_and_checked(path: Path) -> None:
         assert any("item a" in line for line in db.examine())
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_fsck_reports_records_whose_columns_are_of_other_types(every_kind: Path, kind: Kind) -> None:
+    table = schema.table(kind)
+    change(every_kind, f"CREATE TABLE a_copy AS SELECT * FROM {table}", f"DROP TABLE {table}")
+    change(every_kind, f"CREATE TABLE {table} AS SELECT * FROM a_copy")  # with no constraints
+    for column in kind.columns():
+        for other in ("NULL", "'other'", "x'ff00'", "7"):
+            change(every_kind, f"UPDATE {table} SET {column} = {other}")
+            with perdure.connect_sync(f"sqlite:///{every_kind}", tenant=rows.HERE.tenant) as db:
+                assert [*db.fsck(), *db.examine()], f"{column} = {other}"
+        change(every_kind, f"DELETE FROM {table}", f"INSERT INTO {table} SELECT * FROM a_copy")
+
+
 @pytest.mark.parametrize("column", ["body", "checksum", "body = NULL, checksum"])
 def test_items_that_a_search_finds_are_verified(path: Path, column: str) -> None:
     with perdure.connect_sync(f"sqlite:///{path}") as db:

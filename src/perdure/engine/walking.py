@@ -13,9 +13,15 @@ from perdure.model.records import Key, Kind, Partition, Record
 _PAGE = 64
 
 
+_MISNAMED = "its key is not what was written, and nothing finds it"
+_TYPES: dict[str, type] = {"text": str, "integer": int, "bytes": bytes}
+
+
 @dataclass(slots=True)
 class Walk:
-    """A walk over the records of a kind: those that open, and those that do not, with the reason."""
+    """A walk over the records of a kind: those that open, and those that do not, with the reason. ``stubs``
+    are all of the page without their bodies, not verified; those whose key is of other types than a key of
+    this kind are left out of them, and named among the ``unreadable`` by text."""
 
     kind: Kind
     stubs: tuple[Record, ...] = ()
@@ -24,14 +30,22 @@ class Walk:
     last: bool = False
     ahead: tuple[Record, ...] | None = None
     """The stubs of the next page, where they were read already."""
+    _end: Key | None = None
 
     def turn(self, partition: Partition) -> Program[None]:
         """Read the next page."""
         if self.ahead is None:
-            (self.ahead,) = yield from ask(Fetch(partition, (_page(self.kind, self.stubs),)))
-        self.stubs, self.ahead = self.ahead, None
-        self.last = len(self.stubs) < _PAGE
-        self.records, self.unreadable = [], []
+            (self.ahead,) = yield from ask(Fetch(partition, (_page(self.kind, self._end),)))
+        found, self.ahead = self.ahead, None
+        self.last = len(found) < _PAGE
+        self._end = found[-1].key if found else self._end
+        self.stubs = tuple(stub for stub in found if self._is_named(stub))
+        self.records = []
+        self.unreadable = [
+            (tuple(map(_shown, stub.key)), f"{self.kind.name} {'/'.join(map(_shown, stub.key))}: {_MISNAMED}")
+            for stub in found
+            if not self._is_named(stub)
+        ]
         keys = [stub.key for stub in self.stubs]
         if not keys:
             return
@@ -46,6 +60,10 @@ class Walk:
                 except Corrupt as error:
                     self.unreadable.append((key, str(error)))
 
+    def _is_named(self, stub: Record) -> bool:
+        parts = zip(self.kind.key, stub.key, strict=True)
+        return all(isinstance(part, _TYPES[column.kind]) for column, part in parts)
+
     def _get(self, partition: Partition, keys: list[Key]) -> Program[list[Record]]:
         answers = yield from ask(Fetch(partition, tuple(Get(self.kind, key) for key in keys)))
         return [record for answer in answers for record in answer]
@@ -53,9 +71,14 @@ class Walk:
 
 def start(partition: Partition, kinds: Sequence[Kind]) -> Program[list[Walk]]:
     """Begin a walk over each of the kinds. One request sees which of them have records at all."""
-    pages = yield from ask(Fetch(partition, tuple(_page(kind, ()) for kind in kinds)))
+    pages = yield from ask(Fetch(partition, tuple(_page(kind, None) for kind in kinds)))
     return [Walk(kind, ahead=page) for kind, page in zip(kinds, pages, strict=True)]
 
 
-def _page(kind: Kind, before: tuple[Record, ...]) -> Range:
-    return Range(kind, after=before[-1].key if before else None, limit=_PAGE, bodies=False, verify=False)
+def _page(kind: Kind, after: Key | None) -> Range:
+    return Range(kind, after=after, limit=_PAGE, bodies=False, verify=False)
+
+
+def _shown(part: object) -> str:
+    """A part of a key as it is named."""
+    return part if isinstance(part, str) else repr(part)

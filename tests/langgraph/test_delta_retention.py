@@ -199,3 +199,32 @@ def test_a_stateful_subgraph_remembers_after_a_prune(driver: str, stateful: bool
             outcomes.append(said(graph, config(thread)))
         assert outcomes[0] == outcomes[1] == outcomes[2]
         assert ("deep remembers 3" in outcomes[0]) is stateful
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize("edited", [0, 1, 2])
+def test_a_fork_from_a_tag_meets_a_subgraph_as_it_was_there(
+    edited: int, durability: Any, tmp_path: Path
+) -> None:
+    """Not with what it remembers of later turns, also where the tagged checkpoint was edited first."""
+    with opened("memory", tmp_path) as db:
+        outcomes: list[list[str]] = []
+        for thread in ("whole", "pruned"):
+            saver = db.checkpointer()
+            graph = graphs.nested(saver, STATES["plain"], stateful=True)
+            graph.invoke({"said": ["turn 0"]}, config(thread), durability=durability)
+            at: Any = graph.get_state(config(thread)).config
+            db.tag(thread, "kept")
+            for n in (1, 2):
+                graph.invoke({"said": [f"turn {n}"]}, config(thread), durability=durability)
+            if thread == "pruned":
+                saver.prune([thread])
+            for n in range(edited):
+                at = graph.update_state(at, {"said": [f"edited {n}"]}, as_node="leave")
+                if thread == "pruned":
+                    saver.prune([thread], keep_last=2)
+            graph.invoke({"said": ["forked"]}, at, durability=durability)
+            outcomes.append(said(graph, config(thread)))
+            assert db.fsck(thread) == []
+        assert outcomes[0] == outcomes[1]
+        assert [text for text in outcomes[0] if text.startswith("middle")][-1] == "middle remembers 1"

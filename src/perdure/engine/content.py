@@ -260,7 +260,13 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
             (channel, said(carried.seed), [(w.task_id, said(w.ref)) for w in carried.writes])
             for channel, carried in sorted(record.carried.items())
         ],
-        *(() if record.prior is None else (record.prior,)),
+        *(
+            (record.prior, record.passed)
+            if record.passed
+            else ()
+            if record.prior is None
+            else (record.prior,)
+        ),
     ]
 
 

@@ -73,11 +73,12 @@ def writes_of(
 
 
 def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
-    """The strict ancestors of a root checkpoint and the origin; ``None`` when it is not stored."""
+    """The strict ancestors of a root checkpoint, removed ones too where subgraphs name them, and the origin;
+    ``None`` when it is not stored."""
     record = yield from find(partition, "", checkpoint_id)
     if record is None:
         return None
-    out = {ORIGIN}
+    out = {ORIGIN, *record.passed}
     below: int | None = record.seq
     parent = record.parent_id
     while parent is not None:
@@ -86,7 +87,7 @@ def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozense
             break
         for candidate in records:
             if candidate.id == parent:
-                out.add(candidate.id)
+                out.update((candidate.id, *candidate.passed))
                 parent = candidate.parent_id
         below = records[-1].seq
     return frozenset(out)

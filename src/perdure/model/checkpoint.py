@@ -48,7 +48,8 @@ class CheckpointRecord(NamedTuple):
     this checkpoint's history. ``cut`` marks a parent link that a removal moved. ``deltas`` names the
     channels whose value is not stored here but replayed from ancestors' writes; ``carried`` holds those
     writes once the ancestors are gone. ``prior`` names the head that this checkpoint replaced, stored or not,
-    ``""`` where there was none; ``None`` where that was the parent.
+    ``""`` where there was none; ``None`` where that was the parent. ``passed`` names removed root checkpoints
+    between this one and its parent, those by which subgraphs' checkpoints still have their place.
     """
 
     namespace: str
@@ -74,6 +75,7 @@ class CheckpointRecord(NamedTuple):
     deltas: tuple[str, ...] = ()
     carried: Mapping[str, Carried] = _NOTHING
     prior: str | None = None
+    passed: tuple[str, ...] = ()
 
     @property
     def replaced(self) -> str | None:
@@ -106,7 +108,7 @@ class CheckpointRecord(NamedTuple):
                 self.cut,
                 self.deltas,
                 [[ch, c.seed, [list(w) for w in c.writes]] for ch, c in self.carried.items()],
-                *(() if self.prior is None else (self.prior,)),
+                *((self.prior, self.passed) if self.passed else () if self.prior is None else (self.prior,)),
             ]
         )
         return Put(
@@ -143,7 +145,7 @@ class CheckpointRecord(NamedTuple):
         namespace, checkpoint_id = record.key
         (
             v, ts, names, versions, found, seen_nodes, updated, metadata, extra,
-            nonce, seen, root, root_head, cut, deltas, carried, *prior,
+            nonce, seen, root, root_head, cut, deltas, carried, *rest,
         ) = parts  # fmt: skip
 
         def name(place: int | str) -> str:
@@ -178,7 +180,8 @@ class CheckpointRecord(NamedTuple):
                 ch: Carried(seed, tuple(CarriedWrite(t, r) for t, r in writes))
                 for ch, seed, writes in carried
             },
-            prior=prior[0] if prior else None,
+            prior=rest[0] if rest else None,
+            passed=tuple(rest[1]) if len(rest) > 1 else (),
         )
 
     def references(self) -> list[bytes]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from perdure.model.checkpoint import CheckpointRecord
 
 ORIGIN = ""
-"""The root link of a subgraph's checkpoint whose root checkpoints were all removed: before everything."""
+"""The place of a subgraph's checkpoint that was stored before any root checkpoint: before everything."""
 
 Name = tuple[str, str]
 """A checkpoint's namespace and id."""
@@ -170,20 +170,30 @@ class _Ancestry:
 
     def __init__(self, roots: Mapping[str, CheckpointRecord]) -> None:
         self._roots = roots
+        self._passed = {name for root in roots.values() for name in root.passed}
 
     def has(self, checkpoint_id: str | None) -> bool:
-        return checkpoint_id == ORIGIN or checkpoint_id in self._roots
+        return checkpoint_id == ORIGIN or checkpoint_id in self._roots or checkpoint_id in self._passed
 
     def strict(self, checkpoint_id: str) -> set[str]:
+        """Those of a checkpoint, removed ones too where subgraphs name them, and the origin."""
         out = {ORIGIN}
-        at = self._roots[checkpoint_id].parent_id if checkpoint_id in self._roots else None
+        at: str | None = checkpoint_id
         while at is not None and at in self._roots:
-            out.add(at)
+            out.update((at, *self._roots[at].passed))
             at = self._roots[at].parent_id
-        return out
+        return out - {checkpoint_id}
 
-    def nearest(self, checkpoint_id: str | None, kept: set[str]) -> str:
-        return nearest_survivor(checkpoint_id, self._roots, kept) or ORIGIN
+    def passed(self, checkpoint_id: str, kept: set[str], named: set[str]) -> tuple[str, ...]:
+        """Removed ones between a kept checkpoint and its nearest kept ancestor, those that are ``named``."""
+        if not named:
+            return ()
+        out = set(self._roots[checkpoint_id].passed)
+        at = self._roots[checkpoint_id].parent_id
+        while at is not None and at in self._roots and at not in kept:
+            out.update((at, *self._roots[at].passed))
+            at = self._roots[at].parent_id
+        return tuple(sorted(out & named))
 
 
 def _is_same_run(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
@@ -205,6 +215,16 @@ def _relinked(
     passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
 ) -> dict[Name, CheckpointRecord]:
     out: dict[Name, CheckpointRecord] = {}
+    # A subgraph's checkpoint keeps the name of its root where that is removed: moved to an ancestor it would
+    # be older than other branches that part there. The survivors after that root remember it instead.
+    named = {
+        name
+        for namespace, group in groups.items()
+        if namespace != ""
+        for checkpoint_id in kept.get(namespace, ())
+        for name in (group[checkpoint_id].root, group[checkpoint_id].root_head)
+        if name is not None
+    }
     for namespace, group in groups.items():
         stay = kept.get(namespace, set())
         for checkpoint_id in stay:
@@ -215,12 +235,14 @@ def _relinked(
             replaced = _replaced(checkpoint, group, stay, passes)
             if replaced != after.replaced:
                 after = after.moved(prior=replaced or ORIGIN)
-            if namespace != "":
-                if checkpoint.root and ancestry.has(checkpoint.root) and checkpoint.root not in kept[""]:
-                    after = after.moved(root=ancestry.nearest(checkpoint.root, kept[""]))
-                head = checkpoint.root_head
-                if head and ancestry.has(head) and head not in kept[""]:
-                    after = after.moved(root_head=ancestry.nearest(head, kept[""]))
+            root = checkpoint.root
+            if namespace == "":
+                passed = ancestry.passed(checkpoint_id, stay, named)
+                if passed != checkpoint.passed:
+                    after = after.moved(passed=passed)
+            elif root and root not in kept[""] and ancestry.has(root) and checkpoint.root_head != root:
+                # The head at the time counts only where the root itself was never stored.
+                after = after.moved(root_head=root)
             if after is not checkpoint:
                 out[namespace, checkpoint_id] = after
     return out

@@ -180,11 +180,11 @@ class PerdureStore(BaseStore):
         yield [items.write(partition, by_key.values(), self._budget) for partition, by_key in writes.items()]
 
     def _gets(self, ops: list[Op]) -> dict[Partition, list[tuple[int, GetOp]]]:
-        out: dict[Partition, list[tuple[int, GetOp]]] = {}
+        by_labels: dict[Labels, list[tuple[int, GetOp]]] = {}
         for place, op in enumerate(ops):
             if isinstance(op, GetOp):
-                out.setdefault(partition_of(self._tenant, op.namespace), []).append((place, op))
-        return out
+                by_labels.setdefault(tuple(op.namespace), []).append((place, op))
+        return {partition_of(self._tenant, labels): asked for labels, asked in by_labels.items()}
 
     def _writes(self, ops: list[Op]) -> dict[Partition, dict[str, Write]]:
         """The last write to each key, by namespace, each where the first one to its key stood."""
@@ -192,13 +192,13 @@ class PerdureStore(BaseStore):
         for op in ops:
             if isinstance(op, PutOp):
                 last[tuple(op.namespace), op.key] = op
-        out: dict[Partition, dict[str, Write]] = {}
+        by_labels: dict[Labels, dict[str, Write]] = {}
         for (labels, key), op in last.items():
             body = None if op.value is None else pack(op.value, f"item {key!r} of {labels!r}: value")
             ttl = None if op.ttl is None else span(op.ttl)
             write = Write(key, body, self._clock.stamp(), _version(), ttl)
-            out.setdefault(partition_of(self._tenant, labels), {})[key] = write
-        return out
+            by_labels.setdefault(labels, {})[key] = write
+        return {partition_of(self._tenant, labels): writes for labels, writes in by_labels.items()}
 
     def _search(self, op: SearchOp, now: int) -> Program[list[items.Hit[dict[str, Any]]]]:
         wanted = filters.checked(op.filter or {})

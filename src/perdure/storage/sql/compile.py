@@ -92,10 +92,15 @@ def select_items(effect: Find) -> Statement:
         where.append("(i.updated_at < ? OR i.updated_at = ? AND (p.thread, i.key) > (?, ?))")
         parameters += (effect.last.updated_at, *effect.last)
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
+    # Rows are sorted without their bodies, and read whole when the page is known.
+    page = (
+        "SELECT i.rowid AS place, p.total IS NOT NULL AS required, p.tenant AS tenant, p.thread AS thread,"
+        f" p.space AS space FROM {PREFIX}thread p JOIN {table(ITEM)} i ON i.t = p.pk"
+        f" WHERE {' AND '.join(where)} ORDER BY i.updated_at DESC, p.thread, i.key LIMIT ? OFFSET ?"
+    )
     sql = (
-        f"SELECT p.total IS NOT NULL, p.tenant, p.thread, p.space, {columns} FROM {PREFIX}thread p"
-        f" JOIN {table(ITEM)} i ON i.t = p.pk WHERE {' AND '.join(where)}"
-        " ORDER BY i.updated_at DESC, p.thread, i.key LIMIT ? OFFSET ?"
+        f"SELECT f.required, f.tenant, f.thread, f.space, {columns} FROM ({page}) f"
+        f" JOIN {table(ITEM)} i ON i.rowid = f.place ORDER BY i.updated_at DESC, f.thread, i.key"
     )
     return sql, (*parameters, effect.limit, effect.skip)
 

@@ -5,6 +5,7 @@ A mutant breaks the driver (see ``drivers``) or the code above it (a monkeypatch
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,6 +137,11 @@ def generations_return(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PerdureSaver, "_first_version", lambda self: 1)
 
 
+def generations_close_together(patch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count(1)
+    patch.setattr(PerdureSaver, "_first_version", lambda self: next(numbers))
+
+
 def neighbours_fail(patch: pytest.MonkeyPatch) -> None:
     """One error fails every commit of its group."""
 
@@ -209,6 +215,7 @@ MUTANTS = (
     Mutant("references are inherited from the parent", "saver", patch=references_of_the_parent),
     Mutant("a remembered view refuses writes", "saver", patch=memory_believed),
     Mutant("a new thread starts with the generation of its past", "saver", patch=generations_return),
+    Mutant("generations of threads lie close together", "saver", patch=generations_close_together),
     Mutant("puts do not check the collection generation", "saver", PutsDoNotCheckGc),
     Mutant("collection deletes without its guard", "saver", UnguardedChunkDelete),
     Mutant("a tag leaves the generation alone", "saver", TagLeavesGenerationAlone),

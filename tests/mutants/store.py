@@ -9,9 +9,12 @@ import pytest
 
 from perdure.engine import items
 from perdure.langgraph import store
+from perdure.model import items as model
 from perdure.model import plain
 from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
+from perdure.storage import sealed
+from perdure.storage.sql import checksums
 from tests.mutants.breaks import Mutant
 from tests.mutants.drivers import Broken, changed
 
@@ -62,6 +65,15 @@ def stale_items_returned(patch: pytest.MonkeyPatch) -> None:
 def ends_at_their_last_moment(patch: pytest.MonkeyPatch) -> None:
     """A read that comes from a clock behind takes time away, and one without an end gets one."""
     patch.setattr(items, "renewed", lambda record, now: now)
+
+
+def slashes_for_terminators(patch: pytest.MonkeyPatch) -> None:
+    """Labels are joined as they are, so that ``("a/b",)`` and ``("a", "b")`` have one name."""
+    for module in (items, model):
+        patch.setattr(module, "name_of", lambda labels: "".join(f"{label}/" for label in labels))
+    for module in (items, checksums, sealed):
+        patch.setattr(module, "labels_of", lambda name: tuple(name.split("/")[:-1]))
+    patch.setattr(model, "_AFTER", "0")
 
 
 def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -122,6 +134,7 @@ STORE_MUTANTS = (
     Mutant("versions of items come back", "store", patch=versions_counted),
     Mutant("stale items are returned", "store", patch=stale_items_returned),
     Mutant("every read sets an end", "store", patch=ends_at_their_last_moment),
+    Mutant("labels end in a slash", "store", patch=slashes_for_terminators),
     Mutant("a put forgets the time of creation", "store", patch=creation_forgotten),
     Mutant("a lost race loses the write", "store", patch=lost_writes_unsaid),
     Mutant("a namespace is searched by key", "store", patch=searched_by_key),

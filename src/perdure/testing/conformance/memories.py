@@ -123,6 +123,23 @@ class Operations:
         assert [there(store.get(HOME, key)).value["n"] for key in odd] == list(range(len(odd)))
         assert keys(store.search(HOME, limit=99)) == odd[::-1]
 
+    def test_odd_labels_make_namespaces_of_their_own(self, backend: Backend) -> None:
+        odd = [
+            ("a",),
+            ("a", "b"),
+            ("a", "b/"),
+            ("a/", "b"),
+            ("a/b",),
+            ("a\x01", "b"),
+            ("a\x02b",),
+            ("é", "%"),
+        ]
+        store = backend.store()
+        store.batch([PutOp(namespace, "k", {"n": n}) for n, namespace in enumerate(odd)])
+        assert [there(store.get(namespace, "k")).value["n"] for namespace in odd] == list(range(len(odd)))
+        assert store.list_namespaces() == sorted(odd)
+        assert sorted(item.namespace for item in store.search(("a",))) == [("a",), ("a", "b"), ("a", "b/")]
+
     def test_namespaces_that_nobody_could_tell_apart_are_refused(self, backend: Backend) -> None:
         store = backend.store()
         wrong: list[Any] = [("a", ""), ("a.b",), ("a\0",), ("a", 1), ("a\ud800",)]

@@ -318,6 +318,21 @@ class Retention:
             put(saver, at(), "c1", held)
             assert values(backend.saver()) == held
 
+    def test_a_thread_made_anew_is_not_taken_for_one_that_came_back_older(self, backend: Backend) -> None:
+        """A new thread of a name has versions that are far from those of the thread before it."""
+        saver, other = backend.saver(), backend.saver()
+        older: list[object] = []
+        saver.on_older = older.append
+        for life in range(4):
+            chain(other, 3)
+            other.prune([THREAD])
+            load(saver)
+            other.delete_thread(THREAD)
+            put(other, at(), f"new {life}", {"own": "value"})
+            assert values(saver) == {"own": "value"}
+            other.delete_thread(THREAD)
+        assert older == []
+
     def test_a_write_that_was_overwritten_during_a_collection_is_not_taken_for_stored(
         self, backend: Backend
     ) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.constants import END
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
@@ -76,6 +77,9 @@ async def _attempt(
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
+    if isinstance(given, Command) and _ends(given):
+        await _end(graph, config, now, held, tape)
+        return Ending(DONE, {})
     how = _how(agent, options, context)
     try:
         if tape is None or tape.telling is None:
@@ -97,6 +101,30 @@ async def _attempt(
         return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
     return Ending(DONE, {}, tuple(replies))
+
+
+def _ends(given: Command[Any]) -> bool:
+    """Whether all that a command asks for is that nothing more is done."""
+    return given.goto in (END, [END], (END,)) and given.resume is None and not given.update
+
+
+async def _end(
+    graph: Pregel[Any, Any, Any, Any],
+    config: RunnableConfig,
+    now: RunnableConfig,
+    held: Held,
+    tape: Tape | None,
+) -> None:
+    """Leave out what a thread was to do next, the questions that it asks with it. Given as input LangGraph
+    passes over a command to go to the end."""
+    teller = None if tape is None or tape.telling is None else Teller(tape, tape.telling)
+    if teller is not None:
+        teller.begun(held.run.attempts, held.run.graph)
+    await graph.aupdate_state(config, None, as_node=END)
+    if teller is not None:
+        if "values" in teller.stream_modes:
+            teller.part("values", (await graph.aget_state(now)).values, ())
+        teller.ended()
 
 
 async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held) -> bool:

@@ -18,7 +18,7 @@ from perdure.errors import Corrupt
 from perdure.langgraph import inspect
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.lane import IN, Lane
-from perdure.model.messages import DONE, FAILED, ROLLED_BACK, Run
+from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
@@ -154,7 +154,7 @@ def _with_state(partition: Partition, head: str, row: Row) -> Program[Row]:
         if not row.has_document:
             made = time_of(records[-1].id) or _parsed(records[-1])
             row = row._replace(metadata=_metadata_of(records[0]), created_at=row.created_at or made)
-    if row.status == "idle" and (row.run is None or at > row.run.updated_at):
+    if row.status == "idle" and (row.run is None or row.run.state == INTERRUPTED or at > row.run.updated_at):
         (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
         if any(write.fields["channel"] == INTERRUPT for write in writes):
             row = row._replace(status="interrupted")
@@ -210,6 +210,7 @@ def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None
         return "busy"
     if edited is not None and edited["run_id"] == (None if run is None else run.id):
         return "interrupted" if edited["goes_on"] else "idle"
-    if run is None or run.state == DONE:
+    if run is None or run.state in (DONE, INTERRUPTED):
+        # Of one that was stopped nobody is waited for.
         return "idle"
     return "error" if run.state == FAILED else "interrupted"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError
 
 from tests.server.acceptance.saying import heard, new, parts, said, statuses
-from tests.server.acceptance.serving import Server, run
+from tests.server.acceptance.serving import Server, eventually, run
 
 
 @run
@@ -145,3 +146,49 @@ async def test_q09_an_answer_that_nothing_asked_for_is_refused(server: Server) -
                 await client.runs.create(thread_id, "ask", command={"resume": "yes"}, strict_resume=strict)
         assert await client.runs.list(thread_id) == []
         assert (await client.threads.get(thread_id))["status"] == "idle"
+
+
+@run
+async def test_a_question_that_is_marked_as_resolved_is_closed(server: Server) -> None:
+    async with server.client() as client:
+        thread_id = await new(client)
+        await client.runs.wait(thread_id, "ask", input=said("hello"))
+        # As a chat does it that has nothing to answer.
+        how = {"command": {"goto": "__end__"}, "stream_mode": ["messages-tuple", "values"]}
+        told = await parts(client.runs.stream(thread_id, "ask", **how))
+        assert all("__interrupt__" not in (part.data or {}) for part in told if part.event == "values")
+        state = await client.threads.get_state(thread_id)
+        assert (state["next"], state["interrupts"], state["tasks"]) == ([], [], [])
+        thread = await client.threads.get(thread_id)
+        assert (thread["status"], thread["interrupts"]) == ("idle", {})
+        assert (await client.threads.get_history(thread_id, limit=1))[0]["tasks"] == []
+        values = await client.runs.wait(thread_id, "chat", input=said("more"))
+        assert heard(values)[-1] == "echo hello + more"
+
+
+@run
+async def test_a_thread_whose_run_was_stopped_is_idle_at_once(server: Server) -> None:
+    async with server.client() as client, server.http() as http:
+        for begins in ("stopped by its page", "stopped before it began"):
+            thread_id = await new(client)
+            given = {"input": {"steps": 50, "pause": 0.1}, "config": {"recursion_limit": 100}}
+            late = {"after_seconds": 60} if "before" in begins else {}
+            made = await client.runs.create(thread_id, "walk", stream_resumable=True, **given, **late)
+            if not late:
+                await eventually(lambda at=thread_id: _walks(client, at))
+            # The page does not wait for it.
+            path = f"/threads/{thread_id}/runs/{made['run_id']}/cancel"
+            assert (await http.post(path, params={"wait": "0", "action": "interrupt"})).is_success
+
+            async def is_idle(at: str = thread_id) -> bool:
+                return (await client.threads.get(at))["status"] == "idle"
+
+            await eventually(is_idle)
+            found = await client.runs.get(thread_id, made["run_id"])
+            assert found["status"] == "interrupted"
+            values = await client.runs.wait(thread_id, "chat", input=said("more"))
+            assert heard(values)[-1] == "echo more"
+
+
+async def _walks(client: LangGraphClient, thread_id: str) -> bool:
+    return bool((await client.threads.get_state(thread_id))["values"].get("trail"))

@@ -1,4 +1,7 @@
-"""A host's clock is set by an hour in the middle of its runs: nothing is run twice, lost or held up."""
+"""A host's clock is set by an hour in the middle of its runs: nothing is run twice, lost or held up.
+
+What jumps is what the process takes for the time; the database's clock, SQLite's too, goes on.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,9 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-@pytest.mark.parametrize("who", ["one", "both"])
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "memory"])
 def test_a_clock_that_is_set_while_runs_are_under_way_changes_nothing(
-    backend: str, who: str, jump: int, tmp_path: Path
+    backend: str, jump: int, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
     journal.touch()
@@ -55,9 +57,8 @@ def test_a_clock_that_is_set_while_runs_are_under_way_changes_nothing(
             answered(n)
 
         def jumped() -> None:
-            for n in range(2 if who == "both" else 1):
-                ordered(n, jump)
-                answered(n)
+            ordered(0, jump)
+            answered(0)
 
         try:
             asyncio.run(asyncio.wait_for(_talk(url, journal, jumped), WITHIN_S))

@@ -75,7 +75,7 @@ class _Cursor:
     async def __aexit__(self, *error: object) -> None:
         return None
 
-    async def execute(self, statement: str) -> None:
+    async def execute(self, statement: str, *_: object) -> None:
         if statement != "DROP TABLE IF EXISTS store_migrations":
             raise NotImplementedError("Perdure's store is not read or written by SQL")
 

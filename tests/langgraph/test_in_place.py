@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
 import perdure
+from perdure.database import open_database
 from perdure.langgraph.serde import Serde
+from perdure.model.ops import Commit, Committed, Fetch, Put
+from perdure.model.program import Effect
+from perdure.model.records import GC
+from perdure.storage.port import Driver
+from perdure.testing.faults import FaultyDriver
 from tests.langgraph.files import THREAD, config, put
 
 ACT: list[Callable[[], object]] = []
@@ -310,3 +319,70 @@ print("apart")
 def test_a_tracer_that_keeps_frames_while_the_module_is_imported_makes_no_loads_share() -> None:
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, check=False)
     assert done.stdout == "apart\n", done.stderr[-500:]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("when", [Fetch, Commit], ids=["before it is planned", "before it is planned again"])
+def test_what_is_stored_is_what_was_handed_in(when: type[Any], is_async: bool) -> None:
+    """However long the put reads, or has to begin again: a node may change its state in the meantime."""
+    facts: list[Any] = ["kept", {"is": "kept"}]
+    note: dict[str, Any] = {"is": "kept"}
+    moments: list[Effect[Any]] = []
+    armed: list[bool] = []
+    inner: list[Driver] = []
+
+    def meanwhile(_: int, effect: Effect[Any]) -> None:
+        if isinstance(effect, when) and armed and not moments:
+            moments.append(effect)
+            facts[1]["is"] = note["is"] = "changed"
+            facts.append("new")
+            if when is Commit:
+                generation = Put(GC, (), version=1 << 40)
+                assert inner[0].perform(Commit(effect.partition, (generation,))) == Committed()
+
+    def wrap(driver: Driver) -> Driver:
+        inner.append(driver)
+        return FaultyDriver(driver, on_effect=meanwhile)
+
+    with closing(open_database("memory://", migrate=True, wrap=wrap)) as database:
+        saver = database.checkpointer()
+        at = put(saver, {"facts": ["first"], "note": None}) if when is Commit else config()
+        armed.append(True)
+        checkpoint: Any = {**empty_checkpoint(), "channel_values": {"facts": facts, "note": note}}
+        checkpoint["channel_versions"] = versions = {"facts": "2", "note": "2"}
+        given: Any = (at, checkpoint, {"source": "loop", "step": 2, "parents": {}}, versions)
+        stored = asyncio.run(saver.aput(*given)) if is_async else saver.put(*given)
+        assert moments
+        read = database.checkpointer().get_tuple(stored)
+        assert read is not None
+        assert read.checkpoint["channel_values"] == {
+            "facts": ["kept", {"is": "kept"}],
+            "note": {"is": "kept"},
+        }
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_writes_are_stored_as_they_were_handed_in(is_async: bool) -> None:
+    note: dict[str, Any] = {"is": "kept"}
+    moments: list[Effect[Any]] = []
+    armed: list[bool] = []
+
+    def meanwhile(_: int, effect: Effect[Any]) -> None:
+        if isinstance(effect, Fetch) and armed:
+            moments.append(effect)
+            note["is"] = "changed"
+
+    def wrap(driver: Driver) -> Driver:
+        return FaultyDriver(driver, on_effect=meanwhile)
+
+    with closing(open_database("memory://", migrate=True, wrap=wrap)) as database:
+        at = put(database.checkpointer(), {"note": None})
+        armed.append(True)
+        saver = database.checkpointer()
+        given: Any = (at, [("note", note), ("notes", [note])], "task")
+        asyncio.run(saver.aput_writes(*given)) if is_async else saver.put_writes(*given)
+        assert moments
+        read = database.checkpointer().get_tuple(at)
+        assert read is not None
+        assert read.pending_writes is not None
+        assert [value for _, _, value in read.pending_writes] == [{"is": "kept"}, [{"is": "kept"}]]

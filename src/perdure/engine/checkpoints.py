@@ -102,7 +102,8 @@ class CheckpointPut:
     collection came between. ``before`` is the checkpoint that its loop has stored last. ``first_version``
     starts the versions and the generations of a new thread, so that a thread that was deleted and made again
     meets neither the versions nor the chunks of its past. ``met_in`` is the generation in which the loop has
-    loaded or stored what it builds on. ``on_older`` is called when what was known to be stored is not: the
+    loaded or stored what it builds on. ``before_load`` is called before the thread is read, after which the
+    plan is asked for. ``on_older`` is called when what was known to be stored is not: the
     database came back older than it was.
     """
 
@@ -120,6 +121,7 @@ class CheckpointPut:
     budget: Budget
     met_in: int
     on_older: Callable[[], None]
+    before_load: Callable[[], None]
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
     """What the commit that is asked for at the moment leaves, if it is accepted."""
 
@@ -137,6 +139,7 @@ class CheckpointPut:
         return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
 
     def _load(self, known: View | None) -> Program[View]:
+        self.before_load()
         view = yield from load_view(self.partition, self.namespace)
         if known is not None and is_older(known, view):
             self.on_older()

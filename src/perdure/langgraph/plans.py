@@ -4,8 +4,9 @@ write or a collection came between."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
@@ -16,7 +17,7 @@ from perdure.langgraph import refusals, translate
 from perdure.langgraph.known import Basis, Belief
 from perdure.langgraph.loads import Loop
 from perdure.langgraph.serde import Serde
-from perdure.langgraph.values import Encoding, ThreadCache
+from perdure.langgraph.values import Encoding, Frozen, ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT
@@ -71,6 +72,10 @@ class Encoder:
         """The chunks that the last draft adds."""
         return {} if self._last is None else self._last.chunks
 
+    def frozen(self) -> Mapping[tuple[str, str], Frozen]:
+        """The values of channels as the last draft encoded them."""
+        return {} if self._last is None else self._last.frozen()
+
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
         """The write is durable: what the last draft held may be believed from now on. ``record`` is the
         checkpoint, if it stored one."""
@@ -92,12 +97,30 @@ class CheckpointPlan:
     metadata: Mapping[str, Any]
     new_versions: ChannelVersions
     beside: CheckpointRecord | None = None
+    _is_frozen: bool = False
+
+    def freeze(self) -> None:
+        """Keep the values as they are now, or as the last draft encoded them: while the thread is read, or
+        read again, a node may change them in place."""
+        if self._is_frozen:
+            return
+        self._is_frozen = True
+        values = self.checkpoint["channel_values"]
+        frozen = {channel: value for (_, channel), value in self.encoder.frozen().items()}
+        try:
+            for channel in values.keys() & self.new_versions.keys() - frozen.keys():
+                if type(values[channel]) is not Frozen:
+                    frozen[channel] = Frozen.of(self.encoder.serde, values[channel])
+        except (TypeNotAllowed, Unserialisable):
+            # Left as it is, so that the draft raises it with what belongs to it.
+            return
+        self.checkpoint = cast(Checkpoint, {**self.checkpoint, "channel_values": {**values, **frozen}})
 
     def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
         """The checkpoint for a place in the order."""
-        encoder, checkpoint, beside = self.encoder, self.checkpoint, self.beside
-        is_again = encoder.is_again
-        base = yield from self._base(generation, is_known=not is_again)
+        encoder, beside = self.encoder, self.beside
+        base = yield from self._base(generation, is_known=not encoder.is_again)
+        checkpoint = self.checkpoint
         root_head = None if self.namespace == ROOT else view.root_head
         place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
         head = view.head.checkpoint_id if view.head else None
@@ -149,6 +172,7 @@ class CheckpointPlan:
             return None
         # Put by another loop or process, or the thread was pruned since: what is stored now counts, and the
         # commit is refused if a collection comes after this look.
+        self.freeze()
         key = (self.namespace, name)
         (found,) = yield from ask(Fetch(self.encoder.partition, (Get(CHECKPOINT, key),)))
         return CheckpointRecord.read(found[0]) if found else None
@@ -179,6 +203,18 @@ class WritesPlan:
     refused: TypeNotAllowed | None = None
     beside: CheckpointRecord | None = None
     _last: tuple[PendingWrite, ...] = ()
+
+    def freeze(self) -> None:
+        """Keep the values as they are now: while the thread is read, a node may change them in place."""
+        # Left as they are where one is refused, so that the draft raises it with what belongs to it.
+        with suppress(TypeNotAllowed, Unserialisable):
+            self.writes = [
+                (
+                    channel,
+                    value if type(value) is Frozen else Frozen(payload=self.encoder.serde.payload(value)),
+                )
+                for channel, value in self.writes
+            ]
 
     def acknowledge(self) -> None:
         """The writes are durable."""

@@ -222,7 +222,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             put, plan = self._plan_put(*given, beside=opening.base)
             if await opening.join(self._store(put, plan, opening.view), is_last=True):
                 return translate.stored_config(at, checkpoint["id"])
+            plan.freeze()
             await opening.settled()
+            given = at, config, plan.checkpoint, metadata, new_versions
         put, plan = self._plan_put(*given)
         if not self._fork and may_be_carried(at, plan.loop, put.source):
             await self._openings.store(put, self._store(put, plan))
@@ -255,7 +257,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             if await opening.join(self._put_writes(config, plan, opening.view), is_last=False):
                 plan.raise_refused()
                 return
-            plan = self._plan_writes(config, writes, task_id, task_path)
+            plan = self._plan_writes(config, plan.writes, task_id, task_path)
         await arun(self._put_writes(config, plan), self._driver)
         if opening is not None:
             await opening.settled()
@@ -445,6 +447,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             budget=self._budget,
             met_in=0 if loop is None else loop.generation,
             on_older=lambda: self._report_older(partition),
+            before_load=plan.freeze,
         )
         return put, plan
 
@@ -483,7 +486,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         namespace = at.namespace or ""
         loop = self._loops.of(at.partition, namespace, at.configurable)
         encoder = self._encoder(at.partition)
-        return WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path)
+        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path)
+        plan.freeze()
+        return plan
 
     def _put_writes(
         self, config: RunnableConfig, plan: WritesPlan, known: View | None = None

@@ -73,6 +73,16 @@ class Elements:
         """Packed bytes of the whole list."""
         return len(array_header(len(self.refs))) + sum(self.sizes)
 
+    def bodies(self, serde: Serde) -> list[bytes]:
+        """Each element in packed form."""
+        return [s if isinstance(s, bytes) else self._body(serde, s) for s in self.sources]
+
+    def _body(self, serde: Serde, place: int) -> bytes:
+        handed = self.handed
+        if handed is None:
+            raise ValueError("a place among the elements of a load that is not held")
+        return handed.opaque[place] if place in handed.opaque else serde.pack(handed.template.values[place])
+
 
 @dataclass(slots=True, eq=False)
 class Held:
@@ -189,6 +199,20 @@ class Caches:
                 self._total -= self._weights.pop(partition)
 
 
+class Frozen(NamedTuple):
+    """A value in packed form, as it was at one moment: a list's elements, or a whole value as payload."""
+
+    elements: list[bytes] | None = None
+    payload: tuple[int, bytes] = (refs.NULL, b"")
+
+    @classmethod
+    def of(cls, serde: Serde, value: Any) -> Frozen:
+        """The value as it is now; ``TypeNotAllowed`` or ``Unserialisable`` when it would not come back."""
+        if type(value) is list:
+            return cls(elements=serde.pack_each(value))
+        return cls(payload=serde.payload(value))
+
+
 class Part(NamedTuple):
     """A value's reference and its packed form."""
 
@@ -235,9 +259,9 @@ class Encoding:
         return proof(self._known, self._basis, relied, leans=builder.leans, room=room)
 
     def channel(self, namespace: str, channel: str, value: Any) -> bytes:
-        """The reference of a channel's value."""
+        """The reference of a channel's value; ``value`` may be frozen."""
         slot = (namespace, channel)
-        if type(value) is list:
+        if type(value) is list or (type(value) is Frozen and value.elements is not None):
             held = self._list(slot, value)
         else:
             ref, payload = self._other(value)
@@ -245,14 +269,27 @@ class Encoding:
         self._held[slot] = held
         return held.ref
 
-    def _list(self, slot: tuple[str, str], value: list[Any]) -> Held:
+    def frozen(self) -> dict[tuple[str, str], Frozen]:
+        """The values of channels that were encoded, as they were then."""
+        return {
+            slot: Frozen(payload=held.payload or (refs.NULL, b""))
+            if held.elements is None
+            else Frozen(elements=held.elements.bodies(self._serde))
+            for slot, held in self._held.items()
+        }
+
+    def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> Held:
         """A list: what is provably stored already keeps its reference, the rest is packed."""
         before = self._current(slot, self._cache.held.get(slot))
         handed = None if before is None else before.handed
         found: list[bytes] = []
         sizes: list[int] = []
         sources: list[Source] = []
-        places, bodies = self._packed(value, None if handed is None else handed.watch)
+        if isinstance(value, Frozen):
+            bodies = value.elements or []
+            places: list[int | None] = [None] * len(bodies)
+        else:
+            places, bodies = self._packed(value, None if handed is None else handed.watch)
         known = 0
         if handed is not None and places:
             # Most lists start with what was handed out.
@@ -301,12 +338,13 @@ class Encoding:
         return held.elements if basis.is_guarded and self._cache.is_of_head(slot, held, basis.head) else None
 
     def write(self, value: Any) -> bytes:
-        """The reference of a pending write; it shares chunks with the value that it becomes."""
+        """The reference of a pending write, which may be frozen; it shares chunks with the value that it
+        becomes."""
         return self._other(value)[0]
 
     def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
         """The reference and payload of a value that is not known by element."""
-        kind, body = self._serde.payload(value)
+        kind, body = value.payload if type(value) is Frozen else self._serde.payload(value)
         if kind != refs.MSGPACK or not _may_be_split(body):
             return self._builder.payload(kind, body), (kind, body)
         part = self._split(self._serde.plain(body), 0)

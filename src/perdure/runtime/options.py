@@ -107,8 +107,8 @@ class Options:
             return cls._of(stored)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise Corrupt(
-                f"the options that are stored with a message cannot be read ({type(error).__name__}: "
-                f"{error}): another release stored them, or they were damaged. Send the message again"
+                f"the options that are stored with a message cannot be read ({type(error).__name__}): "
+                "another release stored them, or they were damaged. Send the message again"
             ) from error
 
     @classmethod

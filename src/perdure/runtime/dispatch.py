@@ -180,18 +180,20 @@ class Dispatch:
         fail with which error: how many whenever that changes, as a warning by its name at most once in
         ``_REPORTED_EVERY_S``."""
         for reason, threads in self._backlog.counts.items():
-            fields: dict[str, Any] = {"threads": threads}
+            fields: dict[str, Any]
             if isinstance(reason, Foreign):
-                event, fields[reason.what] = "worker.unserved", reason.name
+                warning, count = "worker.unserved", "worker.unserved_threads"
+                fields = {reason.what: reason.name, "threads": threads}
             else:
-                event, fields["lane"], fields["error"] = "worker.failing", *reason
+                warning, count = "worker.failing", "worker.failing_threads"
+                fields = {"lane": reason.lane, "error": reason.error, "threads": threads}
             if threads != self._reported.get(reason, 0):
                 self._reported[reason] = threads
-                self._observers.event(f"{event}_threads", **fields)
+                self._observers.event(count, **fields)
             logged_at, logged = self._logged.get(reason, (-math.inf, 0))
             if threads not in (0, logged) and time >= logged_at + _REPORTED_EVERY_S:
                 self._logged[reason] = time, threads
-                self._observers.event(event, **fields)
+                self._observers.event(warning, **fields)
 
     # One lane
 

@@ -22,8 +22,13 @@ _numbers = itertools.count(1)
 _process = secrets.token_hex(4)
 
 
+def open_databases() -> None:
+    """Open the database before the first test: opening blocks, and suites have their event loops watched."""
+    _database(False)
+
+
 @cache
-def _database(encrypted: bool = False) -> Database:
+def _database(encrypted: bool) -> Database:
     """The database of this process; each saver and each store has a tenant in it."""
     url = os.environ["PERDURE_SUITE_SEALED_URL" if encrypted else "PERDURE_SUITE_URL"]
     return open_database(url, migrate=True, encryption_key=_KEY if encrypted else None)
@@ -172,7 +177,7 @@ class StoreStandIn(_Opened, PerdureStore):
     ) -> None:
         if index is not None:
             raise NotImplementedError("Perdure's store has no index of vectors")
-        self.__dict__.update(vars(_database().store(tenant=_tenant(place), ttl=ttl)))
+        self.__dict__.update(vars(_database(False).store(tenant=_tenant(place), ttl=ttl)))
         self.stack = ExitStack()
         self.stack.callback(self.stop_ttl_sweeper)
 

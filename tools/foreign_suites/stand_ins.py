@@ -45,6 +45,12 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         _outcomes[report.nodeid] = ("failed", _reason(report))
 
 
+def pytest_sessionstart() -> None:
+    """Open the database that the suite's savers use."""
+    if IS_REPLACED:
+        _ours().open_databases()
+
+
 def pytest_sessionfinish() -> None:
     """Write what happened."""
     if OUTCOMES:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
+
+from tools.foreign_suites.running import run_bounded
 
 from .catalogue import Suite
 
@@ -80,17 +80,9 @@ def read_vitest(path: Path) -> dict[str, Outcome]:
 
 def _run(command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
     given = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PERDURE_"))}
-    with open(folder / "suite.log", "wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env={**given, **variables}, stdout=log, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        try:
-            process.wait(_SUITE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise NotRun(f"the suite was not over after {_SUITE_S} s; see {folder / 'suite.log'}") from None
+    log = folder / "suite.log"
+    if run_bounded(command, folder, {**given, **variables}, log, _SUITE_S) is None:
+        raise NotRun(f"the suite was not over after {_SUITE_S} s; see {log}")
 
 
 def _existing(path: Path) -> Path:

@@ -112,19 +112,11 @@ def _run(python: Path, folder: Path, names: list[str], backend: Backend) -> dict
         "addopts=",
     ]
     command += ["--timeout", str(_TEST_S), *names]
-    with open(written.with_suffix(".log"), "wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        try:
-            process.wait(_BATCH_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return dict.fromkeys(names, Outcome("failed", f"not over after {_BATCH_S} s"))
+    code = run_bounded(command, folder, variables, written.with_suffix(".log"), _BATCH_S)
+    if code is None:
+        return dict.fromkeys(names, Outcome("failed", f"not over after {_BATCH_S} s"))
     if not written.exists():
-        ended = f"pytest ended with {process.returncode}: see {written.with_suffix('.log')}"
+        ended = f"pytest ended with {code}: see {written.with_suffix('.log')}"
         return dict.fromkeys(names, Outcome("failed", ended))
     return {
         node: Outcome(result, reason)
@@ -144,3 +136,21 @@ def keep(path: Path, outcomes: Outcomes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     read = {node: [outcome.result, outcome.reason] for node, outcome in outcomes.items()}
     path.write_text(json.dumps(read, indent=0, sort_keys=True), encoding="utf-8")
+
+
+def run_bounded(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, seconds: float
+) -> int | None:
+    """Run a command in a process group of its own, its output in ``log``: its exit code, or ``None`` when it
+    was stopped after so many seconds."""
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None

@@ -152,7 +152,7 @@ def stuck(
     """Count threads whose work no worker does, by the name of the graph or channel.
 
     What waits has been due for long: no running worker has that graph or channel. What fails is tried again
-    and again: the log of the workers says why. What is damaged is told by `perdure fsck`.
+    and again: the log of the workers says why. For damaged threads run `perdure fsck`.
     """
     with opened(db, tenant, key_file) as database:
         found = database.stuck(older, all_tenants=all_tenants, most=most)

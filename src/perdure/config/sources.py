@@ -1,8 +1,8 @@
 """What was said, and where: ``perdure.toml``, ``langgraph.json``, a ``.env`` file, the environment.
 
 Each source becomes keys with dots and what stands there. Whether that can work is decided elsewhere; here a
-file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: of what is
-known of it nothing is passed over that would have changed what the server does; what is not known is told.
+file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: of its
+known keys none is ignored that would change what the server does; unknown keys are logged as warnings.
 """
 
 from __future__ import annotations

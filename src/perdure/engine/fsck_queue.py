@@ -126,7 +126,7 @@ def _runs(queue: _Queue) -> Iterator[str]:
 
 
 def _named(name: str, key: Key) -> str:
-    """What a record is and its key. A postponed message is a document, in one of two collections."""
+    """Name a record by its kind and key. A postponed message is a document, in one of two collections."""
     if name == "document" and key[0] in _POSTPONED:
         return f"{_POSTPONED[key[0]]} {key[1]}"
     return f"{name} {'/'.join(map(str, key))}"

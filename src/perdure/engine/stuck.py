@@ -18,7 +18,7 @@ from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition,
 
 _PAGE = 1000
 _AHEAD = 3_600_000_000
-"""How far ahead lanes are looked at, in microseconds: one that fails is due again when its pause is over."""
+"""Lanes that are due within this many microseconds are examined, too: one that fails is due again later."""
 _AGAIN = 2
 """From how many attempts on something fails again and again."""
 
@@ -46,7 +46,7 @@ class Stuck:
 
 
 class Survey(NamedTuple):
-    """What is stuck, longest first. ``is_whole`` is false when there are more lanes than were looked at."""
+    """The stuck work, longest first. ``is_whole`` is false when there are more lanes than were examined."""
 
     stuck: tuple[Stuck, ...]
     is_whole: bool
@@ -96,7 +96,7 @@ def _sorted(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
 
 
 def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stuck | None]:
-    """What is stuck on a lane, if anything is."""
+    """Return the stuck work of a lane, if there is any."""
     if name not in (IN, OUT, LATER):
         return None
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (name,)),)))

@@ -11,11 +11,6 @@ ARGS ?=
 # Which sections `make bench` measures; all when it is empty.
 BACKENDS ?=
 
-# D1's own engine for the tests. Without npm its tests say what is missing; nothing else needs it.
-D1_ENGINE := tests/servers/d1/node_modules/.package-lock.json
-# LangGraph's JavaScript clients, likewise.
-JS_CLIENTS := tests/server/js/node_modules/.package-lock.json
-
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all chaos suites clients lint bench docs clean
 
@@ -25,14 +20,14 @@ help: ## Say what each target does
 demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
 	$(RUN) --extra demo perdure demo $(ARGS)
 
-test: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run the tests, in random order, but for the slow ones
+test: $(OWN_UV) ## Run the tests, in random order, but for the slow ones
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
-test-all: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Run every test and, without ARGS, the suites of LangGraph and LangChain
+test-all: $(OWN_UV) ## Run every test and, without ARGS, the suites of LangGraph and LangChain
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
 	$(if $(strip $(ARGS)),,$(MAKE) suites)
 
-chaos: $(OWN_UV) $(D1_ENGINE) $(JS_CLIENTS) ## Every test at full size: all kill points, mutants, races; over an hour
+chaos: $(OWN_UV) ## Every test at full size: all kill points, mutants, races; over an hour
 	@export PERDURE_CHAOS=full PERDURE_FIGURES=$$(mktemp); \
 	$(RUN) --group test --all-extras pytest -n $(WORKERS) --timeout 3000 $(or $(ARGS),tests) && \
 	$(UV) run --no-sync python tools/write_figures.py "$$PERDURE_FIGURES"; \
@@ -53,7 +48,7 @@ lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	done; \
 	if [ -n "$$failed" ]; then printf "\nlint failed:\n$$failed"; exit 1; fi
 
-bench: $(OWN_UV) $(D1_ENGINE) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some
+bench: $(OWN_UV) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some
 	$(RUN) --group bench --group test --extra server --extra encryption --extra postgres --extra redis --extra dynamodb --extra d1 \
 		python -m bench $(if $(BACKENDS),--only $(BACKENDS)) $(ARGS)
 
@@ -63,19 +58,6 @@ docs: $(OWN_UV) ## Build the documentation into site/
 clean: ## Remove everything that make has made; your databases stay
 	rm -rf .venv .uv uv.lock tests/servers/d1/node_modules tests/server/js/node_modules site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
-
-$(D1_ENGINE): WHAT := D1's engine
-$(D1_ENGINE): tests/servers/d1/package.json tests/servers/d1/package-lock.json
-$(JS_CLIENTS): WHAT := LangGraph's JavaScript clients
-$(JS_CLIENTS): tests/server/js/package.json tests/server/js/package-lock.json
-
-$(D1_ENGINE) $(JS_CLIENTS):
-	@if command -v npm >/dev/null; then \
-		echo "installing $(WHAT) for the tests"; \
-		npm ci --prefix $(<D) --ignore-scripts --no-audit --no-fund --silent; \
-	else \
-		echo "no npm: the tests with $(WHAT) are left out"; \
-	fi
 
 .uv/bin/uv:
 	python3 -m venv .uv

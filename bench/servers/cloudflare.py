@@ -52,8 +52,9 @@ def d1() -> Iterator[Server]:
         if find_spec(module) is None:
             raise Missing(f"{module} is not installed; pip install {module}")
     from tests.servers import d1 as part
+    from tests.servers import npm
 
-    if not (part.FOLDER / "node_modules" / "miniflare").is_dir():
-        raise Missing("miniflare is not installed; npm ci --prefix tests/servers/d1")
+    if reason := npm.problem(part.FOLDER):
+        raise Missing(f"miniflare is not installed; {reason}")
     with ExitStack() as taken:
         yield D1(part.started(), taken)

@@ -18,6 +18,7 @@ from selectors import EVENT_READ, DefaultSelector
 import httpx
 
 from tests.conftest import missing
+from tests.servers import npm
 
 FOLDER = Path(__file__).with_name("d1")
 ACCOUNT = "0123456789abcdef0123456789abcdef"
@@ -82,8 +83,7 @@ def started() -> Server:
     node = shutil.which("node")
     if node is None:
         missing("Node.js", "install it with your system's packages (Debian: apt-get install nodejs npm)")
-    if not (FOLDER / "node_modules" / "miniflare").is_dir():
-        missing("miniflare", "`make test` installs it; by hand: npm ci --prefix tests/servers/d1")
+    npm.need(FOLDER)
     token = secrets.token_hex(20)
     os.environ[TOKEN_ENV] = token
     ids = [f"00000000-0000-4000-8000-{n:012d}" for n in range(DATABASES)]

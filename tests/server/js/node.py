@@ -12,6 +12,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from tests.conftest import missing
+from tests.servers import npm
 
 FOLDER = Path(__file__).parent
 _WITHIN_S = 60.0
@@ -30,9 +31,7 @@ def node() -> str:
     found = shutil.which("node")
     if found is None:
         missing("Node.js", "install it with your system's packages (Debian: apt-get install nodejs npm)")
-    for package in ("@langchain/langgraph-sdk", "@langchain/react", "esbuild", "react-dom"):
-        if not (FOLDER / "node_modules" / package).is_dir():
-            missing(package, "`make test` installs it; by hand: npm ci --prefix tests/server/js")
+    npm.need(FOLDER)
     return found or ""
 
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
+from pathlib import Path
+
 import perdure
+
+SHARED = frozenset(
+    """
+    Accepted Address Backend Claim Fault Found Held Job Journal Kind Known Limits Listed Listing Loaded Lost
+    Moved Part Place Reading Said Settings Settled Shape Tally Target Tell Thread
+    """.split()
+)
+"""Names of classes in more than one module. This list only gets shorter."""
 
 
 def test_the_top_level_names_are_these() -> None:
@@ -40,3 +52,15 @@ def test_every_error_is_in_one_tree() -> None:
         if isinstance(value, type) and value.__module__ == errors.__name__:
             assert issubclass(value, perdure.PerdureError), name
             assert value.__name__ in (errors.__doc__ or ""), f"{name} is missing in the tree at the top"
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    named = Counter(
+        node.name
+        for path in Path(perdure.__file__).parent.rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    shared = {name for name, count in named.items() if count > 1}
+    assert shared <= SHARED, f"other modules have classes of these names: {sorted(shared - SHARED)}"
+    assert shared >= SHARED, f"no longer shared, so remove them from SHARED: {sorted(SHARED - shared)}"

@@ -1,0 +1,179 @@
+"""Each module of ``src`` has its tests."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+
+TESTED_BY = {
+    "perdure.cli.carry": "cli/test_moving.py",
+    "perdure.cli.copy": "cli/test_moving.py",
+    "perdure.cli.database": "cli/test_commands.py",
+    "perdure.cli.demo": "demo/test_process.py",
+    "perdure.cli.logs": "cli/test_worker.py",
+    "perdure.cli.serve": "server/test_fleet.py",
+    "perdure.cli.stopping": "cli/test_worker.py",
+    "perdure.cli.threads": "cli/test_commands.py",
+    "perdure.cli.working": "cli/test_worker.py",
+    "perdure.demo.__main__": "demo/test_process.py",
+    "perdure.demo.once": "demo/test_process.py",
+    "perdure.demo.serve": "demo/test_process.py",
+    "perdure.engine.arrival": "engine/test_moving.py",
+    "perdure.engine.content": "engine/test_moving.py",
+    "perdure.engine.merging": "langgraph/test_listing.py",
+    "perdure.engine.removal": "server/test_sweeper.py",
+    "perdure.engine.tags": "langgraph/test_contract.py",
+    "perdure.engine.values": "langgraph/test_contract.py",
+    "perdure.engine.walking": "engine/test_fsck.py",
+    "perdure.langgraph.building": "langgraph/test_serde.py",
+    "perdure.langgraph.inspect": "cli/test_commands.py",
+    "perdure.langgraph.plans": "langgraph/test_races.py",
+    "perdure.langgraph.refusals": "langgraph/test_allowlist.py",
+    "perdure.runtime.answers": "runtime/test_interrupts.py",
+    "perdure.runtime.contexts": "server/acceptance/test_contexts.py",
+    "perdure.runtime.following": "server/acceptance/test_following.py",
+    "perdure.runtime.graphs": "server/test_identity.py",
+    "perdure.runtime.isolated": "runtime/test_effects.py",
+    "perdure.runtime.lanes": "runtime/test_accepting.py",
+    "perdure.runtime.outgoing": "runtime/test_telling.py",
+    "perdure.runtime.sizes": "runtime/test_observe_sizes.py",
+    "perdure.runtime.users": "server/test_identity.py",
+    "perdure.runtime.worker": "runtime/test_dispatch.py",
+    "perdure.server.auth.data": "server/test_handlers.py",
+    "perdure.server.checkpoints": "server/acceptance/test_checkpoints.py",
+    "perdure.server.drawing": "server/test_assistant_routes.py",
+    "perdure.server.headers": "server/test_secrets.py",
+    "perdure.server.hosting.embedding": "server/test_embedding.py",
+    "perdure.server.hosting.fleet": "server/test_fleet.py",
+    "perdure.server.hosting.lifespan": "server/test_lifespan.py",
+    "perdure.server.hosting.loopback": "server/test_projects.py",
+    "perdure.server.hosting.mounting": "server/test_projects.py",
+    "perdure.server.naming": "server/test_embedding.py",
+    "perdure.server.routes.assistants": "server/test_assistant_routes.py",
+    "perdure.server.routes.health": "server/test_health.py",
+    "perdure.server.routes.meta": "server/test_health.py",
+    "perdure.server.routes.protocol": "server/test_protocol.py",
+    "perdure.server.routes.runs": "server/acceptance/test_runs.py",
+    "perdure.server.routes.states": "server/acceptance/test_states.py",
+    "perdure.server.routes.storage": "server/test_storage.py",
+    "perdure.server.routes.store": "server/test_store_routes.py",
+    "perdure.server.routes.thread_stream": "server/test_thread_stream.py",
+    "perdure.server.routes.threads": "server/acceptance/test_threads.py",
+    "perdure.storage.kv.dynamo_find": "storage/test_dynamodb.py",
+    "perdure.storage.kv.dynamo_reading": "storage/test_dynamodb_requests.py",
+    "perdure.storage.kv.dynamo_writing": "storage/test_dynamodb_requests.py",
+    "perdure.storage.kv.redis_bell": "storage/test_bell.py",
+    "perdure.storage.kv.redis_errors": "storage/test_redis_faults.py",
+    "perdure.storage.kv.redis_find": "storage/test_redis.py",
+    "perdure.storage.kv.redis_requests": "storage/test_redis.py",
+    "perdure.storage.kv.redis_url": "storage/test_redis.py",
+    "perdure.storage.sql.d1_retry": "storage/test_d1_faults.py",
+    "perdure.storage.sql.listing": "storage/test_query_plans.py",
+    "perdure.storage.sql.postgres.bell": "storage/test_bell.py",
+    "perdure.storage.sql.postgres.functions": "storage/test_postgres.py",
+    "perdure.storage.sql.sqlite_examine": "storage/test_sqlite_damage.py",
+    "perdure.testing.conformance": "mutants/test_mutants.py",
+}
+"""The test file of each module, or package, that no test file mirrors and no test imports: layers above it
+are tested there. An entry for a module that needs none is a failure."""
+
+
+def test_each_module_has_its_tests() -> None:
+    untested = {
+        module: path.relative_to(SOURCE)
+        for module, path in modules().items()
+        if defines(tree(path)) and module not in imported() and not mirrored(module)
+    }
+    listed = {
+        module: entry
+        for module in untested
+        if (entry := next((name for name in TESTED_BY if f"{module}.".startswith(f"{name}.")), None))
+    }
+    missing = sorted(set(untested) - set(listed))
+    assert not missing, f"no test mirrors or imports these, and TESTED_BY names none: {missing}"
+    idle = sorted(set(TESTED_BY) - set(listed.values()))
+    assert not idle, f"these need no entry in TESTED_BY: {idle}"
+    absent = sorted(name for name in set(TESTED_BY.values()) if not (ROOT / "tests" / name).is_file())
+    assert not absent, f"TESTED_BY names files that are not there: {absent}"
+
+
+def test_a_module_without_tests_is_found() -> None:
+    assert "perdure.model.tree" in imported()
+    assert "perdure.model.unheard_of" not in imported()
+    assert not mirrored("perdure.model.unheard_of")
+    assert mirrored("perdure.langgraph.allowlist")
+
+
+def mirrored(module: str) -> bool:
+    """Whether a test file has a module's name, in the folder of the same name."""
+    _, *folders, name = module.split(".")
+    return ROOT.joinpath("tests", *folders, f"test_{name}.py").is_file()
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of the package's modules."""
+    found = {}
+    for path in sorted((SOURCE / "perdure").rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def defines(of: ast.Module) -> bool:
+    """Whether a module has functions or classes of its own."""
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in of.body)
+
+
+@cache
+def imported() -> frozenset[str]:
+    """The modules that tests import, also by way of a package that exports their names."""
+    found: set[str] = set()
+    for folder, folders, files in os.walk(ROOT / "tests"):
+        folders[:] = [name for name in folders if name != "node_modules"]
+        for file in files:
+            if file.endswith(".py"):
+                for module, name in names_in(Path(folder, file).read_text(encoding="utf-8")):
+                    found.update(origins(module, name))
+    return frozenset(found)
+
+
+def names_in(text: str) -> Iterator[tuple[str, str]]:
+    """Names that a file takes of the package's modules. To parse all files would take seconds."""
+    for module, names in re.findall(r"^\s*from (perdure[\w.]*) import (\([^)]*\)|.*)", text, re.MULTILINE):
+        yield from ((module, name) for name in re.findall(r"(?<!as )\b\w+", names))
+    yield from ((module, "") for module in re.findall(r"^\s*import (perdure[\w.]*)", text, re.MULTILINE))
+    yield from (("perdure", name) for name in re.findall(r"\bperdure\.(\w+)", text))
+
+
+def origins(module: str, name: str) -> set[str]:
+    """The module, and those through which it got a name."""
+    found = {module}
+    while (module, name) in exports() and exports()[module, name][0] not in found:
+        module, name = exports()[module, name]
+        found.add(module)
+    return found | {f"{module}.{name}"}
+
+
+@cache
+def exports() -> dict[tuple[str, str], tuple[str, str]]:
+    """Where each module of the package got the names that it imports."""
+    return {
+        (module, alias.asname or alias.name): (node.module, alias.name)
+        for module, path in modules().items()
+        for node in tree(path).body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }

@@ -5,6 +5,9 @@ UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 OWN_UV := $(filter .uv/bin/uv,$(UV))
 RUN = $(UV) run --no-default-groups
 
+# Compiled modules are kept: tests start many processes, and each would compile everything that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two test processes suit two cores; `make test WORKERS=8 ARGS='-k saver'` for more, or for less.
 WORKERS ?= 2
 ARGS ?=

@@ -148,7 +148,7 @@ REMOTE = (
         missing=_POSTGRES_SAVER,
         backend="postgres",
     ),
-    _ours("postgres", "Perdure", _driver("perdure.storage.sql.postgres", "psycopg", "postgres")),
+    _ours("postgres", "Perdure", _driver("perdure.storage.postgres.backend", "psycopg", "postgres")),
     Candidate(
         "redis-stock",
         "plain Redis saver",
@@ -158,7 +158,7 @@ REMOTE = (
         missing=_needs("langgraph_checkpoint_plainredis", "langgraph-checkpoint-plainredis"),
         backend="redis",
     ),
-    _ours("redis", "Perdure", _driver("perdure.storage.kv.redis", "redis", "redis")),
+    _ours("redis", "Perdure", _driver("perdure.storage.redis.driver", "redis", "redis")),
     Candidate(
         "dynamodb-stock",
         "AWS DynamoDBSaver",
@@ -168,6 +168,6 @@ REMOTE = (
         missing=_needs("langgraph_checkpoint_aws", "langgraph-checkpoint-aws"),
         backend="dynamodb",
     ),
-    _ours("dynamodb", "Perdure", _driver("perdure.storage.kv.dynamodb", "boto3", "dynamodb")),
-    _ours("d1", "Perdure", _driver("perdure.storage.sql.d1", "httpx", "d1")),
+    _ours("dynamodb", "Perdure", _driver("perdure.storage.dynamodb.driver", "boto3", "dynamodb")),
+    _ours("d1", "Perdure", _driver("perdure.storage.d1.driver", "httpx", "d1")),
 )

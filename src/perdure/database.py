@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from perdure.engine import checkpoints, content, findings, moving, moving_items, retention, tags
+from perdure.engine import checkpoints, content, fsck_report, retention, tags, transfer, transfer_items
 from perdure.engine.content import Digest, Report
-from perdure.engine.findings import Damage, Finding, Repaired
 from perdure.engine.fsck import check as check_thread
 from perdure.engine.fsck import repair as repair_thread
+from perdure.engine.fsck_report import Damage, Finding, Repaired
 from perdure.engine.measure import Measure, measure
-from perdure.engine.moving import At, Moved, Place, Terms
 from perdure.engine.stuck import Survey, survey
 from perdure.engine.transact import Budget
+from perdure.engine.transfer import At, Moved, Place, Terms
 from perdure.errors import Corrupt, Sealed
 from perdure.langgraph import inspect
 from perdure.langgraph.codecs import Codec
@@ -29,14 +29,14 @@ from perdure.langgraph.datatypes import Allow, by_default
 from perdure.langgraph.inspect import CheckpointView
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.store import PerdureStore, TTLConfig
+from perdure.model.arguments import refuse_text
 from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Find, Found, Get
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
-from perdure.model.several import refuse_text
 from perdure.storage.archive import Archive
+from perdure.storage.encryption import Keyring, SealedDriver, admit
 from perdure.storage.port import Driver, Limits, arun, bell_of, examine, has_listing, run
-from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.storage.url import open_driver, redacted
 
 R = TypeVar("R")
@@ -173,14 +173,14 @@ class Database:
                 found += self._check(partition)
             except Corrupt as error:
                 found.append(
-                    Finding(partition.thread, "", None, Damage.UNREADABLE, str(error), findings.RESTORE)
+                    Finding(partition.thread, "", None, Damage.UNREADABLE, str(error), fsck_report.RESTORE)
                 )
         return found
 
     def _check(self, partition: Partition) -> list[Finding]:
         found = run(check_thread(partition, self._digest), self._driver)
         for detail in examine(self._driver, partition):
-            found.append(Finding(partition.thread, "", None, Damage.CHANGED, detail, findings.RESTORE))
+            found.append(Finding(partition.thread, "", None, Damage.CHANGED, detail, fsck_report.RESTORE))
         return found
 
     def examine(self) -> list[str]:
@@ -215,7 +215,7 @@ class Database:
     def digest_of(self, partition: Partition, report: Report = content.silent) -> Digest:
         """As ``digest``, of any tenant's thread, or of a namespace of its store."""
         if partition.space == STORE:
-            return run(moving_items.digest_items(partition, _now(), report), self._driver)
+            return run(transfer_items.digest_items(partition, _now(), report), self._driver)
         return run(content.digest_thread(partition, self._digest, report), self._driver)
 
     def partitions(self, tenant: str | None) -> list[Partition]:
@@ -252,10 +252,10 @@ class Database:
         )
         into = into or partition
         if partition.space == STORE:
-            items = moving_items.compare_items if dry_run else moving_items.move_items
+            items = transfer_items.compare_items if dry_run else transfer_items.move_items
             program = items(partition, into, terms, _now)
         else:
-            program = (moving.compare_thread if dry_run else moving.move_thread)(partition, into, terms)
+            program = (transfer.compare_thread if dry_run else transfer.move_thread)(partition, into, terms)
         return run(program, _Between(self._driver, target._driver))
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
-from perdure.storage.sql.sqlite import file_of
+from perdure.storage.sqlite.driver import file_of
 from perdure.testing.faults import faulty
 from tests.chaos.client import THREAD, Job, Journal, as_text
 

@@ -23,7 +23,7 @@ from langgraph.types import Command
 
 import perdure
 from perdure.database import Database
-from perdure.langgraph.opening import DURABILITY
+from perdure.langgraph.first_step import DURABILITY
 from perdure.langgraph.saver import PerdureSaver
 from perdure.testing.faults import ALL, WRITES, Action, Fault, fail, faulty, kill, refuse
 from tests.backends import EMPTY

@@ -23,7 +23,7 @@ from perdure.model.ops import Commit, Committed, Delete, Drop, Fetch, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Key, Kind, Partition
 from perdure.storage.port import Driver
-from perdure.storage.sql.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 
 R = TypeVar("R")
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 import pytest
 
-from perdure.storage.sql.sqlite import file_of
+from perdure.storage.sqlite.driver import file_of
 from tests.backends import BACKENDS, EMPTY
 from tests.chaos.audit import final_state, violations
 from tests.chaos.client import Job, placed

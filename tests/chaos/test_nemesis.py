@@ -28,9 +28,9 @@ import pytest
 
 from perdure.database import Database, open_database
 from perdure.engine import inbox, outbox, runs
-from perdure.model.lane import IN, OUT, Lane
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
+from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import LANE, Partition
 from perdure.storage.url import open_driver
 from perdure.testing.hirelings import SCENARIOS, Job, Journal, said_in

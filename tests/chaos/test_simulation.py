@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from perdure.runtime.chance import spread
+from perdure.runtime.jitter import spread
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.deployments import Outcome, simulate
 from perdure.testing.simulation import Faults

@@ -15,10 +15,10 @@ from typing import Any
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.model.lane import IN
 from perdure.model.messages import Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
+from perdure.model.queue import IN
 from perdure.model.records import LANE, Partition
 from perdure.runtime import Runtime, Settings, Ticket
 

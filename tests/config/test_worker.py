@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.config.settled import DEVELOPMENT_URL, GraphPlace
+from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace
 from perdure.config.worker import Address, WorkerConfig, load
 from perdure.errors import BadSetting, NotLoaded
 from perdure.runtime import Settings

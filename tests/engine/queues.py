@@ -9,10 +9,10 @@ from perdure.engine import outbox, runs
 from perdure.engine.inbox import Accept, Accepted
 from perdure.engine.outbox import Sending, Settled, Take
 from perdure.engine.runs import Claim, Ending, Held, Known
-from perdure.model.lane import IN, Debounce, Lane
 from perdure.model.messages import DONE, Message, Mode, dedupe_digest
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Effect, Program
+from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import (
     LANE,
     Kind,

@@ -9,7 +9,7 @@ import pytest
 import perdure
 from perdure.errors import Conflict
 from perdure.model.records import KINDS, SEAL, Partition, Record
-from tests.engine.test_moving import (
+from tests.engine.test_transfer import (
     Crossed,
     Cut,
     Hooked,

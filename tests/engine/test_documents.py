@@ -15,9 +15,9 @@ from perdure.model.messages import MESSAGE_MAX
 from perdure.model.ops import Commit, Drop, Expect
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER, Partition
+from perdure.storage.encryption import Keyring, SealedDriver, admit
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, run
-from perdure.storage.sealed import Keyring, SealedDriver, admit
 from perdure.testing.conformance import rows
 from perdure.testing.faults import FaultyDriver
 from tests import backends

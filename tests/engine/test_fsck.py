@@ -13,8 +13,8 @@ from langgraph.graph import START, StateGraph
 
 import perdure
 from perdure.database import Database, open_database
-from perdure.engine.findings import Damage, Finding
 from perdure.engine.fsck import check
+from perdure.engine.fsck_report import Damage, Finding
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Put, Range
 from perdure.model.program import Effect

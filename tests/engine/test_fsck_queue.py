@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.findings import Damage, Finding
 from perdure.engine.fsck import check, repair
 from perdure.engine.fsck_queue import check_queue
+from perdure.engine.fsck_report import Damage, Finding
 from perdure.engine.outbox import Settled
 from perdure.errors import Contention
 from perdure.model.chunks import Digester

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import inbox, journal, retention, runs, upkeep
+from perdure.engine import inbox, journal, queue_retention, retention, runs
 from perdure.engine.inbox import Accepted
 from perdure.engine.outbox import Settled
 from perdure.engine.runs import Ending, Held, Known
 from perdure.errors import Busy, Corrupt, Fenced, NotFound, NotWaiting, TooLarge, TryLater
-from perdure.model.lane import IN, Lane
 from perdure.model.messages import ANSWERS, DEAD, DONE, SENT, WAITING, Run
 from perdure.model.ops import Check, Commit, Delete, Find, Put
 from perdure.model.program import Effect
+from perdure.model.queue import IN, Lane
 from perdure.model.records import (
     DEDUPE,
     EFFECT,
@@ -389,10 +389,10 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     queue.run(journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
     queue.finish(held, replies=("a",))
     opened = queue.held()
-    forget = upkeep.forget(HERE, queue.now, BUDGET)
+    forget = queue_retention.forget(HERE, queue.now, BUDGET)
     assert queue.run(forget) == 0, "it is not old enough"
     queue.now += 100
-    queue.run(upkeep.forget(HERE, queue.now, BUDGET))
+    queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
     assert [row.key for row in queue.rows(INBOX)] == [(2,), (3,)]
     assert [row.key for row in queue.rows(RUN)] == [(opened.run.id,)]
     assert len(queue.rows(DEDUPE)) == 2
@@ -403,7 +403,7 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     assert sending is not None
     queue.settle(sending, Settled(SENT))
     queue.now += 100
-    queue.run(upkeep.forget(HERE, queue.now, BUDGET))
+    queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
     assert queue.rows(OUTBOX) == ()
     assert [row.key for row in queue.rows(INBOX)] == [(3,)], "it is still to be worked on"
     assert [m.payload for m in queue.held().messages] == ["2"]
@@ -421,7 +421,7 @@ def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int)
         queue.settle(sending, Settled(SENT))
     queue.now += 1
     for _ in range(200):
-        if queue.run(upkeep.forget(HERE, queue.now, budget)) == 0:
+        if queue.run(queue_retention.forget(HERE, queue.now, budget)) == 0:
             break
     for kind in (INBOX, DEDUPE, RUN, EFFECT, OUTBOX):
         assert queue.rows(kind) == (), kind.name
@@ -429,7 +429,7 @@ def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int)
 
 
 @pytest.mark.parametrize("budget", [5, 7, 97])
-@pytest.mark.parametrize("noted", [0, 1, 2 * upkeep.BATCH_MAX])
+@pytest.mark.parametrize("noted", [0, 1, 2 * queue_retention.BATCH_MAX])
 def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
     queue: Queue, budget: int, noted: int
 ) -> None:
@@ -442,13 +442,13 @@ def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
     queue.accept(key="later")
     queue.finish(queue.held())
     removed, kept = sorted(map(Run.read, queue.rows(RUN)), key=lambda run: run.first)
-    assert queue.run(upkeep.remove(HERE, removed, budget))
+    assert queue.run(queue_retention.remove(HERE, removed, budget))
     assert queue.rows(EFFECT) == ()
     assert [row.key for row in queue.rows(INBOX)] == [(7,)]
     assert [row.key for row in queue.rows(RUN)] == [(kept.id,)]
     assert queue.accept(key="later").is_duplicate
     assert not queue.accept(key="k3").is_duplicate
-    assert not queue.run(upkeep.remove(HERE, removed, budget)), "it is gone"
+    assert not queue.run(queue_retention.remove(HERE, removed, budget)), "it is gone"
 
 
 def half_removed(queue: Queue, run: Run) -> None:
@@ -459,7 +459,7 @@ def half_removed(queue: Queue, run: Run) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        queue.run(upkeep.remove(HERE, run, 5), ended)
+        queue.run(queue_retention.remove(HERE, run, 5), ended)
 
 
 def test_a_run_that_is_half_removed_is_found_and_removed_again(queue: Queue) -> None:
@@ -472,7 +472,7 @@ def test_a_run_that_is_half_removed_is_found_and_removed_again(queue: Queue) -> 
     found = queue.run(inbox.find(HERE, run.id))
     assert found is not None
     assert found.run == run
-    assert queue.run(upkeep.remove(HERE, run, 5))
+    assert queue.run(queue_retention.remove(HERE, run, 5))
     assert queue.rows(INBOX) == queue.rows(RUN) == queue.rows(DEDUPE) == ()
 
 
@@ -488,7 +488,7 @@ def test_a_key_that_was_given_to_another_message_meanwhile_stays(queue: Queue) -
             half_removed(queue, run)
             again.append(queue.accept(key="k0"))
 
-    assert queue.run(upkeep.remove(HERE, run, 5), meanwhile)
+    assert queue.run(queue_retention.remove(HERE, run, 5), meanwhile)
     assert not again[0].is_duplicate
     assert queue.accept(key="k0").is_duplicate
     assert [row.key for row in queue.rows(INBOX)] == [(again[0].seq,)]
@@ -500,7 +500,7 @@ def test_a_run_whose_last_message_is_gone_is_removed_with_the_others(queue: Queu
     queue.finish(queue.held())
     (run,) = (Run.read(row) for row in queue.rows(RUN))
     queue.memory.perform(Commit(HERE, (Delete(INBOX, (3,)),)))
-    assert queue.run(upkeep.remove(HERE, run, 5))
+    assert queue.run(queue_retention.remove(HERE, run, 5))
     assert queue.rows(INBOX) == queue.rows(RUN) == ()
 
 
@@ -510,20 +510,20 @@ def test_what_ended_just_now_is_not_forgotten_however_long_it_waited(queue: Queu
         queue.accept(mode="enqueue")
     queue.now += 100
     queue.finish(queue.held())
-    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) == 0
+    assert queue.run(queue_retention.forget(HERE, queue.now, BUDGET)) == 0
     queue.now += 1
-    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) > 0
+    assert queue.run(queue_retention.forget(HERE, queue.now, BUDGET)) > 0
 
 
 def test_a_question_is_not_forgotten_however_long_it_waits(queue: Queue) -> None:
     queue.accept()
     queue.finish(queue.held(), WAITING, interrupts=[{"id": "i"}])
     queue.now += 1000
-    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) == 0
+    assert queue.run(queue_retention.forget(HERE, queue.now, BUDGET)) == 0
     queue.accept("yes", "answer")
     queue.finish(queue.held())
     queue.now += 1
-    assert queue.run(upkeep.forget(HERE, queue.now, BUDGET)) > 0
+    assert queue.run(queue_retention.forget(HERE, queue.now, BUDGET)) > 0
 
 
 def test_what_is_given_up_is_found(queue: Queue) -> None:

@@ -8,8 +8,8 @@ from perdure.engine import outbox, retention
 from perdure.engine.outbox import Settled
 from perdure.engine.runs import Unserved
 from perdure.errors import Conflict, Fenced, NotFound
-from perdure.model.lane import OUT
 from perdure.model.messages import DEAD, READY, SENT, UNKNOWN
+from perdure.model.queue import OUT
 from perdure.model.records import (
     OUTBOX,
 )

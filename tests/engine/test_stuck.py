@@ -9,9 +9,9 @@ import pytest
 
 from perdure.engine import stuck
 from perdure.engine.stuck import Stuck
-from perdure.model.lane import LATER, Debounce, Lane
 from perdure.model.messages import OPEN, Message, Reply, Run
 from perdure.model.ops import Commit, Now, Op, Put
+from perdure.model.queue import LATER, Debounce, Lane
 from perdure.model.records import DOCUMENT, Partition
 from tests.backends import BACKENDS
 from tests.runtime.graphs import Storage, stored

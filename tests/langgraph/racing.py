@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 from perdure import HeadConflict, PerdureSaver
-from perdure.langgraph.loads import ThreadId
+from perdure.langgraph.loop_state import ThreadId
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.storage.encryption import Keyring
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, Limits
-from perdure.storage.sealed import Keyring
 from perdure.testing.conformance import Backend, Narrow, SaverContract
 from tests.backends import BACKENDS, fresh
 

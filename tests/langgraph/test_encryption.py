@@ -22,10 +22,10 @@ from perdure.engine import journal
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, Ending, finish
 from perdure.errors import Corrupt, MissingExtra, PerdureError, Sealed, Unserialisable
-from perdure.langgraph.loads import ThreadId
+from perdure.langgraph.loop_state import ThreadId
 from perdure.model import refs
-from perdure.model.lane import Debounce
 from perdure.model.messages import Message, dedupe_digest
+from perdure.model.queue import Debounce
 from perdure.model.records import Partition
 from perdure.storage.sql import compile as compiled
 from tests.langgraph.files import THREAD, File, config, put

@@ -15,9 +15,9 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 import perdure
-from perdure.langgraph.identity import Template, Watch
+from perdure.langgraph.cache.change_tracking import Template, Watch
+from perdure.langgraph.cache.values import Encoding, ThreadCache
 from perdure.langgraph.serde import Serde
-from perdure.langgraph.values import Encoding, ThreadCache
 from perdure.model.records import Partition
 from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.specimens import likeness

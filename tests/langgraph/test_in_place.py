@@ -300,7 +300,7 @@ def trace(frame, event, arg):
     kept.append(frame)
     return trace
 sys.settrace(trace)
-import perdure.langgraph.identity
+import perdure.langgraph.cache.change_tracking
 sys.settrace(None)
 import perdure
 from langchain_core.messages import HumanMessage

@@ -45,7 +45,7 @@ def trap(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     import os
     import subprocess
 
-    import perdure.storage.sql.sqlite  # noqa: F401 - what it imports is made with eval
+    import perdure.storage.sqlite.driver  # noqa: F401 - what it imports is made with eval
 
     ran: list[Any] = []
     for owner, name in ((os, "system"), (subprocess, "Popen"), (builtins, "eval")):

@@ -245,8 +245,8 @@ def test_an_item_that_was_moved_or_stripped_is_refused() -> None:
     from perdure.model.items import partition_of
     from perdure.model.ops import Commit, Fetch, Put, Range
     from perdure.model.records import ITEM
+    from perdure.storage.encryption import Keyring
     from perdure.storage.memory import MemoryDriver
-    from perdure.storage.sealed import Keyring
 
     driver = MemoryDriver()
     sealed = Backend(driver, Keyring.of(KEY)).store()

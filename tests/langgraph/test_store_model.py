@@ -18,7 +18,7 @@ from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, Op, Pu
 from langgraph.store.memory import InMemoryStore
 
 from perdure.model.items import MINUTE
-from perdure.storage.sealed import Keyring
+from perdure.storage.encryption import Keyring
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.expiry import Hand
 from tests.backends import BACKENDS, fresh

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 from langchain_core.messages import HumanMessage
 
+from tests.langgraph.cache.test_values import config, put, stock
 from tests.langgraph.savers import opened
 from tests.langgraph.specimens import ELEMENTS, LISTS, OBJECTS, OWN, change, likeness
-from tests.langgraph.test_values import config, put, stock
 
 SEEDS = st.integers(0, 2**32)
 

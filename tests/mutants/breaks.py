@@ -21,7 +21,7 @@ from perdure.model.lineage import Loaded
 from perdure.model.ops import Check, Commit, Committed, Expect, Put
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Driver
-from perdure.storage.sql import sqlite, sqlite_rows
+from perdure.storage.sqlite import driver, rows
 from tests.mutants.drivers import (
     CaseBlindOrder,
     CheckThenWrite,
@@ -152,23 +152,23 @@ def neighbours_fail(patch: pytest.MonkeyPatch) -> None:
             for job in group:
                 job.error = error
 
-    patch.setattr(sqlite.SqliteDriver, "_write_group", write_group)
+    patch.setattr(driver.SqliteDriver, "_write_group", write_group)
 
 
 def answered_before_written(patch: pytest.MonkeyPatch) -> None:
     """A refusal is taken for a commit."""
-    real = sqlite.SqliteDriver._apply
+    real = driver.SqliteDriver._apply
 
     def apply(self: Any, effect: Any, trusting: bool) -> Any:
         answer = real(self, effect, trusting)
         return Committed() if isinstance(effect, Commit) else answer
 
-    patch.setattr(sqlite.SqliteDriver, "_apply", apply)
+    patch.setattr(driver.SqliteDriver, "_apply", apply)
 
 
 def versions_trusted(patch: pytest.MonkeyPatch) -> None:
     """Not only absence is left to the tables: no put's expectation is looked at."""
-    patch.setattr(sqlite_rows, "is_new", lambda op: isinstance(op, Put))
+    patch.setattr(rows, "is_new", lambda op: isinstance(op, Put))
 
 
 @dataclass(frozen=True)

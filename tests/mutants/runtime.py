@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from perdure.engine import inbox, runs
-from perdure.model import lane, messages
-from perdure.runtime import execution
+from perdure.model import messages, queue
+from perdure.runtime.worker.worker import attempt
 from perdure.storage.memory import MemoryDriver
 from tests.mutants.breaks import no_fence
 from tests.mutants.drivers import MaxIdHead
@@ -46,7 +46,7 @@ BREAKS = [
         "no run id",
         "an input is applied once",
         rewritten(
-            execution,
+            attempt,
             "config_of",
             "return cast(",
             'del configurable["run_id"], metadata["run_id"]\n    return cast(',
@@ -56,7 +56,7 @@ BREAKS = [
         "no compare-and-set on the queue",
         "of two that change a queue at once one begins again",
         rewritten(
-            lane.Lane,
+            queue.Lane,
             "put",
             "expect: Expectation = self.version or Expect.ABSENT",
             "expect: Expectation = Expect.ANY",

@@ -10,10 +10,10 @@ import pytest
 from perdure.engine import items
 from perdure.langgraph import store
 from perdure.model import items as model
-from perdure.model import plain
+from perdure.model import json_values
 from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
-from perdure.storage import sealed
+from perdure.storage import encryption
 from perdure.storage.sql import checksums
 from tests.mutants.breaks import Mutant
 from tests.mutants.drivers import Broken, changed
@@ -71,7 +71,7 @@ def slashes_for_terminators(patch: pytest.MonkeyPatch) -> None:
     """Labels are joined as they are, so that ``("a/b",)`` and ``("a", "b")`` have one name."""
     for module in (items, model):
         patch.setattr(module, "name_of", lambda labels: "".join(f"{label}/" for label in labels))
-    for module in (items, checksums, sealed):
+    for module in (items, checksums, encryption):
         patch.setattr(module, "labels_of", lambda name: tuple(name.split("/")[:-1]))
     patch.setattr(model, "_AFTER", "0")
 
@@ -111,15 +111,15 @@ def empty_ones_listed(patch: pytest.MonkeyPatch) -> None:
 
 def anything_stored(patch: pytest.MonkeyPatch) -> None:
     """What is not plain is stored as text, as ``json.dumps(default=str)`` would."""
-    real = plain.plain
+    real = json_values.plain
 
     def lenient(value: object, where: str, depth: int = 0) -> Any:
         try:
             return real(value, where, depth)
-        except plain.Unserialisable:
+        except json_values.Unserialisable:
             return str(value)
 
-    patch.setattr(plain, "plain", lenient)
+    patch.setattr(json_values, "plain", lenient)
 
 
 STORE_MUTANTS = (

@@ -26,9 +26,9 @@ from perdure.model.ops import Commit, Fetch, Now, Range
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Partition, Record
 from perdure.runtime import Channel, Runtime, Settings
+from perdure.storage.encryption import SealedDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, Limits, has_listing
-from perdure.storage.sealed import SealedDriver
 from tests.backends import EMPTY
 
 R = TypeVar("R")

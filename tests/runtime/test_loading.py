@@ -16,8 +16,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.errors import NotLoaded
 from perdure.runtime import loading
-from perdure.runtime.factories import Factory
-from perdure.runtime.files import names_file
+from perdure.runtime.graph_factories import Factory
+from perdure.runtime.module_files import names_file
 
 GRAPH = """
 from __future__ import annotations

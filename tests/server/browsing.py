@@ -19,7 +19,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, Limits
-from perdure.server.host import Host
+from perdure.server.state import Host
 from tests.conftest import missing
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, Limits
-from perdure.server.host import Host
+from perdure.server.state import Host
 from tests.server.ports import served
 
 P = ParamSpec("P")

@@ -15,7 +15,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.host import Host
+from perdure.server.state import Host
 from tests.server.graphs import graphs
 from tests.server.ports import served
 

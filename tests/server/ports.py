@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from perdure.server.host import Host
+from perdure.server.state import Host
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from perdure.model.messages import Reply
 from perdure.runtime import Options, Runtime
 from perdure.runtime.options import WEBHOOK
-from perdure.server.addresses import Reach
+from perdure.server.outbound_policy import Reach
 from perdure.server.webhooks import Webhooks
 from tests.runtime.graphs import Storage, eventually, eventually_stored, settings
 from tests.server.graphs import graphs

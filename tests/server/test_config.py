@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, make_folder_of
 from perdure.config.settings import EXPOSED, SETTINGS, Setting
-from perdure.config.settled import DEVELOPMENT_URL, GraphPlace, make_folder_of
 from perdure.errors import BadSetting, NotLoaded, PerdureError
 from perdure.runtime.settings import Settings
 from perdure.server.auth.jwt import JwtSettings

@@ -16,7 +16,7 @@ import perdure
 from perdure.errors import BadSetting, NotLoaded, PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.server import compile_graph, perdure_app
-from perdure.server.host import Host
+from perdure.server.state import Host
 from tests.server.applications import (
     QUICK,
     Place,

@@ -17,8 +17,8 @@ import pytest
 
 from perdure.errors import BadSetting
 from perdure.server.config import load
-from perdure.server.hosting.opening import opened
 from perdure.server.hosting.process import application
+from perdure.server.hosting.startup import opened
 from tests.server.acceptance.serving import run
 
 GRAPHS = """\

@@ -15,9 +15,9 @@ from perdure.database import connect
 from perdure.errors import NotFound
 from perdure.model.records import OUTBOX, Partition
 from perdure.runtime import Runtime, Ticket
-from perdure.server.catalogue import THERE, Catalogue
 from perdure.server.config import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.thread_index import THERE, Catalogue
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"

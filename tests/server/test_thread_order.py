@@ -7,7 +7,7 @@ from typing import Any, get_args
 from perdure.model.ops import Fetch
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
-from perdure.server.catalogue import THERE, Catalogue
+from perdure.server.thread_index import THERE, Catalogue
 from perdure.server.thread_order import Order, SortBy
 from perdure.server.thread_rows import Status
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working

@@ -14,9 +14,9 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.model.records import Partition
-from perdure.server.catalogue import Catalogue
 from perdure.server.config import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.thread_index import Catalogue
 from perdure.server.thread_order import Order
 from perdure.server.thread_rows import Row, time_of
 from tests.runtime.graphs import HOUR_US, Storage, Talk, go, working

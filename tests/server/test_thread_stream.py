@@ -14,7 +14,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
 from perdure.model.records import Partition
-from perdure.runtime import telling
+from perdure.runtime.events import publisher
 from tests.server.acceptance.saying import parts, said
 from tests.server.acceptance.serving import run
 from tests.server.hosting import owners
@@ -170,7 +170,7 @@ async def _too_much(url: str) -> None:
 def test_a_stranger_does_not_learn_that_a_thread_tells_too_much(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "_HELD_BYTES", 300)
+    monkeypatch.setattr(publisher, "_HELD_BYTES", 300)
     _too_much(url)
 
 

@@ -18,10 +18,10 @@ from perdure.errors import BadSetting
 from perdure.model.messages import DEAD, SENT
 from perdure.runtime import Options, Runtime, Settings
 from perdure.runtime.options import WEBHOOK
-from perdure.server.addresses import Reach
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.host import Host
+from perdure.server.outbound_policy import Reach
+from perdure.server.state import Host
 from perdure.server.webhooks import Webhooks, of_variables
 from tests.runtime.graphs import Heard, Storage, eventually, eventually_stored, go
 from tests.server.receiving import NEAR, SECRET, begun, made, notices, receiving, said, texts

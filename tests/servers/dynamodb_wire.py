@@ -22,7 +22,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ConnectionClosedError
 from botocore.httpsession import URLLib3Session
 
-from perdure.storage.kv.dynamodb import DynamoDriver
+from perdure.storage.dynamodb.driver import DynamoDriver
 
 Item = dict[str, Any]
 INDEXED = ("pk", "sk", "g", "h", "n", "k")

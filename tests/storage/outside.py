@@ -19,7 +19,7 @@ import perdure
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
 from perdure.storage.port import Driver
-from perdure.storage.sql.sqlite import SqliteDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 
 THREAD = Partition("", "thread")
 NOBODY = 65534

@@ -14,12 +14,12 @@ import pytest
 
 import perdure
 from perdure.database import new_archive, open_archive
-from perdure.engine.moving import State
+from perdure.engine.transfer import State
 from perdure.errors import BadArchive, NotFound, Sealed, Unavailable
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Find, Get, Put, Range, Refused
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, KINDS, TAG, Partition
 from perdure.storage.archive import Archive
-from tests.engine.test_moving import grow, in_memory
+from tests.engine.test_transfer import grow, in_memory
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 

@@ -17,10 +17,10 @@ import pytest
 from perdure.errors import TooLarge, Unavailable, Unmigrated, Unserialisable
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused, Stage
 from perdure.model.records import CHUNK, HEAD, KINDS, TAG, WRITE, Partition
-from perdure.storage.sql import d1 as backend
-from perdure.storage.sql import d1_batch as sql
-from perdure.storage.sql.d1_rest import Rest
-from perdure.storage.sql.d1_url import Target
+from perdure.storage.d1 import batch as sql
+from perdure.storage.d1 import driver as backend
+from perdure.storage.d1.rest import Rest
+from perdure.storage.d1.url import Target
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.rows import HERE

@@ -14,8 +14,8 @@ import pytest
 
 from perdure.errors import Unmigrated
 from perdure.model.ops import Find, Put
-from perdure.storage.sql import d1 as backend
-from perdure.storage.sql.d1_url import Target
+from perdure.storage.d1 import driver as backend
+from perdure.storage.d1.url import Target
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once

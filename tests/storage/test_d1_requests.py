@@ -22,9 +22,9 @@ from typing_extensions import TypedDict
 import perdure
 from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
-from perdure.storage.sql import d1 as backend
-from perdure.storage.sql import d1_batch as sql
-from perdure.storage.sql.d1_url import Target
+from perdure.storage.d1 import batch as sql
+from perdure.storage.d1 import driver as backend
+from perdure.storage.d1.url import Target
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from tests.servers import d1

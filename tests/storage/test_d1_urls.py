@@ -16,8 +16,8 @@ import pytest
 
 import perdure
 from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
-from perdure.storage.sql import d1 as backend
-from perdure.storage.sql.d1_url import ENDPOINT, TOKEN_ENV, Target
+from perdure.storage.d1 import driver as backend
+from perdure.storage.d1.url import ENDPOINT, TOKEN_ENV, Target
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from tests.servers import d1
@@ -188,7 +188,8 @@ def test_a_migration_whose_answer_was_lost_is_found_done(url: str) -> None:
 
 
 def test_a_step_is_carried_out_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure.storage.sql import d1_schema, migrations
+    from perdure.storage.d1 import schema
+    from perdure.storage.sql import migrations
     from perdure.testing.conformance.concurrency import at_once
 
     backend.migrate(url)
@@ -196,7 +197,7 @@ def test_a_step_is_carried_out_once(url: str, monkeypatch: pytest.MonkeyPatch) -
     steps = {**migrations.STEPS, now + 1: ("CREATE TABLE perdure_once (n INTEGER)",)}
     monkeypatch.setattr(migrations, "STEPS", steps)
     monkeypatch.setattr(migrations, "SCHEMA_VERSION", now + 1)
-    monkeypatch.setattr(d1_schema, "SCHEMA_VERSION", now + 1)
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", now + 1)
     assert len(backend.pending(url)) == 2
     found = at_once(8, lambda _: backend.migrate(url))
     assert found.count(now) == 1

@@ -7,8 +7,8 @@ import pytest
 
 from perdure.model.ops import Fetch, Find, Found, Now, Range
 from perdure.model.records import CHECKPOINT, LANE, TAG, Partition
-from perdure.storage.kv.dynamo_clock import ServiceClock
-from perdure.storage.kv.dynamodb import DynamoDriver
+from perdure.storage.dynamodb.clock import ServiceClock
+from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver

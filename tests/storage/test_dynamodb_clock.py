@@ -7,7 +7,7 @@ from email.utils import formatdate
 
 import pytest
 
-from perdure.storage.kv.dynamo_clock import FRESH, LOOSE, SECOND, ServiceClock
+from perdure.storage.dynamodb.clock import FRESH, LOOSE, SECOND, ServiceClock
 
 HOUR = 3600 * SECOND
 START = 1_700_000_000 * SECOND + 123_456

@@ -27,7 +27,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.records import CHUNK, GC, HEAD, ITEM, STORE, TAG, WRITE, Partition
-from perdure.storage.kv.dynamodb import DynamoDriver, open_driver
+from perdure.storage.dynamodb.driver import DynamoDriver, open_driver
 from perdure.storage.url import open_driver as open_migrated
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import HERE

@@ -15,9 +15,9 @@ from langgraph.graph.message import add_messages
 
 from perdure.model.ops import Delete, Drop, Fetch, Find, Get, Now, Range, Stage
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
-from perdure.storage.kv.dynamo_clock import ServiceClock
-from perdure.storage.kv.dynamo_items import BUCKETS
-from perdure.storage.kv.dynamodb import DynamoDriver, open_driver
+from perdure.storage.dynamodb.clock import ServiceClock
+from perdure.storage.dynamodb.driver import DynamoDriver, open_driver
+from perdure.storage.dynamodb.items import BUCKETS
 from perdure.storage.url import open_driver as open_migrated
 from perdure.testing.conformance import Backend, rows
 from perdure.testing.conformance.rows import HERE

@@ -14,8 +14,9 @@ import pytest
 import perdure
 from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
 from perdure.model.ops import Drop, Find
-from perdure.storage.kv import dynamo_table, dynamodb
-from perdure.storage.kv.dynamo_client import target_of
+from perdure.storage.dynamodb import driver as dynamodb
+from perdure.storage.dynamodb import table as dynamo_table
+from perdure.storage.dynamodb.client import target_of
 from perdure.testing.conformance import rows
 from tests.servers import dynamodb as server
 

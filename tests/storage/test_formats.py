@@ -14,7 +14,7 @@ import pytest
 from langgraph.types import Command
 
 import perdure
-from perdure.storage.sql import sqlite
+from perdure.storage.sqlite import driver
 from tests.langgraph.racing import talking
 from tests.langgraph.session import config
 
@@ -32,17 +32,17 @@ def url(tmp_path: Path) -> str:
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
     with pytest.raises(perdure.Unmigrated, match=f"perdure migrate {url}"), perdure.connect_sync(url):
         pass
-    assert sqlite.schema_version(url) == 1
-    assert sqlite.pending(url)
-    assert sqlite.migrate(url) == 1
-    assert sqlite.pending(url) == []
-    assert sqlite.migrate(url) == sqlite.schema_version(url) == sqlite.SCHEMA_VERSION
+    assert driver.schema_version(url) == 1
+    assert driver.pending(url)
+    assert driver.migrate(url) == 1
+    assert driver.pending(url) == []
+    assert driver.migrate(url) == driver.schema_version(url) == driver.SCHEMA_VERSION
 
 
 def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str, tmp_path: Path) -> None:
     new = tmp_path / "new.db"
-    sqlite.migrate(url)
-    sqlite.migrate(f"sqlite:///{new}")
+    driver.migrate(url)
+    driver.migrate(f"sqlite:///{new}")
 
     def columns(path: Path) -> dict[str, list[tuple[object, ...]]]:
         with closing(sqlite3.connect(path)) as connection:
@@ -55,7 +55,7 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str, tmp_path: Pa
             out = {name: connection.execute(table.format(name)).fetchall() for name in names}
             return {**out, "indexes": sorted(name for (name,) in indexes)}
 
-    assert columns(sqlite.file_of(url)) == columns(new)
+    assert columns(driver.file_of(url)) == columns(new)
 
 
 @pytest.mark.parametrize("state", ["plain", "delta"])

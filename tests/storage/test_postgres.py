@@ -24,11 +24,10 @@ from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrat
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Now, Put, Range
 from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
 from perdure.storage.port import Driver
-from perdure.storage.sql import postgres as backend
-from perdure.storage.sql.postgres import driver as driver_module
-from perdure.storage.sql.postgres import wire
-from perdure.storage.sql.postgres.link import Link
-from perdure.storage.sql.postgres.place import place_of
+from perdure.storage.postgres import backend, codec
+from perdure.storage.postgres import driver as driver_module
+from perdure.storage.postgres.connection import Link
+from perdure.storage.postgres.url import place_of
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import Awaited, Blocking, DriverContract
 from tests.servers import postgres
@@ -61,9 +60,9 @@ def admin() -> Iterator[psycopg.Connection]:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_escaping_keeps_order_and_difference(left: str, right: str) -> None:
-    assert wire.unescaped(wire.escaped(left)) == left
-    assert "\0" not in wire.escaped(left)
-    assert (wire.escaped(left) < wire.escaped(right)) == (left < right)
+    assert codec.unescaped(codec.escaped(left)) == left
+    assert "\0" not in codec.escaped(left)
+    assert (codec.escaped(left) < codec.escaped(right)) == (left < right)
 
 
 def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
@@ -158,7 +157,7 @@ def test_jobs_of_one_partition_in_one_trip_see_each_other_in_order() -> None:
         Commit(AT, (put._replace(expect=1),)),
     ]
     other = Commit(Partition("", "other"), (put,))
-    rounds = wire._rounds([*jobs, other])
+    rounds = codec._rounds([*jobs, other])
     assert [[number for number, _ in held] for held in rounds] == [[1, 5], [2, 3], [4]]
 
 
@@ -166,7 +165,7 @@ def test_a_group_in_which_commits_build_on_each_other(url: str) -> None:
     with closing(open_driver(url, migrate=True)) as driver:
         assert isinstance(driver, backend.PostgresDriver)
         outcomes: list[object] = []
-        jobs: list[wire.Write] = []
+        jobs: list[codec.Write] = []
         for n in range(6):
             jobs.append(Commit(AT, (Put(GC, (), expect=n or Expect.ABSENT, version=n + 1),)))
             jobs.append(Commit(AT, (Put(GC, (), expect=99, version=n + 1),)))

@@ -36,11 +36,12 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, TAG, Partition
-from perdure.storage.gather import Job
+from perdure.storage.batching import Job
+from perdure.storage.encryption import Keyring, SealedDriver
 from perdure.storage.port import Driver
-from perdure.storage.sealed import Keyring, SealedDriver
-from perdure.storage.sql.postgres import PostgresDriver, link
-from perdure.storage.sql.postgres.wire import Write
+from perdure.storage.postgres import connection as link
+from perdure.storage.postgres.backend import PostgresDriver
+from perdure.storage.postgres.codec import Write
 from perdure.storage.url import open_driver
 from tests.servers import postgres
 from tests.servers.lossy import Lossy

@@ -18,10 +18,9 @@ from langgraph.types import Command
 import perdure
 from perdure.model.ops import Drop, Fetch, Find, Get
 from perdure.model.records import GC, KINDS, LANE, Partition
-from perdure.storage.sql import postgres as backend
-from perdure.storage.sql import sqlite
-from perdure.storage.sql.postgres import schema
-from perdure.storage.sql.postgres.place import place_of
+from perdure.storage.postgres import backend, schema
+from perdure.storage.postgres.url import place_of
+from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from tests.langgraph.racing import talking

@@ -35,11 +35,10 @@ from perdure.model.records import (
     WRITE,
     Partition,
 )
-from perdure.storage.sql import postgres as backend
-from perdure.storage.sql.postgres import wire
-from perdure.storage.sql.postgres.layout import SHAPES
-from perdure.storage.sql.postgres.place import Place, place_of
-from perdure.storage.sql.postgres.statements import Statement, Statements
+from perdure.storage.postgres import backend, codec
+from perdure.storage.postgres.columns import SHAPES
+from perdure.storage.postgres.statements import Statement, Statements
+from perdure.storage.postgres.url import Place, place_of
 from perdure.testing.conformance import rows
 from tests.servers import postgres
 
@@ -142,9 +141,9 @@ def session(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Statement
         statements = Statements(place)
         early = Session(place)
         for fetch in fetches():
-            early.execute(statements.fetch, wire.pack_fetches([fetch]))
+            early.execute(statements.fetch, codec.pack_fetches([fetch]))
         for commit in commits():
-            early.execute(statements.commit, wire.pack_writes([commit], LATE))
+            early.execute(statements.commit, codec.pack_writes([commit], LATE))
         for find in (Find("runs", "t", "run7"), Find("expired", "t", until=9), Find("due", "t", until=9)):
             early.execute(*statements.find(find))
         with psycopg.connect(place.conninfo, autocommit=True) as admin:
@@ -264,9 +263,9 @@ def test_every_range_and_record_is_read_by_an_index_in_its_order(session: tuple[
     run, statements = session
     read: set[str] = set()
     for fetch in fetches():
-        read |= refuse_scans(run.execute(statements.fetch, wire.pack_fetches([fetch])))
+        read |= refuse_scans(run.execute(statements.fetch, codec.pack_fetches([fetch])))
     together = [Fetch(Partition("t", f"thread{n}"), fetches()[-2].items) for n in range(1, 40)]
-    read |= refuse_scans(run.execute(statements.fetch, wire.pack_fetches(together)))
+    read |= refuse_scans(run.execute(statements.fetch, codec.pack_fetches(together)))
     assert read == {"thread", *(kind.name for kind in KINDS)}
 
 
@@ -274,9 +273,9 @@ def test_commits_check_write_and_delete_by_an_index(session: tuple[Session, Stat
     run, statements = session
     read: set[str] = set()
     for commit in commits():
-        read |= refuse_scans(run.execute(statements.commit, wire.pack_writes([commit], LATE)))
+        read |= refuse_scans(run.execute(statements.commit, codec.pack_writes([commit], LATE)))
     crowd = [Commit(Partition("t", f"thread{n}"), commits()[0].ops) for n in range(1, 60)]
-    read |= refuse_scans(run.execute(statements.commit, wire.pack_writes(crowd, LATE)))
+    read |= refuse_scans(run.execute(statements.commit, codec.pack_writes(crowd, LATE)))
     assert {"thread", *(kind.name for kind in KINDS)} - read == {"gc", "epoch", "seal"}
 
 

@@ -35,7 +35,8 @@ from perdure.model.records import (
     Partition,
 )
 from perdure.storage.sql import compile as sql
-from perdure.storage.sql import schema, sqlite
+from perdure.storage.sql import schema
+from perdure.storage.sqlite import driver as sqlite
 from tests.storage.living import live
 
 

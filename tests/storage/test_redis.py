@@ -9,9 +9,9 @@ import pytest
 
 from perdure.model.ops import Delete, Now, Range
 from perdure.model.records import CHECKPOINT, INBOX, LANE, Partition
-from perdure.storage.kv import redis as backend
-from perdure.storage.kv.redis import RedisDriver
 from perdure.storage.port import Driver
+from perdure.storage.redis import driver as backend
+from perdure.storage.redis.driver import RedisDriver
 from perdure.testing.conformance import Awaited, Blocking, DriverContract, rows
 from perdure.testing.conformance.queues import T, due
 from tests.servers import valkey

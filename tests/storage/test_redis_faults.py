@@ -39,10 +39,10 @@ from perdure.model.ops import (
     Refused,
 )
 from perdure.model.records import CHUNK, GC, TAG, Partition
-from perdure.storage.gather import Job
-from perdure.storage.kv import redis as backend
-from perdure.storage.kv import redis_links
-from perdure.storage.kv.redis import RedisDriver
+from perdure.storage.batching import Job
+from perdure.storage.redis import cluster
+from perdure.storage.redis import driver as backend
+from perdure.storage.redis.driver import RedisDriver
 from perdure.testing.conformance import rows
 from tests.servers import valkey
 from tests.servers.lossy import Lossy
@@ -523,7 +523,7 @@ def test_looking_for_threads_waits_for_those_that_moved_before_their_catalogue(
         waits.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(redis_links, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     with valkey.empty_on_cluster() as url:
         backend.migrate(url)
         with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(1) as pool:

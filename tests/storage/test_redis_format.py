@@ -34,9 +34,9 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.storage.kv import redis as backend
-from perdure.storage.kv.redis import RedisDriver
-from perdure.storage.kv.redis_scripts import NUMBERS
+from perdure.storage.redis import driver as backend
+from perdure.storage.redis.driver import RedisDriver
+from perdure.storage.redis.scripts import NUMBERS
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.queues import due
 from tests.servers import valkey

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Find, Op, Put, Range
 from perdure.model.records import CHUNK, HEAD, ITEM, LANE, Partition
-from perdure.storage.kv import redis as backend
+from perdure.storage.redis import driver as backend
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.queues import due
 from tests.servers import valkey

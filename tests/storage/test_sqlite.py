@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perdure.storage.port import Driver
-from perdure.storage.sql import sqlite
+from perdure.storage.sqlite import driver as sqlite
 from perdure.testing.conformance import Awaited, Blocking, DriverContract
 
 

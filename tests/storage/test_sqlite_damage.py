@@ -13,11 +13,12 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 
 import perdure
-from perdure.engine.findings import Damage
+from perdure.engine.fsck_report import Damage
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
 from perdure.model.records import HEAD, KINDS, Kind, Partition
-from perdure.storage.sql import schema, sqlite
-from perdure.storage.sql.sqlite import SqliteDriver
+from perdure.storage.sql import schema
+from perdure.storage.sqlite import driver as sqlite
+from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.testing.conformance import rows
 
 

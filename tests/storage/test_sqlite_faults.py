@@ -22,9 +22,9 @@ import pytest
 import perdure
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
-from perdure.storage.gather import Job
-from perdure.storage.sql import sqlite
-from perdure.storage.sql.sqlite import SqliteDriver
+from perdure.storage.batching import Job
+from perdure.storage.sqlite import driver as sqlite
+from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.url import open_driver
 from tests.storage.outside import THREAD, fat, state, write_until_refused
 

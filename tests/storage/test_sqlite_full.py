@@ -12,8 +12,8 @@ import pytest
 
 import perdure
 from perdure.model.ops import Committed
-from perdure.storage.sql import sqlite
-from perdure.storage.sql.sqlite import SqliteDriver
+from perdure.storage.sqlite import driver as sqlite
+from perdure.storage.sqlite.driver import SqliteDriver
 from tests.storage.outside import fat, state, write_until_refused
 
 

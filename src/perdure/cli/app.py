@@ -13,7 +13,7 @@ from rich.console import Console
 
 from perdure.database import Database, connect_sync
 from perdure.errors import BadUrl, Sealed
-from perdure.storage.sealed import KEY_SIZE
+from perdure.storage.encryption import KEY_SIZE
 
 app = typer.Typer(
     name="perdure",

@@ -21,7 +21,7 @@ from rich.progress import (
 
 from perdure.cli.app import err, key_of, out
 from perdure.database import Database, connect_sync
-from perdure.engine.moving import Moved, State
+from perdure.engine.transfer import Moved, State
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.items import labels_of
 from perdure.model.records import SERVER, STORE, THREADS, Partition

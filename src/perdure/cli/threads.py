@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out, printable
-from perdure.cli.carry import export, import_, jsonable
+from perdure.cli.export_import import export, import_, jsonable
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
 from perdure.langgraph.inspect import ChannelView

@@ -131,7 +131,7 @@ def worker(
         )
     write_log(log_level)
 
-    from perdure.cli.working import For, work
+    from perdure.cli.worker_process import For, work
     from perdure.config.worker import load
 
     runtime: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from langgraph.store.base import TTLConfig
 
-from perdure.config.settled import GraphPlace, Settled, settle
+from perdure.config.resolve import GraphPlace, Settled, settle
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
 
@@ -32,7 +32,7 @@ class WorkerConfig:
     ``channels`` is the place of a mapping of names to ``Channel``, ``store`` is for
     ``Runtime(store_ttl=…)``. ``webhook_hosts`` may be called at the end of runs although they are not public;
     ``None`` calls no webhook. ``metrics`` is where they are served, if anywhere. ``env``, ``root``,
-    ``sources`` and ``ignored`` are those of ``perdure.config.settled.Settled``.
+    ``sources`` and ``ignored`` are those of ``perdure.config.resolve.Settled``.
     """
 
     database_url: str = field(repr=False)

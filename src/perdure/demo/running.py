@@ -22,7 +22,7 @@ from perdure.demo.models import OpenModel, choose_model, open_model
 from perdure.runtime import Runtime, Settings
 from perdure.runtime.observe import Logs
 from perdure.server.auth.identity import Open
-from perdure.server.host import Host
+from perdure.server.state import Host
 
 GRAPH = "chat"
 """The name under which the agent is served."""

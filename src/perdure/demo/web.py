@@ -10,8 +10,8 @@ from starlette.routing import Route
 from perdure.demo.guard import Guard
 from perdure.server import app as api
 from perdure.server.config import Http
-from perdure.server.host import Host
 from perdure.server.routes import chat
+from perdure.server.state import Host
 
 STARTS = (
     "Tell me a long story about a lighthouse",

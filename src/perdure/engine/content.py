@@ -22,10 +22,10 @@ from perdure.engine.values import MissingChunk, fetch_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.graft import Graft
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import DOCUMENT, GC, HEAD, TAG, WRITE, Partition, Record
+from perdure.model.rekey import Graft
 
 ATTEMPTS = 5
 """How often a thread is read anew because it was written to meanwhile."""

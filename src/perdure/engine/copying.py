@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.engine import arrival
+from perdure.engine import transfer_claim
 from perdure.engine.retention import Contents, batches, read, read_heads, references
 from perdure.engine.threads import load_view, missing_head
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
@@ -62,15 +62,15 @@ def _write_copy(
     # Who finds something there leaves alone the claim of whoever is bringing it; another may have begun
     # between the two looks.
     yield from _refuse_occupied(target)
-    yield from _commit_copy(target, arrival.claim(first_version))
+    yield from _commit_copy(target, transfer_claim.claim(first_version))
     yield from _refuse_occupied(target)
     for batch in batches(chunks, budget):
         yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
     # Heads last: until they are there the copy is invisible.
-    ours = arrival.checks(first_version)
+    ours = transfer_claim.checks(first_version)
     for batch in batches(rows, budget, reserve=len(ours)):
         yield from _commit_copy(target, [*ours, *batch])
-    yield from _commit_copy(target, [*arrival.last(first_version), *heads])
+    yield from _commit_copy(target, [*transfer_claim.last(first_version), *heads])
 
 
 def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:

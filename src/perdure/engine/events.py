@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from perdure.engine.transact import Budget
 from perdure.errors import Fenced
-from perdure.model.lane import IN, TOLD, Lane
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, TOLD, Lane
 from perdure.model.records import EPOCH, EVENT, LANE, Partition, Record
 
 END = "end"

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.engine.documents import Document
-from perdure.engine.findings import RESTORE, Damage, Finding
+from perdure.engine.fsck_report import RESTORE, Damage, Finding
 from perdure.engine.inbox import postponed
-from perdure.engine.later import UNREADABLE
-from perdure.engine.walking import start
+from perdure.engine.scan import start
+from perdure.engine.scheduled import UNREADABLE
 from perdure.errors import Corrupt
-from perdure.model.lane import IN, LATER, OUT, Lane
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, EPOCH, INBOX, LANE, OUTBOX, RUN, Key, Kind, Partition
 
 _KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply | Document]], ...] = (

@@ -9,7 +9,6 @@ from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
 from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Busy, Corrupt, NotFound, NotWaiting, TryLater
-from perdure.model.lane import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 from perdure.model.messages import (
     ANSWERS,
     DEAD,
@@ -27,6 +26,7 @@ from perdure.model.messages import (
 )
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback"]

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 from perdure.engine.runs import Unserved
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, Corrupt, Fenced, NotFound
-from perdure.model.lane import OUT, Lane
 from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import OUT, Lane
 from perdure.model.records import LANE, OUTBOX, Partition
 from perdure.model.versions import successor
 

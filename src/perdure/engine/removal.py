@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perdure.engine.documents import Document
-from perdure.model.lane import IN, LATER, OUT, Lane
 from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, EPOCH, HEAD, LANE, OF_THREAD, Kind, Partition, Record
 
 MayGo = Callable[[Document | None, str | None], bool]

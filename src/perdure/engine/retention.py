@@ -16,9 +16,9 @@ from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.engine.values import reachable
 from perdure.errors import CannotTakeBack, Contention
+from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lane import IN, LATER, OUT
 from perdure.model.lineage import belongs
 from perdure.model.ops import (
     Check,
@@ -34,6 +34,7 @@ from perdure.model.ops import (
     Range,
 )
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
@@ -61,7 +62,6 @@ from perdure.model.retention import (
     plan_removal,
     plan_retention,
 )
-from perdure.model.several import refuse_text
 from perdure.model.versions import successor
 
 _PAGE = 1000

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
-from perdure.model.lane import IN, OUT, Lane
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition
 from perdure.model.versions import successor
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from perdure.engine.inbox import readable
-from perdure.model.lane import IN, LATER, OUT, Lane
 from perdure.model.ops import Fetch, Find, Found, Get, Now, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
 
 _PAGE = 1000

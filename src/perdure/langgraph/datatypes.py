@@ -30,7 +30,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES, STRICT_MSGPA
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from perdure.errors import TypeNotAllowed, TypeNotFound, Unserialisable
-from perdure.model.several import refuse_text
+from perdure.model.arguments import refuse_text
 
 TypeName = tuple[str, ...]
 """A type's module, and its name within the module, with dots."""

@@ -10,9 +10,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 
 from perdure.engine import history
-from perdure.engine.merging import Entry, Merge
+from perdure.engine.tenant_listing import Entry, Merge
 from perdure.engine.values import MissingChunk
-from perdure.langgraph.loads import ThreadId, leased
+from perdure.langgraph.loop_state import ThreadId, leased
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address, read_metadata, read_page, to_tuple
 from perdure.model.checkpoint import CheckpointRecord

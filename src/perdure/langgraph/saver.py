@@ -29,22 +29,22 @@ from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, PerdureError
 from perdure.langgraph import translate
+from perdure.langgraph.cache.values import Caches, ThreadCache
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, TypeName
+from perdure.langgraph.drafts import CheckpointPlan, Encoder, WritesPlan
+from perdure.langgraph.first_step import Openings, may_be_carried
 from perdure.langgraph.listing import Listing, WholeListing
-from perdure.langgraph.loads import Loop, Loops, ThreadId, plain
-from perdure.langgraph.opening import Openings, may_be_carried
-from perdure.langgraph.plans import CheckpointPlan, Encoder, WritesPlan
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
-from perdure.langgraph.values import Caches, ThreadCache
 from perdure.langgraph.versions import next_version
+from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, Version
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, Claim, claim, loop_name
 from perdure.model.program import Program
 from perdure.model.records import Partition
-from perdure.model.several import refuse_text
 from perdure.model.versions import first_version
 from perdure.storage.port import Driver, arun, is_kept, run
 

@@ -36,7 +36,9 @@ from langgraph.types import Send
 from pydantic import BaseModel
 
 from perdure.errors import Corrupt, TypeNotAllowed, TypeNotFound, Unreadable, Unserialisable
-from perdure.langgraph.building import (
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, name_of
+from perdure.langgraph.object_building import (
     KEYWORD,
     METHOD,
     ONE,
@@ -46,9 +48,7 @@ from perdure.langgraph.building import (
     model_fields,
     unpack_array,
 )
-from perdure.langgraph.building import build as build_object
-from perdure.langgraph.codecs import Codec
-from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, name_of
+from perdure.langgraph.object_building import build as build_object
 from perdure.langgraph.roundtrip import is_same
 from perdure.model import refs
 

@@ -35,11 +35,11 @@ from perdure.engine import items
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unserialisable
 from perdure.model import filters
+from perdure.model.arguments import refuse_text
 from perdure.model.items import Condition, Labels, Write, partition_of, span
-from perdure.model.plain import pack, unpack
+from perdure.model.json_values import pack, unpack
 from perdure.model.program import Program
 from perdure.model.records import Partition, Record
-from perdure.model.several import refuse_text
 from perdure.storage.port import Driver, arun, run, searches_items
 
 __all__ = ["PerdureStore", "TTLConfig"]

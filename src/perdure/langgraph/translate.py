@@ -18,12 +18,12 @@ from langgraph.checkpoint.base import (
 
 from perdure.engine import values as engine_values
 from perdure.errors import PerdureError, Unreadable, Unserialisable
-from perdure.langgraph import refusals
-from perdure.langgraph.known import Seen
-from perdure.langgraph.loads import ThreadId, carried, plain
-from perdure.langgraph.pause import collection_paused
+from perdure.langgraph import value_errors
+from perdure.langgraph.cache.gc_pause import collection_paused
+from perdure.langgraph.cache.known_chunks import Seen
+from perdure.langgraph.cache.values import Encoding, Pool, ThreadCache, recall, take
+from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
-from perdure.langgraph.values import Encoding, Pool, ThreadCache, recall, take
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT
@@ -254,7 +254,7 @@ def read_values(
             out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
         except Unreadable as error:
             new.update((write.channel, trees[name]) for name, write in _named(record, pending))
-            raise refusals.on_read(serde, error, new) from error
+            raise value_errors.on_read(serde, error, new) from error
     cache.see(record.namespace, Seen(record.id, record.refs))
     return Values({c: channels[c] for c in record.refs}, out)
 
@@ -283,7 +283,7 @@ def read_page(
                 pending = [(w.task_id, w.channel, serde.value(*joined(trees[name]))) for name, w in named]
             except Unreadable as error:
                 held.update((write.channel, trees[name]) for name, write in named)
-                raise refusals.on_read(serde, error, held) from error
+                raise value_errors.on_read(serde, error, held) from error
             out.append(Values(values, pending))
     return out
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
+from perdure.model.json_values import packed, plain
 from perdure.model.ops import Bound
-from perdure.model.plain import packed, plain
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,

@@ -12,8 +12,8 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from perdure.errors import Corrupt, TooLarge, Unserialisable
-from perdure.model.lane import INTERRUPT, Stop
 from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.queue import INTERRUPT, Stop
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 
 MESSAGE_MAX = 256 * 1024

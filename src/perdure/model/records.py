@@ -183,7 +183,7 @@ LANE = Kind(
     versioned=True,
     index="due_at",
 )
-"""Where a thread's queue stands: its inbox, or its outbox (``perdure.model.lane``). ``due_at`` says when
+"""Where a thread's queue stands: its inbox, or its outbox (``perdure.model.queue``). ``due_at`` says when
 somebody has to look at it; a lane without one has nothing to do."""
 
 INBOX = Kind(

@@ -7,11 +7,11 @@ from perdure.runtime.agents import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.observe import Logs, Observer
 from perdure.runtime.options import Options, Telling
-from perdure.runtime.relay import Channel, NotSent, Undeliverable
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.subagents import distilled
 from perdure.runtime.tickets import Ticket
+from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
 
 __all__ = [
     "Agent",

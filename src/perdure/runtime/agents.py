@@ -13,7 +13,7 @@ from langgraph.types import Command, Send
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow
 from perdure.model.messages import Message
-from perdure.runtime.factories import Factory
+from perdure.runtime.graph_factories import Factory
 
 ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]

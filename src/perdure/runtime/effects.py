@@ -23,10 +23,10 @@ from perdure.database import Database
 from perdure.engine import journal
 from perdure.engine.runs import Held
 from perdure.errors import NotAllowed
-from perdure.langgraph.loads import carried
+from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
 from perdure.model.records import Partition
-from perdure.runtime.isolated import task_name
+from perdure.runtime.isolated_tasks import task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,7 @@ from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
-from perdure.runtime.factories import Access, Factory, Use
+from perdure.runtime.graph_factories import Access, Factory, Use
 from perdure.runtime.users import GraphUser
 
 

@@ -3,7 +3,7 @@ the graphs that a process runs, its channels, or whatever else stands there.
 
 A module of the project can be named like an installed one. What cannot be used raises ``NotLoaded`` with the
 mend; what the user's own code raised stays as its cause. Nothing here opens a database. How a file becomes a
-module is decided in ``perdure.runtime.files``.
+module is decided in ``perdure.runtime.module_files``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
 from perdure.errors import NotLoaded
-from perdure.runtime import files
+from perdure.runtime import module_files
 from perdure.runtime.agents import Agent
-from perdure.runtime.factories import Factory, factory_of
-from perdure.runtime.files import Unplaced, importable, module_of, names_file
-from perdure.runtime.relay import Channel
+from perdure.runtime.graph_factories import Factory, factory_of
+from perdure.runtime.module_files import Unplaced, importable, module_of, names_file
+from perdure.runtime.worker.delivery import Channel
 
 DEFAULT_NAME = "agent"
 """What a graph is called that was given no name, as ``Runtime`` calls a single one."""
@@ -214,7 +214,7 @@ def _broken(place: str, error: BaseException) -> NotLoaded:
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", __file__, files.__file__, *libraries))
+        if not frame.filename.startswith(("<", __file__, module_files.__file__, *libraries))
     ]
     where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
     said = " ".join(str(error).split())

@@ -15,32 +15,32 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
-from perdure.engine import inbox, later, outbox, removal, retention, runs
+from perdure.engine import inbox, outbox, removal, retention, runs, scheduled
 from perdure.engine.events import Event
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
 from perdure.engine.removal import MayGo
 from perdure.errors import NotFound, PerdureError, TryLater
 from perdure.langgraph.store import PerdureStore
-from perdure.model.lane import IN, INTERRUPT, ROLLBACK, Debounce
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.ops import Check, Now
 from perdure.model.program import ask
+from perdure.model.queue import IN, INTERRUPT, ROLLBACK, Debounce
 from perdure.model.records import Partition
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, said
-from perdure.runtime.answers import is_by_name
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.factories import Access
-from perdure.runtime.following import Following
-from perdure.runtime.lanes import Lanes
+from perdure.runtime.events.subscription import Following
+from perdure.runtime.graph_factories import Access
+from perdure.runtime.interrupt_answers import is_by_name
+from perdure.runtime.notifications import ENDED, Signals
 from perdure.runtime.observe import Logs, Observer, Observers
 from perdure.runtime.options import Options
-from perdure.runtime.relay import Channel, Relay
-from perdure.runtime.running import DELETED
+from perdure.runtime.queue_cache import Lanes
 from perdure.runtime.settings import Settings
-from perdure.runtime.signals import ENDED, Signals
 from perdure.runtime.tickets import Ticket, message_of, options_of
 from perdure.runtime.users import GraphUser
-from perdure.runtime.worker import Worker
+from perdure.runtime.worker.delivery import Channel, Relay
+from perdure.runtime.worker.runner import DELETED
+from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
 _OF_THE_QUESTION = ""
@@ -225,7 +225,7 @@ class Runtime:
         now = await self._clock.now()
         due = now + round(after * 1_000_000)
         most, fresh = self._settings.max_pending, self._database.fresh()
-        program = later.postpone(partition, message, due, most, fresh, within)
+        program = scheduled.postpone(partition, message, due, most, fresh, within)
         accepted: Accepted = await self._database.arun(program)
         if accepted.lane is not None and self._works:
             self._worker.dispatch.told(partition, accepted.lane, now)
@@ -451,7 +451,7 @@ class Runtime:
         now = await self._clock.now()
         withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now))
         if not withdrawn:
-            postponed = later.withdraw(partition, run_id, how, now, self._database.fresh())
+            postponed = scheduled.withdraw(partition, run_id, how, now, self._database.fresh())
             withdrawn = await self._database.arun(postponed)
         if withdrawn:
             self._lanes.forget(partition)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perdure.engine.upkeep import BATCH_MAX
-from perdure.model.lane import Debounce
+from perdure.engine.queue_retention import BATCH_MAX
+from perdure.model.queue import Debounce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

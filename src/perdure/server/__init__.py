@@ -15,7 +15,7 @@ if find_spec("fastapi") is None:
     raise MissingExtra("perdure.server needs an extra: pip install 'perdure[server]'")
 
 if TYPE_CHECKING:
-    from perdure.server.faults import answer as answer_error
+    from perdure.server.error_handlers import answer as answer_error
     from perdure.server.hosting.embedding import (
         RequestThreadId,
         perdure_app,

@@ -13,14 +13,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.server import faults, openapi
+from perdure.server import error_handlers, openapi
 from perdure.server.config import Cors, Http
-from perdure.server.host import RAW
 from perdure.server.limits import Bounded
 from perdure.server.routes import assistants as assistant_routes
 from perdure.server.routes import chat, health, meta, protocol, runs, states, thread_stream, threads
 from perdure.server.routes import storage as storage_routes
 from perdure.server.routes import store as store_routes
+from perdure.server.state import RAW
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -54,7 +54,7 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
         responses=openapi.RESPONSES,
         generate_unique_id_function=openapi.operation_id,
     )
-    faults.install(app)
+    error_handlers.install(app)
     chosen = routers(http)
     openapi.summarise(chosen)
     for router in chosen:

@@ -12,8 +12,8 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import DEDUPE, Partition
 from perdure.server.auth.identity import Refusal
-from perdure.server.bodies import NewRun, Ref
-from perdure.server.host import Caller
+from perdure.server.requests import NewRun, Ref
+from perdure.server.state import Caller
 
 
 class NoCheckpoint(Refusal):

@@ -19,15 +19,16 @@ from perdure.engine import inbox
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting, PerdureError, TryLater, Unavailable
 from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
-from perdure.runtime.contexts import OF_LANGGRAPH
 from perdure.runtime.options import Told
-from perdure.server import bodies, faults, shapes, streams
+from perdure.runtime.run_context import OF_LANGGRAPH
+from perdure.server import error_handlers, requests, streams
+from perdure.server import responses as shapes
 from perdure.server.auth.identity import Refusal
-from perdure.server.bodies import NewRun, Ref
 from perdure.server.checkpoints import NoCheckpoint
-from perdure.server.host import Caller
+from perdure.server.requests import NewRun, Ref
 from perdure.server.routes.states import config_of, graph_id_of, snapshot
-from perdure.server.submissions import submit
+from perdure.server.run_creation import submit
+from perdure.server.state import Caller
 from perdure.server.thread_rows import Row
 
 _MODES: tuple[Told, ...] = ("protocol",)
@@ -63,14 +64,14 @@ class _Then(_Params):
 
     update: Any = None
     goto: Any = None
-    config: bodies.Config = Field(default_factory=dict)
-    metadata: bodies.Mapped = Field(default_factory=dict)
+    config: requests.Config = Field(default_factory=dict)
+    metadata: requests.Mapped = Field(default_factory=dict)
 
 
 class _Looked(_Params):
     namespace: list[str] = Field(default_factory=list)
     keys: list[str] | None = None
-    limit: bodies.Page = 10
+    limit: requests.Page = 10
     before: str | None = None
 
 
@@ -79,7 +80,7 @@ async def do(caller: Caller, request: Request, thread_id: str, method: str, para
     try:
         if method not in _COMMANDS:
             raise _Wrong("unknown_command", f"this server knows no command {method!r}")
-        said = bodies.check_numbers(bodies.check_text(params))
+        said = requests.check_numbers(requests.check_text(params))
         result = await _COMMANDS[method](caller, request, thread_id, said)
     except _Wrong as wrong:
         return _error(wrong.code, str(wrong))
@@ -98,9 +99,9 @@ async def do(caller: Caller, request: Request, thread_id: str, method: str, para
     except (TryLater, Unavailable):
         raise
     except PerdureError as error:
-        if faults.status_of(error) >= 500:
+        if error_handlers.status_of(error) >= 500:
             raise
-        return _error("invalid_argument", faults.sentence(error))
+        return _error("invalid_argument", error_handlers.sentence(error))
     except ValueError as error:
         return _error("invalid_argument", str(error))
     return {"type": "success", "result": result}

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from langgraph.store.base import TTLConfig
 
+from perdure.config.resolve import GraphPlace, Settled, settle
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
-from perdure.config.settled import GraphPlace, Settled, settle
 from perdure.config.sources import Said
 from perdure.errors import BadSetting
 

@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.auth.identity import Refusal, User
-from perdure.server.bodies import page_max
 from perdure.server.config import Limits
-from perdure.server.faults import told
+from perdure.server.error_handlers import told
+from perdure.server.requests import page_max
 
 USERS_MOST = 10_000
 """How many users are counted at once. The one seen longest ago is forgotten, and begins anew."""

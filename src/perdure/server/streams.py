@@ -17,8 +17,8 @@ from perdure.errors import TooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
-from perdure.server.host import HEARTBEAT_S, Caller, Host
-from perdure.server.shapes import run_error, run_status
+from perdure.server.responses import run_error, run_status
+from perdure.server.state import HEARTBEAT_S, Caller, Host
 
 T = TypeVar("T")
 _AWAY_S = 30.0

@@ -17,10 +17,10 @@ from perdure.engine.documents import Document
 from perdure.errors import Corrupt
 from perdure.langgraph import inspect
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.lane import IN, Lane
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
+from perdure.model.queue import IN, Lane
 from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,

@@ -28,11 +28,11 @@ from perdure.model.records import Partition
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import WEBHOOK
-from perdure.server import shapes
-from perdure.server.addresses import Reach, Unreachable
+from perdure.server import responses
 from perdure.server.config import Http
-from perdure.server.host import Host
+from perdure.server.outbound_policy import Reach, Unreachable
 from perdure.server.routes.states import config_of
+from perdure.server.state import Host
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -91,14 +91,14 @@ class Webhooks:
         run = replace(standing.run, state=reply.payload["state"])
         if run.graph not in runtime.graphs:
             raise NotSent(f"this process does not serve the graph {run.graph!r}, another one may")
-        said = shapes.run(standing._replace(run=run), thread_id)
+        said = responses.run(standing._replace(run=run), thread_id)
         said["status"] = said["status"] or "rollback"
-        said["run_started_at"] = shapes.when(run.started_at)
-        said["run_ended_at"] = shapes.when(run.updated_at)
+        said["run_started_at"] = responses.when(run.started_at)
+        said["run_ended_at"] = responses.when(run.updated_at)
         if run.state == FAILED:
-            said["error"] = shapes.run_error(run)["message"]
+            said["error"] = responses.run_error(run)["message"]
         said["values"] = await values_of(runtime, partition, run)
-        said["webhook_sent_at"] = shapes.when(await runtime.now())
+        said["webhook_sent_at"] = responses.when(await runtime.now())
         return said
 
     async def _post(self, url: httpx.URL, addresses: list[str], body: bytes, key: str) -> int:
@@ -155,16 +155,16 @@ async def _values_of(
 ) -> Any:
     here = await graph.aget_state(config_of(partition.thread))
     if (here.metadata or {}).get("run_id") == run.id:
-        return shapes.outcome(here)
+        return responses.outcome(here)
     if (its_last := await _last_of(graph, partition.thread, run)) is not None:
-        return shapes.outcome(its_last)
+        return responses.outcome(its_last)
     # Looked for after the state: what is the latest run now has not been followed by that state.
     (latest,) = await runtime.runs(partition.thread, limit=1, tenant=partition.tenant)
     if latest.id == run.id:
-        return shapes.outcome(here) if here.created_at is not None else {}
+        return responses.outcome(here) if here.created_at is not None else {}
     for earlier in await runtime.database.arun(runs.latest(partition, _EARLIER, run.first)):
         if (before := await _last_of(graph, partition.thread, earlier)) is not None:
-            return shapes.outcome(before)
+            return responses.outcome(before)
     return {}
 
 

@@ -38,14 +38,14 @@ class Backend(Protocol):
 
 _BACKENDS = {
     "memory": ("perdure.storage.memory", None),
-    "sqlite": ("perdure.storage.sql.sqlite", None),
-    "postgresql": ("perdure.storage.sql.postgres", "postgres"),
-    "postgres": ("perdure.storage.sql.postgres", "postgres"),
-    "redis": ("perdure.storage.kv.redis", "redis"),
-    "rediss": ("perdure.storage.kv.redis", "redis"),
-    "redis+cluster": ("perdure.storage.kv.redis", "redis"),
-    "dynamodb": ("perdure.storage.kv.dynamodb", "dynamodb"),
-    "d1": ("perdure.storage.sql.d1", "d1"),
+    "sqlite": ("perdure.storage.sqlite.driver", None),
+    "postgresql": ("perdure.storage.postgres.backend", "postgres"),
+    "postgres": ("perdure.storage.postgres.backend", "postgres"),
+    "redis": ("perdure.storage.redis.driver", "redis"),
+    "rediss": ("perdure.storage.redis.driver", "redis"),
+    "redis+cluster": ("perdure.storage.redis.driver", "redis"),
+    "dynamodb": ("perdure.storage.dynamodb.driver", "dynamodb"),
+    "d1": ("perdure.storage.d1.driver", "d1"),
 }
 FORMS = (
     "sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://user@host/database, "

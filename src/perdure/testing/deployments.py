@@ -11,17 +11,17 @@ from typing import Any
 from perdure.database import Database
 from perdure.errors import PerdureError
 from perdure.model.chunks import Digester
-from perdure.model.lane import IN, OUT
 from perdure.model.messages import Reply
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
+from perdure.model.queue import IN, OUT
 from perdure.model.records import LANE, Partition
-from perdure.runtime.chance import seeded
-from perdure.runtime.relay import Channel
+from perdure.runtime.jitter import seeded
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
+from perdure.runtime.worker.delivery import Channel
+from perdure.storage.encryption import SealedDriver
 from perdure.storage.port import Driver
-from perdure.storage.sealed import SealedDriver
 from perdure.testing.history import Expected, audit, logging_agent
 from perdure.testing.simulation import Faults, Process, Simulation
 

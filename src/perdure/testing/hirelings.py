@@ -30,17 +30,17 @@ from langgraph.types import Command, interrupt
 from perdure.database import Database, open_database
 from perdure.engine import runs
 from perdure.errors import PerdureError
-from perdure.langgraph.loads import carried
-from perdure.model.lane import IN
+from perdure.langgraph.loop_state import carried
 from perdure.model.messages import OPEN, WAITING, Message, Reply
 from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put
 from perdure.model.program import Effect, ask
+from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
 from perdure.runtime.agents import MESSAGE, RESUME, Agent
-from perdure.runtime.relay import Channel
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket
+from perdure.runtime.worker.delivery import Channel
 from perdure.storage.port import Bell, Driver, Limits, bell_of
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill

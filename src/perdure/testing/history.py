@@ -20,10 +20,10 @@ from langgraph.pregel import Pregel
 
 from perdure.database import Database
 from perdure.engine import outbox, runs
-from perdure.model.lane import IN, OUT, Lane
 from perdure.model.messages import DONE, OPEN, SENT, Message, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import ask
+from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
 from perdure.runtime.agents import MESSAGE, Agent
 

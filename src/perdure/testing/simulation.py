@@ -23,13 +23,13 @@ from langgraph.checkpoint.base import id as checkpoint_ids
 from perdure.database import Database
 from perdure.errors import Unavailable
 from perdure.model.chunks import Digester
-from perdure.model.lane import IN
 from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Now, Put, Refused
 from perdure.model.program import Effect
+from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE
+from perdure.storage.encryption import SealedDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, Limits
-from perdure.storage.sealed import SealedDriver
 
 R = TypeVar("R")
 

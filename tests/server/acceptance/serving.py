@@ -26,7 +26,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.config import Cors, Http
-from perdure.server.host import Host
+from perdure.server.state import Host
 from tests.server.graphs import graphs
 
 P = ParamSpec("P")

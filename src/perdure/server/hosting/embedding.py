@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
-from perdure.server import faults, naming
+from perdure.server import error_handlers, thread_ids
 from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
 from perdure.server.config import Http
@@ -69,8 +69,8 @@ class _Answered(APIRoute):
         async def answered(request: Request) -> Response:
             try:
                 return await handle(request)
-            except faults.KNOWN as error:
-                return await faults.answer(request, error)
+            except error_handlers.KNOWN as error:
+                return await error_handlers.answer(request, error)
 
         return answered
 
@@ -82,9 +82,11 @@ async def thread_id_of_request(request: Request) -> str:
     422 when it names none, since a new thread in its place would answer somebody who is not known; and when
     it names two. ``null`` is as good as absent. Whether the caller may use the thread is not looked at.
     """
-    in_path = [str(request.path_params[name]) for name in naming.NAMES if name in request.path_params]
+    in_path = [str(request.path_params[name]) for name in thread_ids.NAMES if name in request.path_params]
     try:
-        named = naming.only([*in_path, *naming.in_query(request), *naming.in_body(await _body(request))])
+        named = thread_ids.only(
+            [*in_path, *thread_ids.in_query(request), *thread_ids.in_body(await _body(request))]
+        )
     except Refusal as refusal:
         raise HTTPException(refusal.status, refusal.detail) from None
     if named is None:

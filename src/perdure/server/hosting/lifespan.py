@@ -24,20 +24,20 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
+from perdure.config.resolve import DEVELOPMENT_URL, make_folder_of
 from perdure.config.settings import SETTINGS
-from perdure.config.settled import DEVELOPMENT_URL, make_folder_of
 from perdure.config.sources import Said, value_of
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.factories import Factory
+from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import saver_for
 from perdure.runtime.loading import DEFAULT_NAME, Loaded, load_agent
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.host import Host
 from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.state import Host
 from perdure.server.webhooks import of_variables
 from perdure.storage.url import redacted
 

@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from perdure.errors import BadSetting
 from perdure.server.app import create_app
 from perdure.server.config import Config
-from perdure.server.host import Host
 from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import mounted
-from perdure.server.hosting.opening import opened, own_app
+from perdure.server.hosting.startup import opened, own_app
+from perdure.server.state import Host
 
 
 class Server(uvicorn.Server):

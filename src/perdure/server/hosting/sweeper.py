@@ -10,8 +10,8 @@ from typing import Self
 from perdure.errors import Conflict, Corrupt
 from perdure.model.records import SERVER, STORE, THREADS, Partition
 from perdure.runtime import Runtime
-from perdure.server.catalogue import Catalogue
 from perdure.server.config import ThreadTtl
+from perdure.server.thread_index import Catalogue
 from perdure.server.thread_rows import Row
 
 _log = logging.getLogger("perdure.server")

@@ -15,15 +15,15 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from perdure.errors import Conflict
-from perdure.runtime.contexts import is_reserved
-from perdure.server import drawing, shapes
+from perdure.runtime.run_context import is_reserved
+from perdure.server import graph_schema, responses
 from perdure.server.assistants import Assistant, no_assistant
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
-from perdure.server.bodies import Body, Config, Mapped, Offset, Page
-from perdure.server.catalogue import contains
-from perdure.server.host import AssistantName, Caller, CallerNow, Namespace
-from perdure.server.shapes import Json
+from perdure.server.requests import Body, Config, Mapped, Offset, Page
+from perdure.server.responses import Json
+from perdure.server.state import AssistantName, Caller, CallerNow, Namespace
+from perdure.server.thread_index import contains
 
 router = APIRouter(tags=["assistants"])
 
@@ -115,7 +115,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
         if new.if_exists != "do_nothing":
             raise Conflict(f"Assistant {asked.assistant_id} already exists.")
         made = found
-    return Json(shapes.assistant(made))
+    return Json(responses.assistant(made))
 
 
 @router.post("/assistants/search")
@@ -125,9 +125,9 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
     end = asked.offset + asked.limit
-    shown = [shapes.assistant(one) for one in found[asked.offset : end]]
+    shown = [responses.assistant(one) for one in found[asked.offset : end]]
     if asked.select is not None:
-        shown = [shapes.selected(one, asked.select) for one in shown]
+        shown = [responses.selected(one, asked.select) for one in shown]
     headers = {"X-Pagination-Total": str(len(found))}
     if len(found) > end:
         headers["X-Pagination-Next"] = str(end)
@@ -143,7 +143,7 @@ async def count(caller: CallerNow, asked: _Asked) -> Json:
 @router.get("/assistants/{assistant_id}")
 async def get(caller: CallerNow, assistant_id: AssistantName) -> Json:
     """An assistant by its id, or that of a graph by the graph's name."""
-    return Json(shapes.assistant(await caller.assistant(assistant_id, "read")))
+    return Json(responses.assistant(await caller.assistant(assistant_id, "read")))
 
 
 @router.patch("/assistants/{assistant_id}")
@@ -173,7 +173,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
     made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, changed)
     if made is None:
         raise no_assistant(assistant_id)
-    return Json(shapes.assistant(made))
+    return Json(responses.assistant(made))
 
 
 @router.delete("/assistants/{assistant_id}", status_code=204)
@@ -197,7 +197,7 @@ async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versi
     """The versions of an assistant, the newest first."""
     found = await caller.assistant(assistant_id, "read")
     held = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
-    wanted = [shapes.assistant(one) for one in held if contains(one.metadata, asked.metadata)]
+    wanted = [responses.assistant(one) for one in held if contains(one.metadata, asked.metadata)]
     for one in wanted:
         del one["updated_at"]
     end = asked.offset + asked.limit
@@ -218,7 +218,7 @@ async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest)
     made = await assistants.choose(tenant, found.assistant_id, asked.version) if before else None
     if made is None:
         raise no_assistant(f"{assistant_id} version {asked.version}")
-    return Json(shapes.assistant(made))
+    return Json(responses.assistant(made))
 
 
 @router.get("/assistants/{assistant_id}/graph")
@@ -232,7 +232,7 @@ async def graph(
         raise Refusal(422, "xray is true, false or a depth from 0 on")
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
-        return Json(await drawing.drawn(made, xray))
+        return Json(await graph_schema.drawn(made, xray))
 
 
 @router.get("/assistants/{assistant_id}/schemas")
@@ -240,7 +240,7 @@ async def schemas(caller: CallerNow, assistant_id: AssistantName) -> Json:
     """The JSON schemas of an assistant's graph; null where there is none."""
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
-        return Json(drawing.schemas(found.graph_id, made))
+        return Json(graph_schema.schemas(found.graph_id, made))
 
 
 @router.get("/assistants/{assistant_id}/subgraphs")
@@ -248,7 +248,7 @@ async def subgraphs(caller: CallerNow, assistant_id: AssistantName, recurse: boo
     """The JSON schemas of the subgraphs of an assistant's graph, with ``recurse`` of theirs too."""
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
-        return Json(await drawing.subgraphs(made, None, recurse=recurse))
+        return Json(await graph_schema.subgraphs(made, None, recurse=recurse))
 
 
 @router.get("/assistants/{assistant_id}/subgraphs/{namespace}")
@@ -258,7 +258,7 @@ async def subgraph(
     """The JSON schemas of the subgraph of a namespace."""
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
-        return Json(await drawing.subgraphs(made, namespace, recurse=recurse))
+        return Json(await graph_schema.subgraphs(made, namespace, recurse=recurse))
 
 
 def _mirrored(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from perdure.server.bodies import page_max
-from perdure.server.host import CallerNow
+from perdure.server.requests import page_max
+from perdure.server.state import CallerNow
 
 PATH = "/chat"
 """Where the page is; a thread's is this, ``/#`` and the thread's id."""

@@ -14,7 +14,7 @@ from perdure.engine import documents
 from perdure.errors import PerdureError
 from perdure.model.records import SERVER, Partition
 from perdure.server.auth.identity import Refusal
-from perdure.server.host import Host, host_of
+from perdure.server.state import Host, host_of
 
 router = APIRouter(tags=["server"])
 

@@ -27,10 +27,10 @@ from perdure.runtime.encoding import encoded
 from perdure.server import commands, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
-from perdure.server.host import Caller, CallerNow, Host, ThreadId
-from perdure.server.projection import CHANNELS, Wanted, is_channel, project
+from perdure.server.protocol_events import CHANNELS, Wanted, is_channel, project
+from perdure.server.responses import Json
 from perdure.server.routes import thread_stream
-from perdure.server.shapes import Json
+from perdure.server.state import Caller, CallerNow, Host, ThreadId
 
 router = APIRouter(tags=["protocol"])
 

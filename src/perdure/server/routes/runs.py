@@ -14,22 +14,22 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.types import Send
 
-from perdure.engine import inbox, later, upkeep
+from perdure.engine import inbox, queue_retention, scheduled
 from perdure.engine.events import LAST
 from perdure.engine.inbox import Standing
 from perdure.errors import Busy, NotFound, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import Told
-from perdure.server import naming, shapes, streams
+from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
-from perdure.server.bodies import RUN_MODES, Body, NewRun, Page
 from perdure.server.end_frames import wants_end
-from perdure.server.host import HEARTBEAT_S, Caller, CallerNow, ThreadId
-from perdure.server.naming import NAMES
+from perdure.server.requests import RUN_MODES, Body, NewRun, Page
+from perdure.server.responses import Json
 from perdure.server.routes.states import config_of, snapshot
-from perdure.server.shapes import Json
-from perdure.server.submissions import Accepted, submit
+from perdure.server.run_creation import Accepted, submit
+from perdure.server.state import HEARTBEAT_S, Caller, CallerNow, ThreadId
+from perdure.server.thread_ids import NAMES
 from perdure.server.webhooks import delivered
 
 router = APIRouter(tags=["runs"])
@@ -87,14 +87,16 @@ async def create_batch(
 
 def _named(request: Request, new: NewRun) -> str | None:
     """The thread of a run whose path names none, if it is named elsewhere."""
-    return naming.only([*naming.in_query(request), *naming.in_body(new.model_dump(include=set(NAMES)))])
+    return thread_ids.only(
+        [*thread_ids.in_query(request), *thread_ids.in_body(new.model_dump(include=set(NAMES)))]
+    )
 
 
 async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
     accepted = await submit(caller, request, thread_id, new, modes=_modes(new), is_kept=True)
     if thread_id is None and new.on_completion != "keep":
         caller.host.apart(_removed_after(caller, accepted))
-    said = shapes.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
+    said = responses.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
     if accepted.is_new:
         # As it was accepted: a worker may have begun it by now.
         said["status"] = "pending"
@@ -178,28 +180,28 @@ async def list_runs(
     after: int | None = None
     partition = caller.partition(thread_id)
     if status in (None, "pending"):
-        postponed = await caller.host.database.arun(later.waiting(partition, offset + limit))
-        shown += [shapes.run(Standing(message, None), thread_id) for message in postponed]
+        postponed = await caller.host.database.arun(scheduled.waiting(partition, offset + limit))
+        shown += [responses.run(Standing(message, None), thread_id) for message in postponed]
     while len(shown) < offset + limit:
         page = await caller.host.database.arun(inbox.latest(partition, _PAGE, after))
         for standing in page:
             # Messages that became one run are one run: it is listed with the first of them.
             is_first = standing.run is None or standing.run.first == standing.message.seq
-            said = shapes.run(standing, thread_id)
+            said = responses.run(standing, thread_id)
             if is_first and said["status"] and status in (None, said["status"]):
                 shown.append(said)
         if len(page) < _PAGE:
             break
         after = page[-1].message.seq
     found = shown[offset : offset + limit]
-    return Json(found if not select else [shapes.selected(one, _listed(select)) for one in found])
+    return Json(found if not select else [responses.selected(one, _listed(select)) for one in found])
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
 async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
     """A run, as it stands."""
     await caller.thread(thread_id, "read")
-    return Json(shapes.run(await _standing(caller, thread_id, run_id), thread_id))
+    return Json(responses.run(await _standing(caller, thread_id, run_id), thread_id))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join")
@@ -277,7 +279,7 @@ async def cancel_many(
     caller: CallerNow, request: Request, asked: _CancelMany, action: Action = "interrupt"
 ) -> Response:
     """End several runs: those of a thread by their ids, or all that wait or go on."""
-    thread_id = naming.only(await naming.in_request(request))
+    thread_id = thread_ids.only(await thread_ids.in_request(request))
     if (asked.status is None) == (thread_id is None):
         raise Refusal(422, "name a thread_id and its run_ids, or a status")
     if thread_id is not None:
@@ -292,7 +294,7 @@ async def cancel_many(
         if not caller.sees(conditions, row.metadata):
             continue
         for standing in await caller.host.database.arun(inbox.latest(caller.partition(row.thread_id), _PAGE)):
-            status = shapes.run_status(standing)
+            status = responses.run_status(standing)
             if status in (("pending", "running") if asked.status == "all" else (asked.status,)):
                 run_id = standing.message.id if standing.run is None else standing.run.id
                 await _cancelled(caller, row.thread_id, run_id, action)
@@ -311,7 +313,7 @@ async def delete(
     partition, database = caller.partition(thread_id), caller.host.database
     if checkpoints == "delete":
         await database.take_back(partition, run_id)
-    await database.arun(upkeep.remove(partition, standing.run, database.limits.ops))
+    await database.arun(queue_retention.remove(partition, standing.run, database.limits.ops))
     return Response(status_code=204)
 
 
@@ -323,7 +325,7 @@ async def _cancelled(caller: Caller, thread_id: str, run_id: str, action: Action
 
 async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
     standing = await caller.host.runtime.find(thread_id, run_id, tenant=caller.user.tenant)
-    if standing is None or not shapes.run_status(standing):
+    if standing is None or not responses.run_status(standing):
         raise NotFound(f"Run {run_id!r} not found.")
     return standing
 
@@ -341,7 +343,7 @@ async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool
     standing = await _ended(caller, thread_id, run_id)
     said: Any
     if standing.run is not None and standing.run.state == FAILED:
-        said = {"__error__": shapes.run_error(standing.run)}
+        said = {"__error__": responses.run_error(standing.run)}
     else:
         said = await _values(caller, thread_id, run_id)
     if removes and standing.message.channel:
@@ -362,7 +364,7 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
                 state = its_last
     if state.created_at is None:
         return {}
-    return shapes.outcome(state)
+    return responses.outcome(state)
 
 
 async def _removed_after(caller: Caller, accepted: Accepted, *, linger: bool = False) -> None:

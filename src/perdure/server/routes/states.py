@@ -9,13 +9,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import InvalidUpdateError
 from langgraph.types import StateSnapshot
 
-from perdure.engine import later
+from perdure.engine import scheduled
 from perdure.errors import Busy, NotFound
-from perdure.server import bodies, shapes
+from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoints import NoCheckpoint, require
-from perdure.server.host import Caller, CallerNow, ThreadId
-from perdure.server.shapes import Json
+from perdure.server.responses import Json
+from perdure.server.state import Caller, CallerNow, ThreadId
 from perdure.server.thread_rows import Row
 
 router = APIRouter(tags=["threads"])
@@ -24,7 +24,7 @@ Select = Annotated[list[str] | None, Query()]
 
 
 def config_of(
-    thread_id: str, ref: bodies.Ref | None = None, checkpoint_id: str | None = None
+    thread_id: str, ref: requests.Ref | None = None, checkpoint_id: str | None = None
 ) -> RunnableConfig:
     """LangGraph's config for a thread, at one of its checkpoints if one is named."""
     configurable: dict[str, Any] = {"thread_id": thread_id}
@@ -67,7 +67,7 @@ async def _shown(
     asked = config.get("configurable", {}).get("checkpoint_id")
     if found.created_at is None and asked is not None:
         raise NoCheckpoint(row.thread_id, asked)
-    return Json(shapes.state(found, select))
+    return Json(responses.state(found, select))
 
 
 @router.get("/threads/{thread_id}/state")
@@ -91,21 +91,21 @@ async def get_at(
 
 
 @router.post("/threads/{thread_id}/state/checkpoint")
-async def get_checkpoint(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateAt) -> Json:
+async def get_checkpoint(caller: CallerNow, thread_id: ThreadId, asked: requests.StateAt) -> Json:
     """As before, for a checkpoint of a subgraph too."""
     row = await caller.thread(thread_id, "read")
     return await _shown(caller, row, config_of(thread_id, asked.checkpoint), asked.subgraphs, asked.select)
 
 
 @router.post("/threads/{thread_id}/state")
-async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpdate) -> Json:
+async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUpdate) -> Json:
     """Give a state new values, as if a node had returned them; at a checkpoint of the past that is a fork."""
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
     await require(caller, thread_id, _named(asked))
     if row.status == "busy":
         raise Busy(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
-    if await caller.host.database.arun(later.waiting(caller.partition(thread_id), 1)):
+    if await caller.host.database.arun(scheduled.waiting(caller.partition(thread_id), 1)):
         raise Busy(f"Thread {thread_id!r} has a run that comes later; wait for it, or cancel it.")
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
@@ -124,25 +124,25 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: bodies.StateUpda
         now = await graph.aget_state(config_of(thread_id))
     run_id = None if row.run is None else row.run.id
     await caller.host.catalogue.edited(caller.partition(thread_id), run_id, goes_on=bool(now.next))
-    return Json(shapes.checkpoint(after))
+    return Json(responses.checkpoint(after))
 
 
-def _named(asked: bodies.StateUpdate) -> bodies.Ref:
+def _named(asked: requests.StateUpdate) -> requests.Ref:
     """The checkpoint that an update is for, as ``config_of`` reads it."""
-    ref = asked.checkpoint or bodies.Ref()
+    ref = asked.checkpoint or requests.Ref()
     return ref.model_copy(update={"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id})
 
 
 @router.get("/threads/{thread_id}/history")
 async def history_of(
-    caller: CallerNow, thread_id: ThreadId, limit: bodies.Page = 10, before: str | None = None
+    caller: CallerNow, thread_id: ThreadId, limit: requests.Page = 10, before: str | None = None
 ) -> Json:
     """As below, for a link."""
-    return await history(caller, thread_id, bodies.History(limit=limit, before=before))
+    return await history(caller, thread_id, requests.History(limit=limit, before=before))
 
 
 @router.post("/threads/{thread_id}/history")
-async def history(caller: CallerNow, thread_id: ThreadId, asked: bodies.History) -> Json:
+async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.History) -> Json:
     """A thread's states of all branches, newest first."""
     row = await caller.thread(thread_id, "read")
     graph_id = graph_id_of(caller, row)
@@ -156,7 +156,7 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: bodies.History)
             before=before,
             limit=asked.limit,
         )
-        return Json([shapes.state(state, asked.select) async for state in found])
+        return Json([responses.state(state, asked.select) async for state in found])
 
 
 def _before(thread_id: str, said: str | dict[str, Any] | None) -> RunnableConfig | None:
@@ -168,7 +168,7 @@ def _before(thread_id: str, said: str | dict[str, Any] | None) -> RunnableConfig
     if not isinstance(ref, dict) or not isinstance(ref.get("checkpoint_id"), str):
         raise Refusal(422, "before names no checkpoint: give its id, a reference to it, or a config of it")
     try:
-        bodies.check_text(ref)
+        requests.check_text(ref)
     except ValueError as error:
         raise Refusal(422, f"before: {error}") from None
     return cast(RunnableConfig, {"configurable": {**ref, "thread_id": thread_id}})

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from perdure.langgraph.store import PerdureStore
 from perdure.server.auth.identity import Refusal
-from perdure.server.bodies import Body, Mapped, Offset, Page
-from perdure.server.host import Caller, CallerNow
-from perdure.server.shapes import Json
+from perdure.server.requests import Body, Mapped, Offset, Page
+from perdure.server.responses import Json
+from perdure.server.state import Caller, CallerNow
 
 router = APIRouter(tags=["store"])
 

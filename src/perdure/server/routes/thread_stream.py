@@ -18,12 +18,12 @@ from perdure.errors import TooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
-from perdure.runtime.protocol import OWN
-from perdure.server import shapes, streams
+from perdure.runtime.events.protocol import OWN
+from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
-from perdure.server.host import Caller, CallerNow, ThreadId
+from perdure.server.state import Caller, CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
 
@@ -126,9 +126,9 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[ServerSentE
     standing: Standing | None = await caller.host.database.arun(program)
     frames: list[ServerSentEvent] = []
     if standing is not None and standing.run is not None and said.get("state") == FAILED:
-        error = encoded(shapes.run_error(standing.run))
+        error = encoded(responses.run_error(standing.run))
         frames.append(ServerSentEvent(error, event="error"))
-    status = "interrupted" if standing is None else shapes.run_status(standing) or "interrupted"
+    status = "interrupted" if standing is None else responses.run_status(standing) or "interrupted"
     over = encoded({"run_id": event.run_id, "status": status})
     return [*frames, ServerSentEvent(over, event="end", id=str(event.seq))]
 

@@ -14,14 +14,15 @@ from langgraph.types import Command, StateSnapshot, StateUpdate
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError, TypeNotAllowed, Unserialisable
 from perdure.model.records import Partition
 from perdure.runtime.encoding import encoded, plain
-from perdure.server import bodies, naming, shapes
+from perdure.server import requests, responses
+from perdure.server import thread_ids as naming
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
-from perdure.server.bodies import Body
-from perdure.server.catalogue import contains
-from perdure.server.host import Caller, CallerNow, ThreadId
+from perdure.server.requests import Body
+from perdure.server.responses import Json
 from perdure.server.routes.states import graph_id_of, snapshot
-from perdure.server.shapes import Json
+from perdure.server.state import Caller, CallerNow, ThreadId
+from perdure.server.thread_index import contains
 from perdure.server.thread_order import Order
 from perdure.server.thread_rows import Row
 
@@ -37,7 +38,7 @@ class _Prune(Body):
 
 
 @router.post("/threads")
-async def create(caller: CallerNow, request: Request, new: bodies.NewThread) -> Json:
+async def create(caller: CallerNow, request: Request, new: requests.NewThread) -> Json:
     """Make a thread."""
     named = naming.only(filter(None, await naming.in_request(request)))
     thread_id = str(uuid.uuid4()) if named is None else named
@@ -79,7 +80,7 @@ def _update(said: dict[str, Any]) -> StateUpdate:
 
 
 @router.post("/threads/search")
-async def search(caller: CallerNow, asked: bodies.ThreadSearch) -> Response:
+async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     """Find threads, those that were spoken to last first. One that cannot be read is marked."""
     rows, has_more = await _found(caller, asked)
     shown: list[str] = []
@@ -91,23 +92,23 @@ async def search(caller: CallerNow, asked: bodies.ThreadSearch) -> Response:
     return Response(f"[{','.join(shown)}]", media_type=Json.media_type, headers=headers)
 
 
-async def _entry(caller: Caller, row: Row, asked: bodies.ThreadSearch) -> str:
+async def _entry(caller: Caller, row: Row, asked: requests.ThreadSearch) -> str:
     """A thread of a listing as JSON text: its values are encoded by themselves, so that those of one thread
     cannot fail the others."""
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
     try:
         state = await _state(caller, row) if needs_state or asked.extract else None
-        return encoded(_chosen(shapes.thread(row, state), asked))
+        return encoded(_chosen(responses.thread(row, state), asked))
     except Exception as error:
-        return encoded(_chosen(shapes.thread(row, None, _fault_of(row, error)), asked))
+        return encoded(_chosen(responses.thread(row, None, _fault_of(row, error)), asked))
 
 
-def _chosen(shown: dict[str, Any], asked: bodies.ThreadSearch) -> dict[str, Any]:
+def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, Any]:
     if asked.extract:
         shown["extracted"] = {name: _extracted(shown, path) for name, path in asked.extract.items()}
     if asked.select is None:
         return shown
-    return shapes.selected(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
+    return responses.selected(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
 
 
 def _fault_of(row: Row, error: Exception) -> Exception:
@@ -119,7 +120,7 @@ def _fault_of(row: Row, error: Exception) -> Exception:
 
 
 @router.post("/threads/count")
-async def count(caller: CallerNow, asked: bodies.ThreadSearch) -> Json:
+async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
     """How many threads there are."""
     conditions = await _conditions(caller, asked)
     if not asked.values:
@@ -161,13 +162,13 @@ async def get(caller: CallerNow, thread_id: ThreadId, include: str | None = None
     row = await caller.thread(thread_id, "read")
     shown = await _shown(caller, row)
     if include and "ttl" in include.split(","):
-        shown["ttl"] = shapes.ttl(row)
+        shown["ttl"] = responses.ttl(row)
     return Json(shown)
 
 
 @router.patch("/threads/{thread_id}")
 async def patch(
-    caller: CallerNow, thread_id: ThreadId, asked: bodies.ThreadPatch, prefer: str | None = Header(None)
+    caller: CallerNow, thread_id: ThreadId, asked: requests.ThreadPatch, prefer: str | None = Header(None)
 ) -> Response:
     """Merge into a thread's metadata."""
     value: dict[str, Any] = {"thread_id": thread_id, "metadata": asked.metadata}
@@ -209,7 +210,7 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     return Json(await _shown(caller, await caller.host.catalogue.get(target)))
 
 
-async def _conditions(caller: Caller, asked: bodies.ThreadSearch) -> Filter | None:
+async def _conditions(caller: Caller, asked: requests.ThreadSearch) -> Filter | None:
     value: dict[str, Any] = {
         "metadata": asked.metadata,
         "values": asked.values,
@@ -222,7 +223,7 @@ async def _conditions(caller: Caller, asked: bodies.ThreadSearch) -> Filter | No
     return conditions
 
 
-async def _found(caller: Caller, asked: bodies.ThreadSearch) -> tuple[Sequence[Row], bool]:
+async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[Row], bool]:
     conditions = await _conditions(caller, asked)
     by = asked.sort_by or "updated_at"
     order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
@@ -239,7 +240,7 @@ async def _found(caller: Caller, asked: bodies.ThreadSearch) -> tuple[Sequence[R
 
 async def _matching(
     caller: Caller,
-    asked: bodies.ThreadSearch,
+    asked: requests.ThreadSearch,
     conditions: Filter | None,
     order: Order | None = None,
     skip: int = 0,
@@ -271,9 +272,9 @@ def _seen_by(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str
 
 async def _shown(caller: Caller, row: Row) -> dict[str, Any]:
     try:
-        return shapes.thread(row, await _state(caller, row))
+        return responses.thread(row, await _state(caller, row))
     except Exception as error:
-        return shapes.thread(row, None, _fault_of(row, error))
+        return responses.thread(row, None, _fault_of(row, error))
 
 
 async def _state(caller: Caller, row: Row) -> StateSnapshot | None:

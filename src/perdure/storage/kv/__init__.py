@@ -1,1 +1,1 @@
-"""Backends that store values by key: one layout of keys and records, a driver each."""
+"""Keys and record encodings that Redis and DynamoDB share."""

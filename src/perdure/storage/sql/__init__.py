@@ -1,1 +1,1 @@
-"""Backends that speak SQL: one schema and one compiler from operations to statements, a driver each."""
+"""Tables, statements and migrations that SQLite, D1 and PostgreSQL share."""

@@ -11,15 +11,15 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empt
 
 from perdure.database import Database
 from perdure.errors import PerdureError
-from perdure.langgraph import loads
+from perdure.langgraph import loop_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import Clock, PerdureStore, TTLConfig
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, EPOCH, Partition
+from perdure.storage.encryption import Keyring, SealedDriver
 from perdure.storage.port import Driver, Limits, searches_items
-from perdure.storage.sealed import Keyring, SealedDriver
 from perdure.testing.faults import FaultyDriver
 
 R = TypeVar("R")
@@ -128,12 +128,12 @@ def at(
     place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
     if checkpoint_id is not None:
         place["checkpoint_id"] = checkpoint_id
-    return {"configurable": place if epoch is None else loads.holding(place, epoch)}
+    return {"configurable": place if epoch is None else loop_state.holding(place, epoch)}
 
 
 def holding(config: RunnableConfig, epoch: int) -> RunnableConfig:
     """The same config in the hands of a lease's holder."""
-    return {"configurable": loads.holding(configurable(config), epoch)}
+    return {"configurable": loop_state.holding(configurable(config), epoch)}
 
 
 def on(loaded: RunnableConfig, checkpoint_id: str | None) -> RunnableConfig:

@@ -14,10 +14,10 @@ from langgraph.graph import START, StateGraph
 from perdure.engine.inbox import Accept, look
 from perdure.errors import NotFound
 from perdure.langgraph.saver import PerdureSaver
-from perdure.model.lane import Debounce
 from perdure.model.messages import Message
 from perdure.model.ops import Commit, Delete, Fetch, Get, Put, Stage
 from perdure.model.program import Effect
+from perdure.model.queue import Debounce
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD
 from perdure.storage.port import Driver, Limits
 from perdure.testing.conformance.backend import (

@@ -1,0 +1,153 @@
+"""Carrying threads in a file: JSON for people, and an export that comes back as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import Db, KeyFile, Tenant, err, key_of, opened, out
+from perdure.database import Database, new_archive, open_archive
+from perdure.engine.transfer import State
+from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
+from perdure.model.records import THREADS, Partition
+
+
+def export(
+    thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write a file that `perdure threads import` reads"),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every thread of the tenant; with --output")
+    ] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Write the file in the clear although the database is encrypted")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there")] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
+
+    The JSON is for people and programs that look; it cannot be imported, and it is always in the clear. The
+    file of --output loses nothing. It takes any number of threads, is read back and compared by digest before
+    it is put in its place, and is readable by its owner only. From an encrypted database it is sealed with
+    the same key, which the import asks for; --clear writes it in the clear.
+    """
+    key = key_of(key_file)
+    with opened(db, tenant, key) as database:
+        if output is None:
+            _export_json(database, thread_ids, everything)
+            return
+        if output.exists() and not force:
+            raise NotAllowed(f"{output} exists; pass --force to write over it")
+        names = [p.thread for p in database.partitions(tenant) if p.space == THREADS]
+        wanted = names if everything else list(dict.fromkeys(thread_ids or []))
+        if not wanted:
+            raise NotFound("which thread? Name one or more, or pass --all")
+        for name in wanted:
+            if name not in names:
+                raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+        with new_archive(output, encryption_key=None if clear else key) as archive:
+            digests = [(name, database.move(Partition(tenant, name), archive).digest) for name in wanted]
+    for name, digest in digests:
+        out.print(f"{digest.hex}  {escape(name)}, {digest.checkpoints} checkpoints", soft_wrap=True)
+    sealed = "in the clear" if clear or key is None else "sealed with the database's key"
+    err.print(escape(f"{len(digests)} threads are in {output}, {sealed}"), soft_wrap=True)
+
+
+def _export_json(database: Database, thread_ids: list[str] | None, everything: bool) -> None:
+    if everything or thread_ids is None or len(thread_ids) != 1:
+        raise NotAllowed("JSON is written for one thread; name one, or pass --output FILE for several")
+    data = database.export(thread_ids[0])
+    typer.echo(json.dumps(data, ensure_ascii=True, indent=1, default=jsonable))
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="A file that `perdure threads export --output` wrote")],
+    threads: Annotated[
+        list[str] | None, typer.Option("--thread", help="Only this thread of the file; may be repeated")
+    ] = None,
+    as_: Annotated[str | None, typer.Option("--as", help="Another id for the one thread")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace threads of the same id that differ")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the file and compare; change nothing")
+    ] = False,
+    file_key_file: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option(help="The key that the file is sealed with; the database's key without"),
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Import threads from a file, into the tenant that is named here.
+
+    First all of the file is checked, and what is there already is compared: a file that is cut short, was
+    changed, is sealed with another key or is of a newer release is refused, and so is a thread whose id is
+    taken by a different one (unless --replace); nothing is changed then. Cut short itself, run it again. In
+    an encrypted database the threads are sealed with its key, whatever the file was.
+    """
+    key = key_of(key_file)
+    file_key = key_of(file_key_file) or key
+    with (
+        opened(db, tenant, key) as database,
+        open_archive(file, encryption_key=file_key, sealed_only=file_key_file is not None) as archive,
+    ):
+        moves = _moves(archive, file, threads, as_, tenant)
+        found = [(into, archive.move(each, database, into, dry_run=True)) for each, into in moves]
+        taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
+        if taken and not replace:
+            raise Conflict(
+                f"{', '.join(map(repr, taken))} is taken by a different thread; nothing was imported. Pass "
+                "--replace, or --as for another id"
+            )
+        for (each, into), (_, before) in zip(moves, found, strict=True):
+            digest = before.digest
+            if not dry_run:
+                digest = archive.move(each, database, into, replace=replace).digest
+            said = (
+                "is there already"
+                if before.found is State.SAME
+                else "would be imported"
+                if dry_run
+                else "imported"
+            )
+            out.print(
+                f"{digest.hex}  {escape(into.thread)}: {said}, {digest.checkpoints} checkpoints",
+                soft_wrap=True,
+            )
+
+
+def _moves(
+    archive: Database, file: Path, threads: list[str] | None, as_: str | None, tenant: str
+) -> list[tuple[Partition, Partition]]:
+    """The threads of a file, and where they go."""
+    there = [p for p in archive.partitions(None) if p.space == THREADS]
+    chosen = [p for p in there if not threads or p.thread in threads]
+    missing = [name for name in threads or [] if name not in {p.thread for p in chosen}]
+    if missing or not chosen:
+        names = ", ".join(repr(p.thread) for p in there) or "none"
+        raise NotFound(f"{file} does not hold the thread {(missing or ['?'])[0]!r}; it holds {names}")
+    if len({p.thread for p in chosen}) < len(chosen):
+        raise BadArchive(
+            f"{file} holds threads of several tenants with the same id; export one tenant at a time"
+        )
+    if as_ is not None and len(chosen) != 1:
+        raise NotAllowed(f"--as names one thread, {file} holds {len(chosen)}; pick one with --thread")
+    return [(p, Partition(tenant, as_ if as_ is not None else p.thread)) for p in chosen]
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON has no form for: bytes as hex digits, the rest as text."""
+    if isinstance(value, bytes):
+        return {"type": "bytes", "value": value.hex()}
+    return str(value)

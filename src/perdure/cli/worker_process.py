@@ -1,0 +1,161 @@
+"""A worker's process from its start to its end: what is opened in which order, and closed in the other.
+
+It is told what to run and where; when it stops is decided in ``perdure.cli.signals``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.signals import asked_to_stop, leave
+from perdure.config.resolve import make_folder_of, set_variables
+from perdure.config.worker import Address, WorkerConfig
+from perdure.database import Database, connect
+from perdure.errors import BadSetting, MissingExtra
+from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
+from perdure.runtime.loading import Loaded, find, load_agent, load_channels
+from perdure.runtime.options import WEBHOOK
+from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from perdure.server.webhooks import Webhooks
+
+_log = logging.getLogger("perdure.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """Whose messages a worker takes, and the key that they are sealed with."""
+
+    tenant: str
+    all_tenants: bool
+    key: bytes | None
+
+
+def work(config: WorkerConfig, whose: For) -> None:
+    """Run graphs until the process is told to stop. What cannot be used stops the start."""
+    if config.sources:
+        _log.info("configured by %s", ", ".join(config.sources))
+    if config.ignored:
+        _log.warning("passed over: %s", ", ".join(config.ignored))
+    set_variables(config.env)
+    graphs = {name: find(graph.place, root=config.root) for name, graph in config.graphs.items()}
+    channels = None if config.channels is None else find(config.channels, root=config.root)
+    asyncio.run(_work(config, whose, graphs, channels))
+
+
+async def _work(
+    config: WorkerConfig, whose: For, graphs: Mapping[str, Loaded], channels: Loaded | None
+) -> None:
+    # Nodes that are plain functions run in threads; as many as runs, or they would wait for each other.
+    threads = ThreadPoolExecutor(config.settings.concurrency + 4, thread_name_prefix="node")
+    asyncio.get_running_loop().set_default_executor(threads)
+    agents = {name: await load_agent(loaded) for name, loaded in graphs.items()}
+    replying = {} if channels is None else await load_channels(channels)
+    if WEBHOOK in replying:
+        raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
+    name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+    url, tally = config.database_url, Tally()
+    make_folder_of(url)
+    with asked_to_stop() as stop:
+        with _counted(config.metrics) as counting:
+            async with connect(
+                url, migrate=config.development, tenant=whose.tenant, encryption_key=whose.key
+            ) as database:
+                observers: tuple[Observer, ...] = (Logs(), tally, *counting)
+                runtime = _runtime(config, whose, database, agents, replying, observers, name)
+                async with runtime:
+                    _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
+                    asked = await stop
+                    said = "worker %s got %s: it claims nothing more and ends within %g s"
+                    _log.info(said, name, asked, config.settings.drain)
+        _log.info("worker %s has stopped: %s", name, tally)
+        leave(threads)
+
+
+def _runtime(
+    config: WorkerConfig,
+    whose: For,
+    database: Database,
+    agents: Mapping[str, Agent],
+    channels: Mapping[str, Channel],
+    observers: tuple[Observer, ...],
+    name: str,
+) -> Runtime:
+    """A runtime that sends replies by these channels, and calls the webhooks of runs that a server accepted
+    with one."""
+    hooks = _webhooks(config)
+    try:
+        runtime = Runtime(
+            database,
+            agents,
+            channels={**channels, **({} if hooks is None else hooks.channels(config.settings))},
+            settings=config.settings,
+            all_tenants=whose.all_tenants,
+            observers=observers,
+            name=name,
+            store_ttl=config.store,
+        )
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+    if hooks is not None:
+        hooks.serve(runtime)
+    return runtime
+
+
+def _webhooks(config: WorkerConfig) -> Webhooks | None:
+    """What calls webhooks; ``None`` where it may not, or without the extra with which servers are made."""
+    if config.webhook_hosts is None:
+        return None
+    try:
+        from perdure.server.outbound_policy import Reach
+        from perdure.server.webhooks import Webhooks
+    except MissingExtra as error:
+        if config.webhook_hosts:
+            _log.warning("no webhook is called from here, whatever hosts are allowed: %s", error)
+        return None
+    return Webhooks(Reach.of(config.webhook_hosts, loopback=config.development))
+
+
+@contextmanager
+def _counted(address: Address | None) -> Iterator[tuple[Observer, ...]]:
+    """What counts for Prometheus while that is served, if it is."""
+    if address is None:
+        yield ()
+        return
+    from perdure.runtime.metrics import of_process, served
+
+    counting = of_process()
+    with served(*address) as url:
+        _log.info("metrics are at %s", url)
+        yield (counting,)
+
+
+class Tally:
+    """Counts what became of runs."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        kind, _, what = name.partition(".")
+        if kind == "run" and what != "claimed":
+            self._counts[what.replace("_", " ")] += 1
+
+    @contextmanager
+    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        yield
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{count} {what}" for what, count in sorted(self._counts.items()))
+        return f"runs: {said}" if said else "it had no runs"

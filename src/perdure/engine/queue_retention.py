@@ -1,0 +1,132 @@
+"""Forgetting what a thread's queue is done with, so that it does not grow for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention
+from perdure.model.messages import OPEN, SENT, Run
+from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, OUT, Lane
+from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+
+BATCH_MAX = 64
+"""How many messages one run may take at most: they are forgotten together."""
+
+
+_REPLIES = 256
+"""How many replies are looked through: those that were given up or are in doubt stay among them."""
+
+
+def forget(partition: Partition, before: int, budget: int) -> Program[int]:
+    """Remove a page of what came and ended before a time: messages with the memory that they were accepted,
+    their runs and journals, and replies that were sent. What waits for an answer, was given up or is in doubt
+    stays. How many records were removed; nothing is, if the queue moves meanwhile."""
+    lanes, outs, messages, replies, runs = yield from ask(
+        Fetch(
+            partition,
+            (
+                Get(LANE, (IN,)),
+                Get(LANE, (OUT,)),
+                Range(INBOX, limit=BATCH_MAX, bodies=False),
+                Range(OUTBOX, limit=_REPLIES, bodies=False),
+                Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
+            ),
+        )
+    )
+    inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
+    old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
+    over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] != inbox.waiting]
+    parts = (yield from _messages(partition, old, over)) if old else []
+    parts += [
+        [Delete(OUTBOX, reply.key, reply.version)]
+        for reply in replies
+        if reply.fields["created_at"] < before
+        and reply.key[0] <= outbox.bound
+        and reply.fields["state"] == SENT
+    ]
+    if not parts:
+        return 0
+    # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
+    checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
+    taken = _taken(parts, budget - len(checks))
+    yield from ask(Commit(partition, (*checks, *taken)))
+    return len(taken)
+
+
+def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
+    """Forget a run that is over, however young: its journal, its messages with the memory that they were
+    accepted, itself; whether it was still as it was seen."""
+    refused = 0
+    while refused < ATTEMPTS:
+        lanes, found, messages = yield from ask(
+            Fetch(
+                partition,
+                (
+                    Get(LANE, (IN,)),
+                    Get(RUN, (run.id,)),
+                    Range(INBOX, after=(run.first - 1,), limit=BATCH_MAX, bodies=False),
+                ),
+            )
+        )
+        if not found or found[0].version != run.version:
+            return False
+        parts = yield from _of_run(partition, found[0], {m.key[0]: m for m in messages})
+        # A key that was removed meanwhile may have been given to another message.
+        checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
+        taken = _taken(parts, budget - len(checks) - 1)
+        is_last = bool(taken) and taken[-1].kind is RUN
+        ops = taken if is_last else [Check(RUN, found[0].key, run.version), *taken]
+        outcome = yield from ask(Commit(partition, (*checks, *ops)))
+        if is_last and isinstance(outcome, Committed):
+            return True
+        refused += not isinstance(outcome, Committed)
+    raise Contention(
+        f"thread {partition.thread!r}: run {run.id!r} could not be forgotten beside what is accepted there; "
+        "try again"
+    )
+
+
+def _taken(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
+    """The operations of the first parts: as many whole ones as one commit may carry."""
+    taken: list[Op] = []
+    for part in parts:
+        if len(taken) + len(part) > budget:
+            break
+        taken += part
+    return taken
+
+
+def _messages(
+    partition: Partition, old: Sequence[Record], runs: Sequence[Record]
+) -> Program[list[Sequence[Op]]]:
+    """What is to be removed with messages, in parts that go together, one after the other."""
+    parts: list[Sequence[Op]] = []
+    over = {message.key[0]: message for message in old}
+    for run in runs:
+        if run.fields["state"] == OPEN or run.fields["last"] not in over:
+            break
+        parts += yield from _of_run(partition, run, over)
+        if parts[-1][-1].kind is not RUN:
+            break
+    return parts
+
+
+def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -> Program[list[Sequence[Op]]]:
+    """What goes with a run, given its messages by number: its journal, each message with its key, and with
+    the last of them the run, by which they are found. Of a long journal only the beginning."""
+    (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
+    parts: list[list[Op]] = [[Delete(EFFECT, noted.key)] for noted in journal]
+    if len(journal) == BATCH_MAX:
+        return [*parts]
+    for seq in range(run.fields["first"], run.fields["last"] + 1):
+        if seq in messages:
+            parts.append([Delete(INBOX, (seq,))])
+            if messages[seq].fields["dedupe"]:
+                parts[-1].append(Delete(DEDUPE, (messages[seq].fields["dedupe"],)))
+    if not parts or parts[-1][0].kind is not INBOX:
+        parts.append([])
+    parts[-1].append(Delete(RUN, run.key, run.version))
+    return [*parts]

@@ -1,0 +1,213 @@
+"""Moving a namespace of the store: its living items, each as it is, compared by content on arrival.
+
+Items stand by themselves, so they arrive page by page and are there as they arrive. An item that ends while
+it moves is on neither side afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import ormsgpack
+
+from perdure.engine.content import ATTEMPTS, Digest, Report, silent
+from perdure.engine.paging import read_all
+from perdure.engine.retention import batches
+from perdure.engine.transfer import Exists, Moved, Place, State, Terms, at
+from perdure.errors import Conflict, Contention, Corrupt
+from perdure.model.items import is_over, labels_of
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import ITEM, Key, Partition, Record
+
+MARGIN = 5_000_000
+"""Microseconds: an item that ends within them of a comparison may be missing, so that neither a backend that
+removes items by itself nor two clocks that differ a little make a difference."""
+
+_PAGE = 200
+
+Now = Callable[[], int]
+"""The time, in microseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What is kept in hand of an item: its clear part, and what it says."""
+
+    record: Record
+    said: bytes
+    size: int
+
+
+Items = dict[Key, _Item]
+
+
+def name(partition: Partition) -> str:
+    """How a namespace of the store is called in messages."""
+    return f"store namespace {'/'.join(map(repr, labels_of(partition.thread)))}"
+
+
+def compare_items(partition: Partition, target: Partition, terms: Terms, now: Now) -> Program[Moved]:
+    """What the target has of a namespace; nothing is changed."""
+    mine = yield from at(Place.SOURCE, _survey(partition, now(), terms.report))
+    there = yield from at(Place.TARGET, _survey(target, now()))
+    return _compared(mine, there, now())
+
+
+def move_items(partition: Partition, target: Partition, terms: Terms, now: Now) -> Program[Moved]:
+    """Bring a namespace's living items to the target. Raises as ``move_thread`` does, but that a namespace
+    without items is moved by doing nothing."""
+    first: Moved | None = None
+    written = 0
+    sent: dict[Key, int] = {}
+    for _ in range(ATTEMPTS):
+        mine = yield from at(Place.SOURCE, _survey(partition, now(), terms.report))
+        there = yield from at(Place.TARGET, _survey(target, now()))
+        compared = _compared(mine, there, now())
+        if first is None:
+            first = compared
+            sent = {key: item.record.version for key, item in there.items()}
+            if compared.found is State.DIFFERENT and not terms.replace:
+                raise Exists(
+                    f"{name(target)} is at the target already and has other items than the source; it was "
+                    "left as it is. Pass --replace to bring it up to date"
+                )
+        elif _foreign(mine, there, sent, now()):
+            raise _written_to(target)
+        if compared.found is State.SAME:
+            return Moved(first.found, compared.digest, written)
+        written += yield from _send(partition, target, mine, there, terms, sent)
+        arrived = yield from at(Place.TARGET, _survey(target, now()))
+        edge = now() + MARGIN
+        lasting = {k: i.record.version for k, i in mine.items() if not is_over(i.record, edge)}
+        if (yield from at(Place.SOURCE, _versions(partition, edge))) != lasting:
+            continue
+        settled = _compared(mine, arrived, now())
+        if settled.found is not State.SAME:
+            raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
+        return Moved(first.found, settled.digest, written)
+    raise Contention(f"{name(partition)} is written to all the time; stop its writers, or move it later")
+
+
+def digest_items(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
+    """The digest of a namespace's items that live for another while."""
+    return _digest((yield from _survey(partition, now, report)), now + MARGIN)
+
+
+def _survey(partition: Partition, now: int, report: Report = silent) -> Program[Items]:
+    out: Items = {}
+    after: Key | None = None
+    while True:
+        (records,) = yield from ask(Fetch(partition, (Range(ITEM, after=after, limit=_PAGE),)))
+        for record in records:
+            report(len(record.body))
+            if not is_over(record, now):
+                said = blake2b(record.body, digest_size=32, person=b"perdure.item").digest()
+                out[record.key] = _Item(record._replace(body=b""), said, len(record.body))
+        if len(records) < _PAGE:
+            return out
+        after = records[-1].key
+
+
+def _versions(partition: Partition, edge: int) -> Program[dict[Key, int]]:
+    """The versions of the items that live longer than ``edge``."""
+    (records,) = yield from read_all(partition, Range(ITEM, bodies=False))
+    return {r.key: r.version for r in records if not is_over(r, edge)}
+
+
+def _compared(mine: Items, there: Items, now: int) -> Moved:
+    edge = now + MARGIN
+    digest = _digest(mine, edge)
+
+    def agrees(one: Items, other: Items) -> bool:
+        return all(
+            _signature(other[key]) == _signature(item) if key in other else is_over(item.record, edge)
+            for key, item in one.items()
+        )
+
+    if not agrees(there, mine):
+        return Moved(State.DIFFERENT, digest)
+    if agrees(mine, there) and not any(_ends_early(there.get(key), i) for key, i in mine.items()):
+        return Moved(State.SAME, digest)
+    return Moved(State.PARTIAL if there else State.ABSENT, digest)
+
+
+def _ends_early(held: _Item | None, item: _Item) -> bool:
+    """Whether the target's item ends before the source's, which was renewed since it was copied."""
+    if held is None or item.record.fields["expires_at"] is None:
+        return False
+    ends: int | None = held.record.fields["expires_at"]
+    return ends is not None and ends < item.record.fields["expires_at"]
+
+
+def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
+    """Whether the target has, besides what this move has sent, what the source does not have."""
+    return any(
+        sent.get(key) != item.record.version
+        and not is_over(item.record, now + MARGIN)
+        and (key not in mine or _signature(mine[key]) != _signature(item))
+        for key, item in there.items()
+    )
+
+
+def _send(
+    partition: Partition, target: Partition, mine: Items, there: Items, terms: Terms, sent: dict[Key, int]
+) -> Program[int]:
+    """Write the items that are missing or differ, then remove those that do not belong there."""
+    written = 0
+    wanted = [
+        key
+        for key, item in mine.items()
+        if key not in there or _signature(there[key]) != _signature(item) or _ends_early(there[key], item)
+    ]
+    for start in range(0, len(wanted), _PAGE):
+        records = yield from at(Place.SOURCE, _get(partition, wanted[start : start + _PAGE]))
+        puts: list[Op] = []
+        for record in records:
+            held = there[record.key].record.version if record.key in there else 0
+            version = max(record.version, held + 1)
+            expect = held or Expect.ABSENT
+            puts.append(Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version))
+            sent[record.key] = version
+            written += len(record.body)
+        yield from at(Place.TARGET, _commit(target, puts, terms))
+    extra: list[Op] = [Delete(ITEM, key, i.record.version) for key, i in there.items() if key not in mine]
+    yield from at(Place.TARGET, _commit(target, extra, terms))
+    return written
+
+
+def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
+    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, key) for key in keys)))
+    return [record for answer in answers for record in answer]
+
+
+def _commit(target: Partition, ops: list[Op], terms: Terms) -> Program[None]:
+    for batch in batches(ops, terms.budget):
+        outcome = yield from ask(Commit(target, tuple(batch)))
+        if not isinstance(outcome, Committed):
+            raise _written_to(target)
+
+
+def _written_to(target: Partition) -> Conflict:
+    return Conflict(f"{name(target)} is written to at the target while it arrives; move it again")
+
+
+def _signature(item: _Item) -> bytes:
+    """What an item says. When it ends is left out, as reading an item may put that off."""
+    key = [part.encode("utf-8", "surrogatepass") for part in item.record.key]
+    fields = item.record.fields
+    times = [fields[column] for column in ("created_at", "updated_at", "ttl")]
+    return ormsgpack.packb([key, times, fields["expires_at"] is None, item.said])
+
+
+def _digest(items: Items, edge: int) -> Digest:
+    digest = blake2b(digest_size=32, person=b"perdure.items")
+    count = size = 0
+    for _, item in sorted(items.items()):
+        if not is_over(item.record, edge):
+            digest.update(_signature(item))
+            count += 1
+            size += item.size
+    return Digest(digest.digest(), items=count, bytes=size)

@@ -1,0 +1,294 @@
+"""What a loop's put becomes under a collection generation: the engine asks for a draft, again where another
+write or a collection came between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+
+from perdure.engine.checkpoints import Draft
+from perdure.engine.threads import View
+from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
+from perdure.langgraph import translate, value_errors
+from perdure.langgraph.cache.known_chunks import Basis, Belief
+from perdure.langgraph.cache.values import Encoding, Frozen, ThreadCache
+from perdure.langgraph.loop_state import Loop
+from perdure.langgraph.serde import Serde
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Check, Expect, Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, WRITE, Partition
+
+R = TypeVar("R")
+_FOLDED_MAX = 48
+_OPS = 12
+"""More than the operations that a write has beside its records, its chunks and their proof."""
+
+
+@dataclass(slots=True, eq=False)
+class Encoder:
+    """Encodes for one write of a thread; only the last draft counts. ``budget`` is how many operations its
+    commit may have."""
+
+    serde: Serde
+    digest: Digester
+    partition: Partition
+    cache: ThreadCache
+    budget: int
+    is_again: bool = False
+    _last: Encoding | None = None
+
+    def encode(
+        self, basis: Basis, ops: int, write: Callable[[Encoding], R], serde: Serde | None = None
+    ) -> tuple[R, tuple[Check, ...]]:
+        """Encode on a basis, for a commit of so many operations: what ``write`` returns, and the checks that
+        prove the chunks that it left out. A draft before this one is forgotten."""
+        if self.is_again:
+            self.cache.distrust(basis.generation, basis.root)
+        self.is_again = True
+        room = max(0, self.budget - ops)
+
+        def encoded(belief: Belief) -> tuple[R, tuple[Check, ...] | None]:
+            encoding = self._last = Encoding(
+                serde or self.serde, self.digest, self.cache, basis, belief=belief
+            )
+            return write(encoding), encoding.proof(room)
+
+        for belief in (Belief.ALL, Belief.OF_ROOT):
+            written, checks = encoded(belief)
+            if checks is not None:
+                return written, checks
+        # There is no room for any proof, so every chunk is stored again, before the commit.
+        return encoded(Belief.NONE)[0], ()
+
+    @property
+    def chunks(self) -> Mapping[bytes, bytes]:
+        """The chunks that the last draft adds."""
+        return {} if self._last is None else self._last.chunks
+
+    def frozen(self) -> Mapping[tuple[str, str], Frozen]:
+        """The values of channels as the last draft encoded them."""
+        return {} if self._last is None else self._last.frozen()
+
+    def acknowledge(self, record: CheckpointRecord | None = None) -> None:
+        """The write is durable: what the last draft held may be believed from now on. ``record`` is the
+        checkpoint, if it stored one."""
+        if self._last is not None:
+            self._last.acknowledge(record)
+
+
+@dataclass(slots=True, eq=False)
+class CheckpointPlan:
+    """How a checkpoint will be stored, by the loop that made it (``None``: a bare put). ``beside`` is its
+    parent, if both are to be stored by one commit."""
+
+    encoder: Encoder
+    loop: Loop | None
+    namespace: str
+    parent: str | None
+    is_copy: bool
+    checkpoint: Checkpoint
+    metadata: Mapping[str, Any]
+    new_versions: ChannelVersions
+    beside: CheckpointRecord | None = None
+    _is_frozen: bool = False
+
+    def freeze(self) -> None:
+        """Keep the values as they are now, or as the last draft encoded them: while the thread is read, or
+        read again, a node may change them in place."""
+        if self._is_frozen:
+            return
+        self._is_frozen = True
+        values = self.checkpoint["channel_values"]
+        frozen = {channel: value for (_, channel), value in self.encoder.frozen().items()}
+        try:
+            for channel in values.keys() & self.new_versions.keys() - frozen.keys():
+                if type(values[channel]) is not Frozen:
+                    frozen[channel] = Frozen.of(self.encoder.serde, values[channel])
+        except (TypeNotAllowed, Unserialisable):
+            # Left as it is, so that the draft raises it with what belongs to it.
+            return
+        self.checkpoint = cast(Checkpoint, {**self.checkpoint, "channel_values": {**values, **frozen}})
+
+    def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
+        """The checkpoint for a place in the order."""
+        encoder, beside = self.encoder, self.beside
+        base = yield from self._base(generation, is_known=not encoder.is_again)
+        checkpoint = self.checkpoint
+        root_head = None if self.namespace == ROOT else view.root_head
+        place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
+        head = view.head.checkpoint_id if view.head else None
+        basis = Basis(generation, self.namespace, head, view.root_head, is_guarded=True)
+        if beside is not None:
+            # What leaves in the same commit proves nothing; what it is built on does.
+            basis = Basis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
+
+        def write(encoding: Encoding) -> CheckpointRecord:
+            with translate.noted(encoder.partition, checkpoint["id"]):
+                try:
+                    return translate.to_record(
+                        encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
+                    )
+                except (TypeNotAllowed, Unserialisable) as error:
+                    values = checkpoint["channel_values"].items()
+                    raise value_errors.on_write(encoder.serde, error, values) from error
+
+        folded = self._folded()
+        record, checks = encoder.encode(basis, _OPS + len(folded), write)
+        if base is not None and base is not beside and base.id != head:
+            checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
+        return Draft(encoder.chunks, checkpoint=record, checks=checks, folded=folded)
+
+    def _folded(self) -> tuple[Check, ...]:
+        """The checks that prove the writes on the parent from which DeltaChannels of this checkpoint will be
+        replayed: what this loop has loaded or stored there may be gone, where the database came back older.
+
+        A database comes back without its last commits. So where there are more writes than a commit of any
+        backend can check, the last ones stand for those that were stored before them.
+        """
+        if self.loop is None or self.parent is None:
+            return ()
+        replayed = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
+        keys = [key for key, channel in self.loop.written.get(self.parent, ()) if channel in replayed]
+        return tuple(Check(WRITE, key, Expect.PRESENT) for key in dict.fromkeys(keys[-_FOLDED_MAX:]))
+
+    def _base(self, generation: int, *, is_known: bool) -> Program[CheckpointRecord | None]:
+        """The checkpoint whose references stand for the channels that have no new version: the one that this
+        one is built on, or copies. ``None`` if there is no such channel, or nothing of it is stored."""
+        loop, channels = self.loop, {*self.checkpoint["channel_values"]}
+        channels.update(translate.delta_channels(self.metadata))
+        if self.beside is not None or channels <= self.new_versions.keys():
+            return self.beside
+        name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
+        if is_known and loop is not None and (known := loop.built_on(name, generation)) is not None:
+            return known
+        if name is None:
+            return None
+        # Put by another loop or process, or the thread was pruned since: what is stored now counts, and the
+        # commit is refused if a collection comes after this look.
+        self.freeze()
+        key = (self.namespace, name)
+        (found,) = yield from ask(Fetch(self.encoder.partition, (Get(CHECKPOINT, key),)))
+        return CheckpointRecord.read(found[0]) if found else None
+
+    def _authors(self) -> tuple[str, tuple[str, ...]]:
+        """The nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
+        loaded. A copy stands where its original stands, so it takes the original's."""
+        loop = self.loop
+        if loop is None:
+            return "", ()
+        if self.is_copy and loop.base is not None:
+            return loop.base.nonce, loop.base.seen
+        return loop.nonce, loop.seen_nonces if self.parent == loop.loaded.addressed else ()
+
+
+@dataclass(slots=True, eq=False)
+class WritesPlan:
+    """How a task's writes on a checkpoint will be stored. ``beside`` is that checkpoint, if both are to be
+    stored by one commit."""
+
+    encoder: Encoder
+    loop: Loop | None
+    namespace: str
+    checkpoint_id: str
+    writes: Sequence[tuple[str, Any]]
+    task_id: str
+    task_path: str
+    refused: TypeNotAllowed | None = None
+    beside: CheckpointRecord | None = None
+    _last: tuple[PendingWrite, ...] = ()
+
+    def freeze(self) -> None:
+        """Keep the values as they are now: while the thread is read, a node may change them in place."""
+        # Left as they are where one is refused, so that the draft raises it with what belongs to it.
+        with suppress(TypeNotAllowed, Unserialisable):
+            self.writes = [
+                (
+                    channel,
+                    value if type(value) is Frozen else Frozen(payload=self.encoder.serde.payload(value)),
+                )
+                for channel, value in self.writes
+            ]
+
+    def acknowledge(self) -> None:
+        """The writes are durable."""
+        self.encoder.acknowledge()
+        if self.loop is not None:
+            self.loop.note(self.checkpoint_id, self._last)
+
+    def child(self) -> str | None:
+        """The checkpoint that the loop has put, or tries to, on what it loaded."""
+        return None if self.loop is None else self.loop.child
+
+    def before(self) -> tuple[str, str] | None:
+        """The checkpoint that the loop has stored last, if the writes belong to it or to its parent and leave
+        by a commit of their own."""
+        base = None if self.loop is None or self.beside is not None else self.loop.base
+        if base is None or self.checkpoint_id not in (base.id, base.parent_id):
+            return None
+        return base.namespace, base.id
+
+    def draft(self, view: View, generation: int) -> Draft:
+        """The writes, one a slot.
+
+        What a node was run for is not thrown away because a list lacks a type: data types that are not
+        allowed are stored, and ``refused`` is then the error that the call has to end in.
+        """
+        serde = self.encoder.serde
+        root = view.root_head if self.beside is None else self.beside.parent_id
+        basis = Basis(generation, self.namespace, None, root, is_guarded=False)
+        with translate.noted(self.encoder.partition, self.checkpoint_id):
+            translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
+            try:
+                return self._draft(basis)
+            except TypeNotAllowed as error:
+                refused = value_errors.on_write(serde, error, self.writes)
+            except Unserialisable as error:
+                raise value_errors.on_write(serde, error, self.writes) from error
+            if serde.types.is_open:
+                raise refused
+            try:
+                draft = self._draft(basis, serde.opened())
+            except PerdureError:
+                raise refused from None
+        place = f"thread {self.encoder.partition.thread!r}, checkpoint {self.checkpoint_id}"
+        self.refused = TypeNotAllowed(
+            f"{place}: {refused}. The step's result is stored: with the types allowed, invoke(None, config) "
+            "goes on from it and repeats nothing"
+        )
+        return draft
+
+    def raise_refused(self) -> None:
+        """Raise the error that the write came to, although it is stored."""
+        if self.refused is not None:
+            raise self.refused
+
+    def _draft(self, basis: Basis, serde: Serde | None = None) -> Draft:
+        nonce = "" if self.loop is None else self.loop.nonce
+
+        def write(encoding: Encoding) -> dict[int, PendingWrite]:
+            # Of several writes to one reserved slot the last counts.
+            slots: dict[int, PendingWrite] = {}
+            for position, (channel, value) in enumerate(self.writes):
+                idx = WRITES_IDX_MAP.get(channel, position)
+                slots[idx] = PendingWrite(
+                    self.namespace,
+                    self.checkpoint_id,
+                    self.task_id,
+                    idx,
+                    channel,
+                    self.task_path,
+                    nonce,
+                    encoding.write(value),
+                )
+            return slots
+
+        slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), write, serde)
+        self._last = tuple(slots.values())
+        return Draft(self.encoder.chunks, writes=self._last, checks=checks)

@@ -1,0 +1,194 @@
+"""The opening of a run in one trip: its input, what START makes of it, and the step after.
+
+LangGraph asks for these three within a moment, but for the last one only when the put of the input has
+returned. So that put may return before it is stored, as soon as another write of its run that builds on it
+is under way: that write carries it, leaves in one commit with it, and returns when both are durable, or
+raises what went wrong. LangGraph awaits every write before a run ends, so nobody who waits for the run is
+told anything sooner. A put that nothing comes to carry waits for its own trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from perdure.engine.checkpoints import CheckpointPut
+from perdure.errors import TooLarge, Unavailable, Unserialisable
+from perdure.langgraph.loop_state import Loop
+from perdure.langgraph.translate import Address
+from perdure.model.lineage import ROOT
+from perdure.model.merged_commits import merged
+from perdure.model.ops import Commit, Committed
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.storage.port import Driver, arun
+
+DURABILITY = "__pregel_durability"
+"""LangGraph's configurable key for what the caller of a run said about durability; absent if nothing."""
+
+_ROUNDS = 8
+"""How often the event loop goes round while more of an opening is waited for: START takes up to three."""
+
+
+def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
+    """Whether a put is a run's input on the thread itself, and the run left it to us when that is durable:
+    it holds no lease, and its caller asked for nothing else."""
+    return (
+        loop is not None
+        and source == "input"
+        and at.namespace == ROOT
+        and at.epoch is None
+        and at.configurable.get(DURABILITY, "async") == "async"
+    )
+
+
+class Part(NamedTuple):
+    """A write that has come as far as its commit."""
+
+    program: Program[None]
+    commit: Commit
+
+    def finish(self) -> None:
+        """The commit was accepted."""
+        with suppress(StopIteration):
+            self.program.send(Committed())
+            raise RuntimeError("a write asks for nothing after its commit")
+
+
+class Opening:
+    """A put of an input that is ready to be sent, and the writes that carry it. ``view`` is the thread, and
+    ``base`` the checkpoint, as they will be: no news for anybody who does not leave in the same commit."""
+
+    def __init__(self, put: CheckpointPut, lead: Part, driver: Driver, over: Callable[[], object]) -> None:
+        if put.planned is None:
+            raise ValueError("a put has planned what it commits")
+        self.view, self.base = put.planned
+        self._driver = driver
+        self._budget = put.budget
+        self._over = over
+        self._parts = [lead]
+        self._is_open = True
+        self._is_sent = False
+        self._is_together = False
+        self._settled = asyncio.Event()
+        self._error: Exception | None = None
+
+    async def is_carried(self) -> bool:
+        """Wait a moment for a write that carries the put. If none comes, the put has to go on alone."""
+        try:
+            await self._while(lambda: len(self._parts) == 1)
+        finally:
+            if len(self._parts) == 1:
+                self._end()
+        return len(self._parts) > 1
+
+    async def join(self, program: Program[None], *, is_last: bool) -> bool:
+        """Carry the opening by a write that is planned on it, and return when both are durable. ``False``:
+        it has to be planned anew, for a trip of its own. After the last nothing more is waited for."""
+        # A write that is too large for one commit begins with something else.
+        if not self._is_open or not isinstance(effect := next(program), Commit):
+            program.close()
+            return False
+        self._parts.append(Part(program, effect))
+        if not is_last:
+            try:
+                await self._while(lambda: not self._is_sent)
+            except BaseException:
+                if not self._is_sent:
+                    self._fail(_cancelled())
+                raise
+        if not self._is_sent:
+            await self._send()
+        await self.settled()
+        return self._is_together
+
+    async def settled(self) -> None:
+        """Return when the put is durable, or raise why it is not."""
+        await self._settled.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _while(self, waiting: Callable[[], bool]) -> None:
+        for _ in range(_ROUNDS):
+            if not waiting():
+                return
+            await asyncio.sleep(0)
+
+    async def _send(self) -> None:
+        """Store all that has joined; the put alone, if they cannot be stored together."""
+        self._is_open, self._is_sent = False, True
+        lead = self._parts[0]
+        try:
+            if await self._commit():
+                for part in self._parts:
+                    part.finish()
+                self._is_together = True
+            else:
+                await arun(lead.program, self._driver, lead.commit)
+        except Exception as error:
+            self._fail(error)
+            raise
+        except BaseException:
+            self._fail(_cancelled())
+            raise
+        self._end()
+
+    async def _commit(self) -> bool:
+        commit = merged(part.commit for part in self._parts)
+        if commit is None or not self._budget.holds(commit.ops):
+            return False
+        try:
+            return isinstance(await self._driver.aperform(commit), Committed)
+        except (TooLarge, Unserialisable):
+            return False  # whichever of them it is, the others may be stored
+        except Exception as error:
+            self._parts[0].program.throw(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        self._is_sent, self._error = True, error
+        self._end()
+        for part in self._parts:
+            part.program.close()
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._over()
+        self._settled.set()
+
+
+class Openings:
+    """The openings under way: at most one a thread in each event loop."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._openings: dict[tuple[asyncio.AbstractEventLoop, Partition], Opening] = {}
+
+    def of(self, at: Address) -> Opening | None:
+        """The opening of which a write at this address is a part."""
+        if not self._openings:
+            return None
+        found = self._openings.get((asyncio.get_running_loop(), at.partition))
+        if found is None or (at.namespace, at.checkpoint_id) != (ROOT, found.base.id):
+            return None
+        return found
+
+    async def store(self, put: CheckpointPut, program: Program[None]) -> None:
+        """Store a run's input, or return when it is carried."""
+        effect = next(program)
+        at = asyncio.get_running_loop(), put.partition
+        if put.is_committed_by(effect) and at not in self._openings:
+            opening = Opening(put, Part(program, effect), self._driver, lambda: self._openings.pop(at, None))
+            self._openings[at] = opening
+            if await opening.is_carried():
+                return
+        await arun(program, self._driver, effect)
+
+
+def _cancelled() -> Unavailable:
+    return Unavailable(
+        "the call that a run's input was stored with was cancelled: it may be stored or not; load the thread "
+        "again before repeating it"
+    )

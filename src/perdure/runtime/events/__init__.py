@@ -1,0 +1,1 @@
+"""Run events: published while a run is worked on, stored, and read by subscribers."""

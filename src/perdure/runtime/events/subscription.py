@@ -1,0 +1,188 @@
+"""Following a run while it goes on, wherever it is worked on: from this process's memory, or from the log.
+
+Who follows is told each event once and in order, then the run's end. What is told here is told at once; what
+another process tells is read when it has been stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from perdure.database import Database
+from perdure.engine import events, inbox
+from perdure.engine.events import Event
+from perdure.engine.inbox import Standing
+from perdure.errors import NotFound, TooSlow
+from perdure.model.records import Partition
+from perdure.runtime.events.publisher import Tape
+from perdure.runtime.notifications import STORED, Signals
+
+_LOOK_S = (0.1, 1.0)
+"""How long to wait before the log is looked at again: at first, and when nothing came for a while."""
+_IDLE_S = 3.0
+"""The same for a whole thread, on which nothing may happen for long."""
+_UNHEARD_S = 30.0
+"""How long what a run told is held here when nobody followed it and it is stored nowhere."""
+
+
+class Following:
+    """The tapes of this process, and the way to everything that other processes tell."""
+
+    def __init__(self, database: Database, signals: Signals) -> None:
+        self._database = database
+        self._signals = signals
+        self._tapes: dict[Partition, Tape] = {}
+        self._unheard: dict[tuple[Partition, str], Tape] = {}
+        self._waiting: dict[Partition, list[list[Tape]]] = {}
+
+    def is_followed(self, partition: Partition) -> bool:
+        """Whether a thread is followed in this process."""
+        return partition in self._waiting
+
+    def opened(self, tape: Tape) -> None:
+        """A run of this process begins to tell."""
+        self._tapes[tape.partition] = tape
+        for tapes in self._waiting.get(tape.partition, ()):
+            # What is over and stored is read from the log by who has not come so far.
+            tapes[1:] = [before for before in tapes[1:] if not (before.is_over and before.is_stored)]
+            tapes.append(tape)
+
+    def closed(self, tape: Tape, last: Event | None) -> None:
+        """It tells no more; ``last`` is its end, if it has ended."""
+        tape.over(last)
+        if self._tapes.get(tape.partition) is tape:
+            del self._tapes[tape.partition]
+        if not tape.is_stored and not tape.is_heard:
+            # A run can be over before the request that began it comes to follow it.
+            key = (tape.partition, tape.run_id)
+            self._unheard[key] = tape
+            asyncio.get_running_loop().call_later(_UNHEARD_S, self._unheard.pop, key, None)
+
+    def _tape(self, partition: Partition, run_id: str) -> Tape | None:
+        tape = self._tapes.get(partition)
+        if tape is None or tape.run_id != run_id:
+            tape = self._unheard.get((partition, run_id))
+        if tape is not None:
+            tape.is_heard = True
+        return tape
+
+    def changed(self, partition: Partition) -> None:
+        """There is something new of a thread, in this process."""
+        self._signals.happened(STORED, partition)
+
+    async def latest(self, partition: Partition) -> int:
+        """The number of what was told last on a thread."""
+        tape = self._tapes.get(partition)
+        if tape is not None and (held := tape.newest) is not None:
+            return held
+        return await self._database.arun(events.first_free(partition, 0)) - 1
+
+    async def run(self, partition: Partition, run_id: str, after: int = 0) -> AsyncIterator[Event | Standing]:
+        """What a run tells after a number, then where it stands when it has ended. ``NotFound`` when there is
+        no such run; ``TooSlow`` when what comes next is held here and not any more."""
+        pause, longest = _LOOK_S
+        tape: Tape | None = None
+        while True:
+            news = self._signals.expect(STORED, partition)
+            tape = tape or self._tape(partition, run_id)
+            if tape is not None:
+                told = tape.since(after)
+                if told is None and not tape.is_stored:
+                    if after >= tape.first:
+                        raise _too_slow(tape)
+                    after, told = tape.floor, tape.since(tape.floor)
+                if told is not None:
+                    for event in told:
+                        after = event.seq
+                        if event.name != events.END:
+                            yield event
+                    if told:
+                        # While that was taken more may have been told, and the run may have ended.
+                        continue
+                    if not tape.is_over:
+                        await self._signals.wait(news, longest)
+                        continue
+            begun = tape.first - 1 if tape is not None else None
+            tape = None
+            # First where it stands, then what it told: what comes after its end was told before it.
+            standing = await self._database.arun(inbox.find(partition, run_id))
+            page = await self._database.arun(events.read(partition, after, run_id))
+            for event in page.events:
+                if event.name != events.END:
+                    yield event
+            if page.after > after:
+                after, pause = page.after, _LOOK_S[0]
+            if not page.is_last:
+                continue
+            if standing is None:
+                raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
+            if standing.is_over:
+                yield standing
+                return
+            if begun is not None and after < begun:
+                # What earlier attempts stored has been read; the rest is on the tape.
+                after = begun
+                continue
+            await self._signals.wait(news, pause)
+            pause = min(longest, pause * 1.5)
+
+    async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
+        """What is told on a thread after a number, by whichever run, with the ends of those that are told
+        about; without an end. ``TooSlow`` when what comes next was held here and is not any more."""
+        current = self._tapes.get(partition)
+        tapes: list[Tape] = [] if current is None else [current]
+        self._waiting.setdefault(partition, []).append(tapes)
+        try:
+            pause = _LOOK_S[0]
+            while True:
+                news = self._signals.expect(STORED, partition)
+                tape = tapes[0] if tapes else None
+                if tape is not None and (told := tape.since(after)) is not None:
+                    is_over = tape.is_over
+                    for event in told:
+                        after = event.seq
+                        yield event
+                    if is_over and tapes[0] is tape:
+                        del tapes[0]
+                    elif not told:
+                        await self._signals.wait(news, _LOOK_S[1])
+                    pause = _LOOK_S[0]
+                    continue
+                if tape is not None and not tape.is_stored and after >= tape.first - 1:
+                    if after >= tape.first:
+                        raise _too_slow(tape)
+                    after = tape.floor
+                    continue
+                page = await self._database.arun(events.read(partition, after))
+                # What comes behind the beginning of a run of this process waits until that was told.
+                bound = next((one.first for one in tapes if one.first - 1 > after), None)
+                before = after
+                for event in page.events:
+                    if bound is not None and event.seq >= bound:
+                        break
+                    after = event.seq
+                    yield event
+                if bound is not None and (page.is_last or page.after >= bound):
+                    after = bound - 1
+                    continue
+                after = max(after, page.after)
+                if after > before:
+                    pause = _LOOK_S[0]
+                if not page.is_last or (tape is None and tapes):
+                    continue
+                await self._signals.wait(news, pause)
+                pause = _LOOK_S[0] if news.is_set() else min(_IDLE_S, pause * 1.5)
+        finally:
+            waiting = self._waiting[partition]
+            # By what it is: another follower's list may hold the same.
+            waiting[:] = [held for held in waiting if held is not tapes]
+            if not waiting:
+                del self._waiting[partition]
+
+
+def _too_slow(tape: Tape) -> TooSlow:
+    return TooSlow(
+        f"thread {tape.partition.thread!r}: run {tape.run_id!r} tells faster than it is followed, and what "
+        "it tells is not kept; read the thread's state instead"
+    )

@@ -1,0 +1,52 @@
+"""What this process remembers of inboxes: guesses that save fetches, verified by the commits they are for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from perdure.engine.inbox import Accepted
+from perdure.engine.runs import Known
+from perdure.model.queue import Lane
+from perdure.model.records import Partition
+
+_MOST = 20_000
+
+
+class Lanes:
+    """The inboxes that were seen last, up to a number."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Partition, Known] = OrderedDict()
+
+    def known(self, partition: Partition) -> Known | None:
+        return self._known.get(partition)
+
+    def lane(self, partition: Partition) -> Lane | None:
+        known = self._known.get(partition)
+        return None if known is None else known.lane
+
+    def accepted(self, partition: Partition, accepted: Accepted) -> None:
+        """A message was stored, by this process."""
+        if accepted.lane is None or accepted.message is None:
+            return
+        before = self._known.get(partition)
+        if accepted.is_first:
+            self._remember(partition, Known(accepted.lane, 0, (accepted.message,)))
+        elif before is not None and before.lane.version == accepted.over:
+            messages = (*before.messages, accepted.message)
+            self._remember(partition, Known(accepted.lane, before.epoch, messages))
+        elif before is None or before.lane.version < accepted.lane.version:
+            self._remember(partition, Known(accepted.lane))
+
+    def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
+        """A run was ended by this process, and the epoch with it."""
+        self._remember(partition, Known(lane, None if lane.pending else epoch))
+
+    def forget(self, partition: Partition) -> None:
+        self._known.pop(partition, None)
+
+    def _remember(self, partition: Partition, known: Known) -> None:
+        self._known[partition] = known
+        self._known.move_to_end(partition)
+        while len(self._known) > _MOST:
+            self._known.popitem(last=False)

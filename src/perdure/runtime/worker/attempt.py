@@ -1,0 +1,266 @@
+"""One attempt at a run: the graph is called under the run's epoch, and what it came to becomes an ending."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.constants import END
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Interrupt, StateSnapshot
+
+from perdure.engine.runs import Ending, Held
+from perdure.errors import NotFound
+from perdure.langgraph.loop_state import ThreadId
+from perdure.model.messages import DONE, WAITING
+from perdure.runtime.agents import COMMAND, RESUME, Agent
+from perdure.runtime.effects import Journal
+from perdure.runtime.events.protocol import BY_BLOCK
+from perdure.runtime.events.publisher import Tape, Teller
+from perdure.runtime.graphs import Graphs
+from perdure.runtime.interrupt_answers import still_to_give
+from perdure.runtime.options import WEBHOOK, Options
+from perdure.runtime.run_context import context_of, mirrored
+from perdure.runtime.users import USER, user_of
+
+TENANT: ContextVar[str] = ContextVar("tenant")
+"""The tenant of the run that this is called within."""
+
+INTERRUPTS = "__interrupt__"
+
+
+async def attempt(agent: Agent, graphs: Graphs, held: Held, journal: Journal, tape: Tape | None) -> Ending:
+    """Run the graph for the held run, or go on with it: LangGraph applies an input once for each run id, and
+    skips what the run has finished; an answer or a command that an earlier attempt used up is not given
+    again. What it tells goes to the ``tape``, if it is to tell anything. When cancelled, it returns only
+    after the last of its writes has ended."""
+    options = Options.read(held.messages[0].options)
+    tenant = held.partition.tenant
+    making = graphs.opened(
+        held.run.graph,
+        tenant,
+        "threads.create_run",
+        config=config_of(agent, held, journal, options, options.context),
+        user=user_of((options.config.get("configurable") or {}).get(USER)),
+        context=options.context,
+    )
+    within = TENANT.set(tenant)
+    try:
+        async with making as graph:
+            return await _attempt(agent, graph, options, held, journal, tape)
+    finally:
+        TENANT.reset(within)
+
+
+async def _attempt(
+    agent: Agent,
+    graph: Pregel[Any, Any, Any, Any],
+    options: Options,
+    held: Held,
+    journal: Journal,
+    tape: Tape | None,
+) -> Ending:
+    context = context_of(graph, options.context)
+    config = now = config_of(agent, held, journal, options, context)
+    has_begun = await _has_begun(graph, now, held)
+    is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
+    given = None if is_once and has_begun else agent.to_input(held.messages)
+    if RESUME in held.messages[0].payload and isinstance(given, Command):
+        given = await still_to_give(graph, now, held, given)
+        has_begun = given is None
+    if options.checkpoint_id is not None and not has_begun:
+        config = _at(config, options.checkpoint_id)
+        await _require_start(graph, config, held, options.checkpoint_id)
+    if isinstance(given, Command) and _ends(given):
+        await _end(graph, config, now, held, tape)
+        return Ending(DONE, {})
+    how = _how(agent, options, context)
+    try:
+        if tape is None or tape.telling is None:
+            values = await graph.ainvoke(given, config, **how)
+        else:
+            teller = Teller(tape, tape.telling)
+            teller.begun(held.run.attempts, held.run.graph)
+            values = await _told(graph, given, config, how, tape, teller)
+    except asyncio.CancelledError as cancelled:
+        # LangGraph hands over the task in which its last writes go on.
+        await _ended(cancelled)
+        raise
+    interrupts = values.get(INTERRUPTS, ()) if isinstance(values, Mapping) else ()
+    snapshot: StateSnapshot | None = None
+    is_answered = held.run.channel not in ("", WEBHOOK)
+    if _may_pause(graph, options) or is_answered:
+        snapshot = await graph.aget_state(now)
+    if interrupts or (snapshot is not None and snapshot.next):
+        return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
+    replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
+    return Ending(DONE, {}, tuple(replies))
+
+
+def _ends(given: Command[Any]) -> bool:
+    """Whether all that a command asks for is that nothing more is done."""
+    return given.goto in (END, [END], (END,)) and given.resume is None and not given.update
+
+
+async def _end(
+    graph: Pregel[Any, Any, Any, Any],
+    config: RunnableConfig,
+    now: RunnableConfig,
+    held: Held,
+    tape: Tape | None,
+) -> None:
+    """Leave out what a thread was to do next, the questions that it asks with it. Given as input LangGraph
+    passes over a command to go to the end."""
+    teller = None if tape is None or tape.telling is None else Teller(tape, tape.telling)
+    if teller is not None:
+        teller.begun(held.run.attempts, held.run.graph)
+    await graph.aupdate_state(config, None, as_node=END)
+    if teller is not None:
+        if "values" in teller.stream_modes:
+            teller.part("values", (await graph.aget_state(now)).values, ())
+        teller.ended()
+
+
+async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held) -> bool:
+    """Whether an earlier attempt stored a checkpoint, by LangGraph's own rule: the head is the run's."""
+    if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
+        return False
+    found = await graph.checkpointer.aget_tuple(config)
+    return found is not None and found.metadata.get("run_id") == held.run.id
+
+
+async def _require_start(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held, checkpoint_id: str
+) -> None:
+    """Raise ``NotFound`` when the checkpoint to start from is not stored: LangGraph would take the thread for
+    a new one."""
+    saver = graph.checkpointer
+    if isinstance(saver, BaseCheckpointSaver) and await saver.aget_tuple(config) is None:
+        raise NotFound(
+            f"thread {held.partition.thread!r}: checkpoint {checkpoint_id}, from which run {held.run.id!r} "
+            "was to start, is not stored: it was pruned since, or never there; the thread was left as it is. "
+            "Start from one that is listed, and tag what has to stay"
+        )
+
+
+def noticed(held: Held, ending: Ending) -> Ending:
+    """The ending of a run that has a webhook: a notice of it is its one reply, whatever it came to."""
+    if held.run.channel != WEBHOOK:
+        return ending
+    # An answer that has no webhook of its own inherits the channel of the question, and nothing else.
+    options = Options.read_if_readable(held.messages[0].options)
+    url = None if options is None else options.webhook
+    notice = {"url": url, "run_id": held.run.id, "state": ending.state}
+    return replace(ending, replies=() if url is None else (notice,))
+
+
+def _at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
+    configurable = {**config.get("configurable", {}), "checkpoint_id": checkpoint_id}
+    return {**config, "configurable": configurable}
+
+
+def _how(agent: Agent, options: Options, context: Any) -> dict[str, Any]:
+    how: dict[str, Any] = {"durability": options.durability or agent.durability, "context": context}
+    for name in ("interrupt_before", "interrupt_after"):
+        if (asked := getattr(options, name)) is not None:
+            how[name] = asked
+    return how
+
+
+def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
+    """Whether the graph may stop before a node without an interrupt that shows it."""
+    return bool(
+        graph.interrupt_before_nodes
+        or graph.interrupt_after_nodes
+        or options.interrupt_before
+        or options.interrupt_after
+    )
+
+
+async def _told(
+    graph: Pregel[Any, Any, Any, Any],
+    given: Any,
+    config: RunnableConfig,
+    how: dict[str, Any],
+    tape: Tape,
+    teller: Teller,
+) -> dict[str, Any]:
+    """As ``ainvoke``, telling on the way."""
+    how = {**how, "stream_mode": teller.stream_modes, "subgraphs": teller.telling.subgraphs}
+    if teller.speaks_protocol:
+        how["version"] = "v2"
+        config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
+    parts = _parts(graph, given, config, how, teller if "events" in teller.telling.modes else None)
+    values: Any = None
+    interrupts: list[Interrupt] = []
+    async for part in parts:
+        if isinstance(part, dict):
+            part = part["ns"], part["type"], part["data"]
+        namespace, mode, payload = part if len(part) == 3 else ((), *part)
+        if not namespace and mode == "values":
+            values = payload
+        elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
+            interrupts += payload[INTERRUPTS]
+        teller.part(mode, payload, namespace)
+        await tape.room()
+    teller.ended()
+    held = values if isinstance(values, dict) else {}
+    return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held
+
+
+async def _parts(
+    graph: Pregel[Any, Any, Any, Any],
+    given: Any,
+    config: RunnableConfig,
+    how: dict[str, Any],
+    teller: Teller | None,
+) -> AsyncIterator[Any]:
+    """The parts of a graph's stream. A ``teller`` is told LangChain's events, which have them within."""
+    if teller is None:
+        async for part in graph.astream(given, config, **how):
+            yield part
+        return
+    events = graph.astream_events(given, {**config, "run_id": uuid.uuid4()}, version="v2", **how)
+    async for event in events:
+        if event["event"] == "on_chain_stream" and not event.get("parent_ids"):
+            yield event["data"].get("chunk")
+        teller.event(event)
+
+
+def config_of(
+    agent: Agent, held: Held, journal: Journal, options: Options, context: Any = None
+) -> RunnableConfig:
+    """The config of a run's invocation: the agent's own, the messages', then what the run is."""
+    given = options.config.get("configurable") or {}
+    configurable = {
+        **agent.config.get("configurable", {}),
+        **mirrored(context, given),
+        **({USER: user_of(given[USER])} if USER in given else {}),
+        "thread_id": ThreadId.of(held.partition.thread, epoch=held.epoch, journal=journal),
+        "run_id": held.run.id,
+    }
+    metadata = {
+        **agent.config.get("metadata", {}),
+        **(options.config.get("metadata") or {}),
+        "run_id": held.run.id,
+        "graph_id": held.run.graph,
+    }
+    rest = {**agent.config, **options.config}
+    return cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
+
+
+async def _ended(cancelled: asyncio.CancelledError) -> None:
+    for left in cancelled.args:
+        if isinstance(left, asyncio.Task):
+            await asyncio.wait([left])
+
+
+def _shown(interrupt: Interrupt) -> dict[str, Any]:
+    """An interrupt as it is noted: its id. What it asks stands in the checkpoint."""
+    return {"id": interrupt.id}

@@ -1,0 +1,182 @@
+"""Delivering a thread's replies through a channel: what is sent, again, never again, or held for a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from perdure.database import Database
+from perdure.engine import outbox
+from perdure.engine.outbox import Sending, Settled
+from perdure.engine.runs import Unserved
+from perdure.errors import Fenced
+from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
+from perdure.model.records import Partition
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.jitter import spread
+from perdure.runtime.observe import Observers
+from perdure.runtime.settings import Settings
+from perdure.runtime.worker.backlog import Foreign
+
+InDoubt = Literal["resend", "reconcile", "hold"]
+"""What to do with a reply of which nobody knows whether the provider has it: send it again under the same
+key, ask the provider first, or hold it for a person."""
+
+
+class Undeliverable(Exception):
+    """Raised by a sender: this reply can never be delivered, so it is given up at once."""
+
+
+class NotSent(Exception):
+    """Raised by a sender: the provider certainly does not have this reply, so it may be sent again."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How replies get to people. ``send`` is given the thread and the reply, whose ``id`` is the idempotency
+    key, and returns the provider's id for it, if any. It raises ``NotSent`` when the provider certainly does
+    not have the reply, ``Undeliverable`` when it never will; after anything else, or no answer within
+    ``timeout`` seconds, the reply is in doubt. ``find`` asks the provider for a reply by its key and returns
+    the provider's id, or ``None`` when it does not have it: ``in_doubt="reconcile"`` needs it. ``send_in``
+    may stand in the place of ``send``: it is told the thread's tenant, too."""
+
+    send: Callable[[str, Reply], Awaitable[str | None]] | None = None
+    in_doubt: InDoubt = "resend"
+    find: Callable[[str, Reply], Awaitable[str | None]] | None = None
+    attempts: int = 10
+    timeout: float = 20.0
+    send_in: Callable[[Partition, Reply], Awaitable[str | None]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.send is None) == (self.send_in is None):
+            raise ValueError("a channel needs send=…, which delivers a reply, or send_in=…, and not both")
+        if self.in_doubt not in ("resend", "reconcile", "hold"):
+            raise ValueError(f"in_doubt is 'resend', 'reconcile' or 'hold', not {self.in_doubt!r}")
+        if self.in_doubt == "reconcile" and self.find is None:
+            raise ValueError("in_doubt='reconcile' needs find=…, which asks the provider for a reply")
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout} s; it has to be more than 0")
+
+    async def deliver(self, partition: Partition, reply: Reply) -> str | None:
+        """Send a reply of a thread."""
+        if self.send is not None:
+            return await self.send(partition.thread, reply)
+        return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
+
+
+class Relay:
+    """Delivers what is due on threads' outboxes, in order."""
+
+    def __init__(
+        self,
+        database: Database,
+        channels: Mapping[str, Channel],
+        settings: Settings,
+        clock: DatabaseClock,
+        observers: Observers,
+        owner: str,
+    ) -> None:
+        self._database = database
+        self._channels = dict(channels)
+        self._settings = settings
+        self._clock = clock
+        self._observers = observers
+        self._owner = owner
+
+    async def deliver(self, partition: Partition) -> bool | Foreign | None:
+        """Deliver what is due on a thread; whether more may be, ``None`` when there was nothing, or the
+        channel that is not served here."""
+        take = outbox.Take(
+            partition,
+            self._owner,
+            tuple(self._channels),
+            await self._clock.now(),
+            self._settings.lease_us,
+            20,
+        )
+        sending = await self._database.arun(take.take())
+        if sending is None:
+            return None
+        if isinstance(sending, Unserved):
+            return Foreign("channel", sending.name)
+        try:
+            while sending is not None:
+                sending = await self._next(sending)
+        except Fenced:
+            self._observers.event("reply.lost", thread=partition.thread, tenant=partition.tenant)
+        return True
+
+    async def _next(self, sending: Sending) -> Sending | None:
+        """Deliver the first reply, and go on to the next one."""
+        channel, reply = self._channels[sending.reply.channel], sending.reply
+        if sending.in_doubt:
+            settled, sending = await self._doubted(channel, sending)
+        else:
+            settled = await self._sent(channel, sending)
+        self._tell(sending, settled)
+        now = await self._clock.now()
+        if settled.state in (READY, SENDING):
+            pause = self._settings.pause_us(reply.attempts, spread())
+            settled = settled._replace(again_at=now + pause)
+        return await self._database.arun(
+            outbox.settle(sending, settled, tuple(self._channels), now, self._settings.lease_us)
+        )
+
+    async def _doubted(self, channel: Channel, sending: Sending) -> tuple[Settled, Sending]:
+        """What becomes of a reply that may have been sent."""
+        reply = sending.reply
+        if channel.in_doubt == "hold":
+            return Settled(UNKNOWN, error="its sender ended while it was being sent"), sending
+        if channel.find is not None and channel.in_doubt == "reconcile":
+            try:
+                async with asyncio.timeout(channel.timeout):
+                    known = await channel.find(sending.partition.thread, reply)
+            except Exception as error:
+                state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
+                return Settled(state, error=error_note(error), counts=True), sending
+            if known is not None:
+                return _accepted(known), sending
+        again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
+        sending = await self._database.arun(again)
+        return await self._sent(channel, sending), sending
+
+    async def _sent(self, channel: Channel, sending: Sending) -> Settled:
+        """What the provider says to a reply."""
+        reply = sending.reply
+        is_last = reply.attempts >= channel.attempts
+        try:
+            with self._observers.span("send", **_fields(sending)):
+                async with asyncio.timeout(channel.timeout):
+                    return _accepted(await channel.deliver(sending.partition, reply))
+        except Undeliverable as error:
+            return Settled(DEAD, error=error_note(error))
+        except NotSent as error:
+            return Settled(DEAD if is_last else READY, error=error_note(error))
+        except Exception as error:
+            if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):
+                return Settled(UNKNOWN, error=error_note(error))
+            if channel.in_doubt == "reconcile":
+                return Settled(SENDING, error=error_note(error))
+            return Settled(DEAD if is_last else READY, error=error_note(error))
+
+    def _tell(self, sending: Sending, settled: Settled) -> None:
+        self._observers.event(f"reply.{settled.state}", **_fields(sending))
+
+
+def _accepted(provider_id: object) -> Settled:
+    """The provider has it. Many providers number what they take, so an id need not be text."""
+    return Settled(SENT, None if provider_id is None else stored_text(str(provider_id)))
+
+
+def _fields(sending: Sending) -> dict[str, Any]:
+    return {
+        "tenant": sending.partition.tenant,
+        "thread": sending.partition.thread,
+        "channel": sending.reply.channel,
+        "reply": sending.reply.id,
+        "attempts": sending.reply.attempts,
+    }

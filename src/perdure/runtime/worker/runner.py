@@ -1,0 +1,406 @@
+"""A run's life in this process: claimed, worked on, held while its graph runs, and ended or let go of.
+
+While a graph runs nothing of the database is held but a lease, which one task renews for all runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from langgraph.store.base import TTLConfig
+
+from perdure.database import Database
+from perdure.engine import events, queue_retention, runs
+from perdure.engine.events import Event
+from perdure.engine.runs import Claim, Ending, Held, Unserved
+from perdure.errors import (
+    CannotTakeBack,
+    Corrupt,
+    Fenced,
+    PerdureError,
+    TooLarge,
+    Unavailable,
+    Unreadable,
+    Unserialisable,
+)
+from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Run, error_note
+from perdure.model.ops import Put
+from perdure.model.queue import OUT, ROLLBACK
+from perdure.model.records import Partition
+from perdure.runtime.agents import Agent
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.effects import Journal
+from perdure.runtime.events.publisher import Tape
+from perdure.runtime.events.subscription import Following
+from perdure.runtime.failures import log_failure, place_of
+from perdure.runtime.graphs import Graphs
+from perdure.runtime.jitter import spread
+from perdure.runtime.notifications import Signals
+from perdure.runtime.observe import Observers
+from perdure.runtime.options import Options, Telling
+from perdure.runtime.queue_cache import Lanes
+from perdure.runtime.settings import Settings
+from perdure.runtime.sizes import Sizes
+from perdure.runtime.worker.attempt import attempt, noticed
+from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.dispatch import Dispatch
+
+_LAST_MOST = 4096
+_TIDY = 8
+"""After how many messages of a thread what is over is looked through: half of what is removed at once."""
+HEED_S = 5.0
+"""For how many seconds a cancelled run is waited for."""
+
+DELETED = "deleted"
+"""Why a run ends whose thread was deleted: there is nothing left to end."""
+
+_HOPELESS = (Unreadable, Unserialisable, TooLarge)
+
+
+@dataclass(slots=True, eq=False)
+class _Working:
+    """A run under way in this process. ``how`` says why it was cancelled: it was stopped, its deadline
+    passed, it was lost, or the worker drains."""
+
+    held: Held
+    task: asyncio.Task[Ending]
+    confirmed_at: float
+    how: str = ""
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cancel(self, how: str) -> None:
+        """Ask the run to end; the first reason counts."""
+        self.how = self.how or how
+        self.asked.set()
+        self.task.cancel()
+
+
+class Runner:
+    """Works on the runs of the threads that it is given, and keeps hold of them. Made by ``Worker``."""
+
+    def __init__(
+        self,
+        database: Database,
+        agents: Mapping[str, Agent],
+        settings: Settings,
+        clock: DatabaseClock,
+        lanes: Lanes,
+        observers: Observers,
+        following: Following,
+        signals: Signals,
+        dispatch: Dispatch,
+        owner: str,
+        store_ttl: TTLConfig | None,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._clock = clock
+        self._lanes = lanes
+        self._observers = observers
+        self._following = following
+        self._signals = signals
+        self._dispatch = dispatch
+        self._owner = owner
+        self._working: dict[Partition, _Working] = {}
+        self._renewing: set[asyncio.Task[None]] = set()
+        self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
+        self._tapes: dict[str, Tape] = {}
+        self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
+        self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored, self.sizes.older)
+
+    def ended(self, partition: Partition, message_id: str) -> Run | None:
+        """The run of a message, if it is the one of its thread that ended here last."""
+        run, messages = self._last.get(partition, (None, ()))
+        return run if message_id in messages else None
+
+    def stop_asked(self, partition: Partition, how: str) -> None:
+        """End a run of this process that was asked to end, without waiting for its next renewal."""
+        working = self._working.get(partition)
+        if working is not None:
+            working.cancel(how)
+
+    def hand_over(self) -> None:
+        """Let go of all runs under way, for other workers."""
+        for working in self._working.values():
+            working.cancel("drain")
+
+    # One run
+
+    async def run_next(self, partition: Partition) -> bool | Foreign | None:
+        """Work on the thread's next run; whether another is due, ``None`` when there was none, or the graph
+        that is not served here."""
+        now = await self._clock.now()
+        settings = self._settings
+        claim = Claim(
+            partition,
+            self._owner,
+            self.graphs.agents.keys(),
+            now,
+            settings.lease_us,
+            settings.max_batch,
+            self._database.fresh(),
+        )
+        held = await self._database.arun(claim.take(self._lanes.known(partition)))
+        if held is None:
+            return None
+        if isinstance(held, Unserved):
+            return Foreign("graph", held.name)
+        if self._dispatch.is_stopping:
+            await self._handed_over(held)
+            return False
+        self._tell("run.claimed", held, waited=now - held.messages[0].accepted_at)
+        self._following.changed(partition)
+        with self._observers.span("run", **_fields(held)):
+            try:
+                return await self._worked(held)
+            except Fenced:
+                self._tell("run.write_refused", held)
+                self._tell("run.lost", held)
+                return False
+            finally:
+                if (tape := self._tapes.pop(held.run.id, None)) is not None:
+                    self._following.closed(tape, None)
+
+    async def _worked(self, held: Held) -> bool:
+        message = held.messages[0]
+        try:
+            Options.read(message.options)
+        except Corrupt as unreadable:
+            # It will not be readable at the next attempt either.
+            return await self._given_up(held, error_note(unreadable), type(unreadable).__name__)
+        await self._open_tape(held)
+        stopped = message.stop if message.is_withdrawn else held.lane.stop
+        if stopped is not None:
+            return await self._stopped(held, stopped)
+        if held.run.attempts > self._settings.attempts:
+            return await self._given_up(held, "its worker ended each time that it was tried")
+        agent = self.graphs.agents[held.run.graph]
+        task = asyncio.create_task(
+            attempt(
+                agent,
+                self.graphs,
+                held,
+                Journal.of(self._database, held),
+                self._tapes.get(held.run.id),
+            ),
+            name=held.run.id,
+        )
+        working = _Working(held, task, asyncio.get_running_loop().time())
+        self._working[held.partition] = working
+        deadline = self._deadline(held)
+        asked = asyncio.create_task(working.asked.wait())
+        try:
+            await asyncio.wait([task, asked], timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                working.cancel("deadline")
+                # One that does not heed it is left to itself: it can store nothing when the run has ended.
+                await asyncio.wait([task], timeout=HEED_S)
+        finally:
+            asked.cancel()
+            task.cancel()
+            del self._working[held.partition]
+        return await self._ended(working)
+
+    async def _ended(self, working: _Working) -> bool:
+        held, task, how = working.held, working.task, working.how
+        if not task.done():
+            self._tell("run.not_heeded", held)
+        elif not task.cancelled() and task.exception() is None:
+            # It came to its end before it was stopped: what it has done counts.
+            try:
+                return await self._finish(held, task.result())
+            except _HOPELESS as refused:
+                return await self._given_up(held, error_note(refused), type(refused).__name__)
+        if how == DELETED:
+            return False
+        if how == "lost":
+            self._tell("run.lost", held)
+            return False
+        if how == "drain":
+            await self._handed_over(held)
+            return False
+        if how == "deadline":
+            return await self._given_up(held, f"it took longer than {self._settings.deadline} s", TIMEOUT)
+        if how:
+            return await self._stopped(held, how)
+        error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
+        if isinstance(error, Fenced):
+            raise error
+        return await self._failed(held, error or asyncio.CancelledError())
+
+    async def _handed_over(self, held: Held) -> None:
+        """Let go of a run with which nothing was wrong: it is due for other workers at once."""
+        now = await self._clock.now()
+        await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
+        self._tell("run.handed_over", held)
+        self._signals.due(held.partition)
+
+    async def _open_tape(self, held: Held) -> None:
+        """Have ready what a run's followers are told with, if it is to tell anything."""
+        telling = Options.read(held.messages[0].options).telling
+        if telling is None and self._following.is_followed(held.partition):
+            # It was not asked to tell anything, and its thread is followed here.
+            telling = Telling(modes=("values",), kept=False, by=self._owner)
+        if telling is None:
+            return
+        now = await self._clock.now()
+        first = await self._database.arun(events.first_free(held.partition, now))
+        is_stored = telling.kept or telling.by != self._owner
+        changed = self._following.changed
+        tape = Tape(
+            self._database,
+            held.partition,
+            held.run.id,
+            held.epoch,
+            first,
+            is_stored,
+            changed,
+            self._signals.stored,
+        )
+        tape.telling = telling
+        self._tapes[held.run.id] = tape
+        self._following.opened(tape)
+
+    async def _finish(self, held: Held, ending: Ending) -> bool:
+        ending = noticed(held, ending)
+        tape = self._tapes.get(held.run.id)
+        last: Event | None = None
+        told: list[Put] = []
+        if tape is not None:
+            await tape.flush()
+            last, told = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
+            if told:
+                until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
+                told.append(events.keeping(until, self._database.fresh()))
+        now = await self._clock.now()
+        program = runs.finish(held, ending, now, self._database.fresh(), self._database.limits.ops, told)
+        lane, replies = await self._database.arun(program)
+        self._note_end(held, ending)
+        if tape is not None:
+            del self._tapes[held.run.id]
+            self._following.closed(tape, last)
+        self._tell(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
+        if replies:
+            self._dispatch.soon((held.partition, OUT))
+        self._lanes.ended(held.partition, lane, runs.closed_epoch(held.epoch))
+        if lane.due_at is not None and not lane.is_due(now):
+            self._dispatch.told(held.partition, lane, now)
+        if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:
+            keep = now - round(self._settings.keep * 1_000_000)
+            await self._database.arun(queue_retention.forget(held.partition, keep, self._database.limits.ops))
+        return lane.is_due(now)
+
+    def _note_end(self, held: Held, ending: Ending) -> None:
+        """Tell those who wait for it in this process."""
+        run = replace(held.run, state=ending.state, note=ending.note)
+        self._last[held.partition] = (run, tuple(message.id for message in held.messages))
+        self._last.move_to_end(held.partition)
+        while len(self._last) > _LAST_MOST:
+            self._last.popitem(last=False)
+        self._signals.ended(held.partition)
+
+    async def _stopped(self, held: Held, how: str) -> bool:
+        """End a run that was asked to end; a rollback takes back what it stored."""
+        note = {"begun": False} if held.messages[0].is_withdrawn else {}
+        if how == ROLLBACK:
+            kept = await self._taken_back(held)
+            return await self._finish(held, Ending(INTERRUPTED if kept else ROLLED_BACK, {**note, **kept}))
+        return await self._finish(held, Ending(INTERRUPTED, note))
+
+    async def _failed(self, held: Held, error: BaseException) -> bool:
+        said = error_note(error)
+        self._tell("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
+        log_failure(held.run.id, error)
+        most = self._settings.attempts
+        asked = Options.read(held.messages[0].options).attempts
+        if asked is not None and not isinstance(error, Unavailable):
+            # That the database was away says nothing of the graph: its run goes on, as after a crash.
+            most = min(asked, most)
+        if held.run.attempts >= most or isinstance(error, _HOPELESS):
+            return await self._given_up(held, said, type(error).__name__)
+        now = await self._clock.now()
+        until = now + self._settings.pause_us(held.run.attempts, spread())
+        after = await self._database.arun(runs.put_off(held, until, {"error": said}, now))
+        self._dispatch.told(held.partition, after.lane, now)
+        return False
+
+    async def _given_up(self, held: Held, why: str, kind: str = "GivenUp") -> bool:
+        options = Options.read_if_readable(held.messages[0].options)
+        note = {"error": why, "kind": kind}
+        asked = None if options is None else options.on_failure
+        if (asked or self._settings.on_failure) == "rollback":
+            note.update(await self._taken_back(held))
+        apology = self.graphs.agents[held.run.graph].apology
+        replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
+        return await self._finish(held, Ending(FAILED, note, replies))
+
+    async def _taken_back(self, held: Held) -> dict[str, str]:
+        """Remove what a run stored. Where that cannot be, it stays, and a note for the run says why."""
+        try:
+            await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
+        except CannotTakeBack as error:
+            self._tell("run.not_taken_back", held, error=type(error).__name__)
+            return {"not_taken_back": error_note(error)}
+        return {}
+
+    def _deadline(self, held: Held) -> float | None:
+        """How many seconds the run has left."""
+        if self._settings.deadline is None:
+            return None
+        spent = (self._clock.estimate() - held.run.started_at) / 1_000_000
+        return max(0.0, self._settings.deadline - spent)
+
+    def _run_on(self, partition: Partition) -> dict[str, Any] | None:
+        working = self._working.get(partition)
+        return None if working is None else _fields(working.held)
+
+    # Keeping hold
+
+    async def beat(self) -> None:
+        """Renew the leases of all runs under way, three times as often as they end."""
+        while True:
+            await asyncio.sleep(self._settings.lease / 3)
+            await asyncio.gather(*(self._renew(working) for working in list(self._working.values())))
+
+    def asked(self, is_meant: Callable[[Partition], bool]) -> None:
+        """Another process may want a run of this one to end: its lease says so."""
+        for working in self._working.values():
+            if is_meant(working.held.partition):
+                task = asyncio.create_task(self._renew(working))
+                self._renewing.add(task)
+                task.add_done_callback(self._renewing.discard)
+
+    async def _renew(self, working: _Working) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            now = await self._clock.now()
+            working.held = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
+        except Fenced:
+            working.cancel("lost")
+        except PerdureError as error:
+            self._tell("run.not_renewed", working.held, error=type(error).__name__)
+            if loop.time() - working.confirmed_at > self._settings.lease:
+                # Somebody else may hold it by now; what it would still write would be refused.
+                working.cancel("lost")
+        else:
+            working.confirmed_at = asked_at
+            if working.held.lane.stop is not None:
+                working.cancel(working.held.lane.stop)
+
+    def _tell(self, name: str, held: Held, **fields: Any) -> None:
+        self._observers.event(name, **_fields(held), **fields)
+
+
+def _fields(held: Held) -> dict[str, Any]:
+    return {
+        "tenant": held.partition.tenant,
+        "thread": held.partition.thread,
+        "run": held.run.id,
+        "graph": held.run.graph,
+        "attempts": held.run.attempts,
+    }

@@ -1,0 +1,117 @@
+"""A worker: what is due on its lanes is served, each kind of lane in its way, until it drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from langgraph.store.base import TTLConfig
+
+from perdure.database import Database
+from perdure.engine import events, scheduled
+from perdure.engine.transact import Budget
+from perdure.model.queue import IN, LATER, OUT, TOLD
+from perdure.model.records import Partition
+from perdure.runtime.agents import Agent
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.events.subscription import Following
+from perdure.runtime.notifications import Signals
+from perdure.runtime.observe import Observers
+from perdure.runtime.queue_cache import Lanes
+from perdure.runtime.settings import Settings
+from perdure.runtime.worker.delivery import Relay
+from perdure.runtime.worker.dispatch import Dispatch
+from perdure.runtime.worker.runner import HEED_S, Runner
+
+
+class Worker:
+    """Works on the due lanes of a database until it is told to stop. Made and run by ``Runtime``, which tells
+    its ``dispatch`` what it made due and asks its ``runner`` about runs."""
+
+    def __init__(
+        self,
+        database: Database,
+        agents: Mapping[str, Agent],
+        settings: Settings,
+        clock: DatabaseClock,
+        lanes: Lanes,
+        relay: Relay,
+        observers: Observers,
+        following: Following,
+        signals: Signals,
+        owner: str,
+        *,
+        tenant: str | None,
+        store_ttl: TTLConfig | None = None,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._clock = clock
+        self._lanes = lanes
+        self._relay = relay
+        self._observers = observers
+        self._signals = signals
+        self._loops: list[asyncio.Task[None]] = []
+        self.dispatch = Dispatch(database, settings, clock, observers, signals, tenant)
+        self.runner = Runner(
+            database,
+            agents,
+            settings,
+            clock,
+            lanes,
+            observers,
+            following,
+            signals,
+            self.dispatch,
+            owner,
+            store_ttl,
+        )
+
+    def start(self) -> None:
+        self.runner.sizes.start()
+        self.dispatch.start(
+            {
+                IN: self.runner.run_next,
+                OUT: self._relay.deliver,
+                LATER: self._bring,
+                TOLD: self._forget_told,
+            }
+        )
+        self._loops = [asyncio.create_task(self.dispatch.run()), asyncio.create_task(self.runner.beat())]
+        self._signals.serve(self.dispatch.summons.heard, self.runner.asked)
+
+    async def drain(self, within: float) -> None:
+        """Claim nothing more, let what is under way go on for ``within`` seconds, then hand the rest over: it
+        is due for other workers at once. A run that does not heed its cancellation is left behind; it is due
+        when its lease ends, and can store nothing after that."""
+        self.dispatch.stop()
+        self._loops[0].cancel()
+        if await self.dispatch.idle(within):
+            self.runner.hand_over()
+            if behind := await self.dispatch.idle(HEED_S):
+                self._observers.event("worker.left_behind", runs=behind)
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+
+    async def _bring(self, partition: Partition) -> bool:
+        """Let into the inbox what waited for its time; whether there is more of it."""
+        now = await self._clock.now()
+        limits = self._database.limits
+        budget = Budget(limits.ops, limits.bytes)
+        brought = await self._database.arun(scheduled.bring(partition, now, budget, self._database.fresh()))
+        for name in brought.unreadable:
+            self._observers.event(
+                "message.unreadable", tenant=partition.tenant, thread=partition.thread, message=name
+            )
+        self._lanes.forget(partition)
+        self.dispatch.soon((partition, IN))
+        return brought.has_more
+
+    async def _forget_told(self, partition: Partition) -> bool:
+        """Remove what a thread's runs told long ago; whether there is more of it."""
+        keep = round(self._settings.keep_told * 1_000_000)
+        limits = self._database.limits
+        now = await self._clock.now()
+        program = events.forget(partition, now, keep, Budget(limits.ops, limits.bytes))
+        return await self._database.arun(program)

@@ -1,0 +1,143 @@
+"""From a configuration to a running server's parts, and back: everything that is opened is closed again.
+
+Nothing is opened before; what cannot be used stops the start with one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from langgraph_sdk import Auth
+from starlette.applications import Starlette
+
+from perdure.config.resolve import make_folder_of, set_variables
+from perdure.database import Database, connect
+from perdure.errors import BadSetting, MissingExtra, NotLoaded
+from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime.loading import Loaded, find, load_agent
+from perdure.runtime.observe import Logs, Observer
+from perdure.server.auth.handlers import Handlers, Rules
+from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.jwt import Jwt, JwtSettings
+from perdure.server.config import Config
+from perdure.server.headers import NO_HEADERS, Headers
+from perdure.server.hosting.loopback import DEFER
+from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.state import Host
+from perdure.server.webhooks import webhooks
+
+_log = logging.getLogger("perdure.server")
+
+
+@asynccontextmanager
+async def opened(
+    config: Config, *, works: bool = True, encryption_key: bytes | None = None
+) -> AsyncIterator[Host]:
+    """The parts of a server. With ``works=False`` it accepts runs, and leaves them to workers."""
+    prepare(config)
+    agents = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
+    gate = gate_of(config)
+    settings = settings_of(config)
+    make_folder_of(config.database_url)
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(
+            connect(config.database_url, migrate=config.development, encryption_key=encryption_key)
+        )
+        host = await _running(stack, config, database, agents, gate, settings, works)
+        yield host
+
+
+async def _running(
+    stack: AsyncExitStack,
+    config: Config,
+    database: Database,
+    agents: Mapping[str, Agent],
+    gate: Gate,
+    settings: Settings,
+    works: bool,
+) -> Host:
+    hooks = webhooks(config.http, development=config.development)
+    try:
+        runtime = Runtime(
+            database,
+            agents,
+            channels={} if hooks is None else hooks.channels(settings),
+            settings=settings,
+            works=works,
+            all_tenants=True,
+            observers=_observers(),
+            store_ttl=config.store,
+        )
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+    if hooks is not None:
+        hooks.serve(runtime)
+    await stack.enter_async_context(runtime)
+    reach = None if hooks is None else hooks.reach
+    described = {name: place.description for name, place in config.graphs.items() if place.description}
+    headers = Headers(*config.http.configurable_headers) if config.http.configurable_headers else NO_HEADERS
+    host = Host.over(
+        runtime, gate, config.limits, reach, config.checkpointer, described, config.assistants, headers
+    )
+    stack.push_async_callback(host.close)
+    sweeper = Sweeper(host.catalogue, runtime, config.checkpointer)
+    await stack.enter_async_context(sweeper)
+    return host
+
+
+def prepare(config: Config) -> None:
+    """Set the variables that the configuration has for graphs, and the one that has their clients without a
+    URL wait for this server; those that are set stay as they are."""
+    set_variables({DEFER: "true", **config.env})
+
+
+def gate_of(config: Config) -> Gate:
+    """Who is let in, as the configuration says."""
+    auth, jwt = config.auth, config.auth.jwt
+    rules: Auth | None = None
+    if auth.handlers is not None:
+        rules = _found(config, auth.handlers).found
+        if not isinstance(rules, Auth):
+            raise NotLoaded(
+                f"{auth.handlers} is no langgraph_sdk.Auth but {type(rules).__name__}; name the object that "
+                "has the handlers"
+            )
+    if jwt is not None:
+        return Jwt(JwtSettings(**jwt), None if rules is None else Rules(rules))
+    if rules is not None:
+        return Handlers(rules, auth.tenant_claims)
+    if not config.development:
+        _log.warning("nobody is asked who they are: anyone who reaches this server is its one user")
+    return Open()
+
+
+def settings_of(config: Config) -> Settings:
+    """How the runtime behaves."""
+    return Settings(**config.runtime)
+
+
+async def own_app(config: Config) -> Starlette | Any | None:
+    """The application whose routes are served beside ours, if the configuration names one."""
+    if config.http.app is None:
+        return None
+    app = await asyncio.to_thread(_found, config, config.http.app)
+    if not callable(app.found):
+        raise NotLoaded(f"{config.http.app} is no ASGI application but {type(app.found).__name__}")
+    return app.found
+
+
+def _found(config: Config, place: str) -> Loaded:
+    return find(place, root=Path(config.root))
+
+
+def _observers() -> tuple[Observer, ...]:
+    try:
+        from perdure.runtime.metrics import of_process
+    except MissingExtra:
+        return (Logs(),)
+    return (Logs(), of_process())

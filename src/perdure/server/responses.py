@@ -1,0 +1,242 @@
+"""What is answered: threads, states and runs in the shapes that LangGraph's clients know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Response
+from langgraph.types import Interrupt, PregelTask, StateSnapshot
+
+from perdure.engine.inbox import Standing
+from perdure.errors import Corrupt, TypeNotAllowed
+from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run
+from perdure.runtime import encoding
+from perdure.runtime.agents import COMMAND, INPUT, RESUME
+from perdure.runtime.encoding import encoded
+from perdure.runtime.events.outgoing import reference_of
+from perdure.server.assistants import Assistant
+from perdure.server.error_handlers import sentence, sentence_of
+from perdure.server.thread_rows import Row
+
+_ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
+
+
+class Json(Response):
+    """An answer of JSON data; messages and other values of a graph may be in it."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encoded(content).encode()
+
+
+def when(microseconds: int) -> str:
+    """A time of the database as text, RFC 3339."""
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
+
+
+def assistant(found: Assistant) -> dict[str, Any]:
+    return {
+        "assistant_id": found.assistant_id,
+        "graph_id": found.graph_id,
+        "name": found.name,
+        "description": found.description,
+        "config": dict(found.config),
+        "context": dict(found.context),
+        "metadata": dict(found.metadata),
+        "version": found.version,
+        "created_at": when(found.created_at),
+        "updated_at": when(found.updated_at),
+    }
+
+
+def thread(row: Row, state: StateSnapshot | None, fault: Exception | None = None) -> dict[str, Any]:
+    """A thread, with the values of its state if that was read. With a ``fault``, in its state or in what else
+    is kept of it, the status is ``error`` and the error names the thread."""
+    fault = fault or row.fault
+    has_values = state is not None and state.created_at is not None
+    said: dict[str, Any] = {
+        "thread_id": row.thread_id,
+        "created_at": when(row.created_at),
+        "updated_at": when(row.updated_at),
+        "state_updated_at": when(row.updated_at) if state is None or not has_values else state.created_at,
+        "metadata": dict(row.metadata),
+        "status": row.status if fault is None else "error",
+        "config": {},
+        "values": state.values if state is not None and has_values else None,
+        "interrupts": {} if state is None else interrupts_by_task(state),
+        "error": None if row.run is None or row.run.state != FAILED else run_error(row.run),
+    }
+    if fault is not None:
+        said["error"] = unreadable(row.thread_id, fault)
+    return said
+
+
+def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
+    """The error of a thread that cannot be read."""
+    kind = type(fault).__name__
+    match fault:
+        case TypeNotAllowed():
+            cause = f": {sentence(fault)}"
+        case Corrupt():
+            cause = f" ({kind}): stored bytes are missing or damaged; `perdure fsck` with its id says which."
+        case _:
+            cause = (
+                f" ({kind}): its values do not fit the graph that reads them; the server's log says where."
+            )
+    return {"error": kind, "message": f"Thread {thread_id!r} cannot be read{cause}"}
+
+
+def ttl(row: Row) -> dict[str, Any] | None:
+    """The time to live of a thread."""
+    return None if row.ttl is None else {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
+
+
+def interrupts_by_task(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
+    return {task.id: list(map(interrupt, task.interrupts)) for task in state.tasks if task.interrupts}
+
+
+def interrupt(asked: Interrupt) -> dict[str, Any]:
+    return encoding.interrupt(asked)
+
+
+def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:
+    """A state; with ``select`` only those parts, of which ``values.key`` names one of the values."""
+    here, parent = _ref(snapshot.config), _ref(snapshot.parent_config)
+    is_empty = snapshot.created_at is None
+    said: dict[str, Any] = {
+        "values": {} if is_empty else snapshot.values,
+        "next": list(snapshot.next),
+        "tasks": list(map(_task, snapshot.tasks)),
+        "metadata": None if here is None or is_empty else _described(here, snapshot.metadata),
+        "created_at": snapshot.created_at,
+        "checkpoint": None if is_empty else here,
+        "parent_checkpoint": None if is_empty else parent,
+        "interrupts": list(map(interrupt, snapshot.interrupts)),
+        "checkpoint_id": None if is_empty or here is None else here["checkpoint_id"],
+        "parent_checkpoint_id": None if parent is None else parent["checkpoint_id"],
+    }
+    return said if not select else selected(said, select)
+
+
+def _described(ref: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
+    return {**(metadata or {}), "thread_id": ref["thread_id"]}
+
+
+def selected(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, Any]:
+    """The named parts of a mapping; ``values.key`` names a part of a part."""
+    said: dict[str, Any] = {}
+    for name in select:
+        head, _, rest = name.partition(".")
+        if head not in whole:
+            continue
+        if not rest or not isinstance(whole[head], Mapping):
+            said[head] = whole[head]
+        elif rest in whole[head]:
+            part = said.setdefault(head, {})
+            if isinstance(part, dict):
+                part[rest] = whole[head][rest]
+    return said
+
+
+def _task(task: PregelTask) -> dict[str, Any]:
+    below = task.state
+    return {
+        "id": task.id,
+        "name": task.name,
+        "path": list(task.path),
+        "error": None if task.error is None else _said(task.error),
+        "interrupts": list(map(interrupt, task.interrupts)),
+        # Which of the subgraph's checkpoints is known only where it is asked for.
+        "checkpoint": reference_of(below) if isinstance(below, Mapping) else None,
+        "state": state(below) if isinstance(below, StateSnapshot) else None,
+        "result": task.result,
+    }
+
+
+def _said(error: Any) -> str:
+    """An error of a task; it is stored as its ``repr``."""
+    if isinstance(error, BaseException):
+        kind = type(error).__name__
+        return f"{kind}({sentence_of(kind, str(error))!r})"
+    stored = str(error)
+    kind = stored.partition("(")[0]
+    told = sentence_of(kind, stored)
+    return stored if told == stored else f"{kind}({told!r})"
+
+
+def _ref(config: Any) -> dict[str, Any] | None:
+    configurable = (config or {}).get("configurable")
+    if not configurable:
+        return None
+    ref = {
+        "thread_id": configurable.get("thread_id"),
+        "checkpoint_ns": configurable.get("checkpoint_ns", ""),
+        "checkpoint_id": configurable.get("checkpoint_id"),
+    }
+    if "checkpoint_map" in configurable:
+        ref["checkpoint_map"] = configurable["checkpoint_map"]
+    return ref
+
+
+def outcome(state: StateSnapshot) -> Any:
+    """The values that a run came to, with what it asks if it waits for an answer."""
+    asked = [interrupt(one) for one in state.interrupts]
+    if asked and isinstance(state.values, Mapping):
+        return {**state.values, "__interrupt__": asked}
+    return state.values
+
+
+def checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is answered to an update of a state."""
+    ref = _ref(config) or {}
+    return {"checkpoint": ref, "configurable": ref, "checkpoint_id": ref.get("checkpoint_id")}
+
+
+def run_status(standing: Standing) -> str:
+    """Where a run stands, in the API's words; ``""`` for one that was taken back."""
+    run = standing.run
+    if run is None:
+        if not standing.message.is_withdrawn:
+            return "pending"
+        return "interrupted" if standing.message.stop == "interrupt" else ""
+    if run.state == ROLLED_BACK:
+        return ""
+    if run.state == FAILED and run.note.get("kind") == TIMEOUT:
+        return "timeout"
+    return _ENDED.get(run.state, "running")
+
+
+def run_error(run: Run) -> dict[str, str]:
+    """What a run failed with."""
+    said, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
+    return {"error": kind, "message": sentence_of(kind, said.removeprefix(f"{kind}: "))}
+
+
+def given(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was given, as its client sent it."""
+    command = dict(payload.get(COMMAND) or {})
+    if RESUME in payload:
+        command["resume"] = payload[RESUME]
+    return {"input": payload.get(INPUT), "command": command or None}
+
+
+def run(standing: Standing, thread_id: str) -> dict[str, Any]:
+    """A run, as it stands."""
+    message = standing.message
+    about = message.options.get("about", {})
+    run_id = message.id if standing.run is None else standing.run.id
+    updated = message.accepted_at if standing.run is None else standing.run.updated_at
+    return {
+        "run_id": run_id,
+        "thread_id": thread_id,
+        "assistant_id": about.get("assistant_id"),
+        "created_at": when(message.accepted_at),
+        "updated_at": when(updated),
+        "status": run_status(standing),
+        "metadata": about.get("metadata", {}),
+        "kwargs": {**given(message.payload), **about.get("kwargs", {})},
+        "multitask_strategy": about.get("multitask_strategy", "enqueue"),
+    }

@@ -1,0 +1,382 @@
+"""From a request for a run to an accepted message: what is checked, and how the run is to be invoked."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+
+from perdure.engine.inbox import Strategy
+from perdure.errors import Conflict, NotFound
+from perdure.runtime import Options, Telling, Ticket
+from perdure.runtime.encoding import plain
+from perdure.runtime.options import WEBHOOK, Told
+from perdure.runtime.run_context import is_reserved
+from perdure.runtime.users import USER, storable
+from perdure.server.assistants import NONE_TO_RUN, Assistant
+from perdure.server.auth.identity import Refusal, User, require_stamp
+from perdure.server.checkpoints import require_start, start_of
+from perdure.server.outbound_policy import Unreachable
+from perdure.server.requests import NewRun, Ref
+from perdure.server.responses import given
+from perdure.server.state import Caller
+from perdure.server.thread_index import THERE
+from perdure.server.thread_rows import Row
+
+IDEMPOTENCY_KEY = "idempotency-key"
+DEBOUNCE_MS = "x-debounce-ms"
+MULTITASK = "x-multitask-strategy"
+"""Headers with which an unmodified client can say more than its methods take."""
+
+_SAID_ELSEWHERE = {
+    "assistant_id",
+    "thread_id",
+    "context_id",
+    "input",
+    "command",
+    "metadata",
+    "multitask_strategy",
+    "if_not_exists",
+}
+"""What of a new run's body is no part of the run's ``kwargs``."""
+
+_OF_THE_USER = {"user_id", "user_email"}
+"""Names under which clients say who the user is. Beside a verified identity none of it is stored."""
+
+_KEY_MAX = 255
+_THREAD_OF = uuid.NAMESPACE_OID
+_PASSING_MINUTES = 60.0
+
+
+class Accepted(NamedTuple):
+    """A run that is durable."""
+
+    thread_id: str
+    run_id: str
+    ticket: Ticket | None
+    is_new: bool
+
+
+async def submit(
+    caller: Caller,
+    request: Request,
+    thread_id: str | None,
+    new: NewRun,
+    *,
+    modes: tuple[Told, ...],
+    is_kept: bool,
+    subgraphs: bool | None = None,
+    interrupt_id: str | None = None,
+) -> Accepted:
+    """Accept a run, which tells something in these ``modes``, or nothing without any. Without ``thread_id``
+    it gets a thread of its own. ``interrupt_id`` is what its command answers, if it is to answer that or
+    nothing. Nothing is stored of one that is refused."""
+    _check(new, is_stateless=thread_id is None)
+    if caller.user.identity:
+        new = _verified(caller.user, new)
+    start = start_of(new)
+    _check_webhook(caller, new.webhook)
+    key = _key(request)
+    strategy, together, quiet = _multitask(request, new, start)
+    is_alone = thread_id is None
+    if thread_id is None:
+        # Of another user's key nobody knows.
+        thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
+    value: dict[str, Any] = {
+        "thread_id": thread_id,
+        "assistant_id": new.assistant_id,
+        "metadata": dict(new.metadata),
+        "status": "pending",
+        "multitask_strategy": new.multitask_strategy or "enqueue",
+        "if_not_exists": new.if_not_exists or "reject",
+        "after_seconds": new.after_seconds or 0,
+        "kwargs": new.model_dump(include={"input", "command", "config", "context"}),
+    }
+    conditions = await caller.may("threads", "create_run", value)
+    assistant = await caller.assistant_to_run(new.assistant_id)
+    partition = caller.partition(thread_id)
+    row = await caller.host.catalogue.look(partition)
+    if row is not None and not caller.sees(conditions, row.metadata):
+        # In the words for what is not there: nobody learns that it is another's.
+        raise NotFound(NONE_TO_RUN)
+    if row is None and not is_alone and new.if_not_exists != "create":
+        raise NotFound(NONE_TO_RUN)
+    if start is not None:
+        await require_start(caller, thread_id, start, key)
+    if row is None:
+        row = await _make(caller, thread_id, assistant, is_passing=is_alone and new.on_completion != "keep")
+    elif not row.has_document or row.graph_id is None:
+        # Perhaps a program made it without a server: a run is accepted only where the thread is known.
+        await caller.host.catalogue.adopt(partition, row)
+    telling: Telling | None = None
+    if modes:
+        telling = Telling(
+            modes=modes,
+            subgraphs=bool(new.stream_subgraphs) if subgraphs is None else subgraphs,
+            kept=is_kept,
+            by=caller.host.runtime.name,
+        )
+    headers = caller.host.headers.of(request.headers)
+    options = _options(
+        caller, new, assistant, thread_id, dict(value["metadata"] or {}), telling, start, headers
+    )
+    submitted = _submitted(
+        caller, thread_id, new, assistant, options, key, strategy, together, quiet, interrupt_id
+    )
+    ticket: Ticket = await submitted
+    if ticket.is_duplicate:
+        await _refuse_another(caller, ticket, new, options)
+    stamp = {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
+    if ticket.is_duplicate or stamp.items() <= row.metadata.items():
+        # The order of a listing is a hint; the client need not wait for it.
+        caller.host.apart(caller.host.catalogue.touched(partition))
+    else:
+        # Whose state it is from now on.
+        await caller.host.catalogue.change(partition, stamp)
+    run_id = await caller.host.runtime.run_id(ticket) if together or ticket.is_duplicate else ticket.id
+    return Accepted(thread_id, run_id, ticket, not ticket.is_duplicate)
+
+
+def _check(new: NewRun, *, is_stateless: bool) -> None:
+    if new.config.get("configurable") and new.context:
+        raise Refusal(400, "config.configurable and context exclude each other; send one of them")
+    if is_stateless and new.command is not None and new.command.resume is not None:
+        raise Refusal(400, "a command that resumes needs a thread; send it to /threads/{thread_id}/runs")
+    if new.after_seconds and new.command is not None and new.command.resume is not None:
+        raise Refusal(422, "an answer is given now; after_seconds does not go with a command that resumes")
+    if new.after_seconds and new.multitask_strategy not in (None, "enqueue"):
+        raise Refusal(422, "a run that comes later is enqueued; leave multitask_strategy out")
+    configured = new.config.get("configurable") or {}
+    if configured.get("checkpoint_ns") or (new.checkpoint is not None and new.checkpoint.checkpoint_ns):
+        raise Refusal(422, "a run starts from a checkpoint of the thread, not of a subgraph")
+
+
+def _check_webhook(caller: Caller, url: str | None) -> None:
+    if not url:
+        return
+    if caller.host.webhooks is None:
+        raise Refusal(422, "webhooks are disabled on this server; follow the run, or join it")
+    if url.startswith("/"):
+        # Any process on the database may come to tell it, workers that have no routes among them.
+        raise Refusal(
+            422,
+            "the webhook's URL may not be called: it is a path, and the process that tells a run's end need "
+            "not have your application; send all of it, e.g. https://HOST/path, and name a HOST that is not "
+            "public in http.webhook_hosts",
+        )
+    try:
+        caller.host.webhooks.url(url)
+    except Unreachable as error:
+        raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
+
+
+async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_passing: bool) -> Row:
+    """Make the thread of a run. One that is removed after its run has a time to live as well: a server that
+    ends before it could do that leaves it to others."""
+    metadata = {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
+    value: dict[str, Any] = {"thread_id": thread_id, "metadata": metadata, "if_exists": "do_nothing"}
+    conditions = await caller.may("threads", "create", value)
+    require_stamp(conditions, value["metadata"])
+    partition = caller.partition(thread_id)
+    ttl = {"ttl": _PASSING_MINUTES} if is_passing else None
+    made = await caller.host.catalogue.create(partition, value["metadata"], ttl)
+    return made if made is not None else await caller.visible(thread_id, conditions)
+
+
+def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
+    """The strategy, whether the run goes together with others that wait, and how long it waits for them."""
+    asked = request.headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
+    said = request.headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
+    try:
+        quiet = 0.0 if said is None else float(said) / 1000
+    except (TypeError, ValueError, OverflowError):
+        raise Refusal(422, f"{DEBOUNCE_MS} is a number of milliseconds, e.g. 1500") from None
+    if not 0 <= quiet <= 3600:
+        raise Refusal(422, f"{DEBOUNCE_MS} is from 0 to 3600000")
+    if asked == "coalesce" or (quiet and asked in (None, "enqueue")):
+        if new.command is not None or start is not None:
+            raise Refusal(422, "a run with a command or a checkpoint cannot be coalesced with others")
+        return "enqueue", True, quiet
+    match asked:
+        case None | "enqueue":
+            return "enqueue", False, 0.0
+        case "reject" | "interrupt" | "rollback":
+            return asked, False, 0.0
+        case _:
+            raise Refusal(422, f"there is no multitask strategy {asked!r}")
+
+
+def _options(
+    caller: Caller,
+    new: NewRun,
+    assistant: Assistant,
+    thread_id: str,
+    metadata: Mapping[str, Any],
+    telling: Telling | None,
+    start: Ref | None,
+    headers: Mapping[str, str],
+) -> Options:
+    user = caller.user
+    preset = _verified_config(assistant.config) if user.identity else assistant.config
+    config = {**preset, **new.config}
+    own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
+    # What the assistant configures under the name of something in the run's context gives way to that.
+    said = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
+    configurable = {
+        **{name: value for name, value in {**said, **headers}.items() if not is_reserved(name)},
+        "thread_id": thread_id,
+        "assistant_id": assistant.assistant_id,
+        "graph_id": assistant.graph_id,
+    }
+    if user.identity:
+        # It goes with the message to the worker that takes it, and is in nothing that is answered.
+        configurable |= {
+            USER: storable(user.dict()),
+            "langgraph_auth_user_id": user.identity,
+            "langgraph_auth_permissions": list(user.permissions),
+            "user_id": user.identity,
+        }
+    about = {**metadata, "assistant_id": assistant.assistant_id}
+    config = {
+        **config,
+        "configurable": configurable,
+        "metadata": {**(config.get("metadata") or {}), **about, "thread_id": thread_id},
+    }
+    context = {**_mirror(assistant.context, own), **_mirror(new.context, asked)} or None
+    if context is not None and user.identity:
+        context = _verified_context(user, context)
+    durability = new.durability
+    if durability is None and new.checkpoint_during is not None:
+        durability = "async" if new.checkpoint_during else "exit"
+    # What a client sends beside the input, in its own words: it is given back as it came.
+    kwargs = new.model_dump(
+        mode="json",
+        exclude_none=True,
+        exclude=_SAID_ELSEWHERE,
+    )
+    return Options(
+        config=config,
+        context=context,
+        checkpoint_id=None if start is None else start.checkpoint_id,
+        interrupt_before=new.interrupt_before or None,
+        interrupt_after=new.interrupt_after or None,
+        durability=durability,
+        telling=telling,
+        attempts=1,
+        on_failure="keep",
+        webhook=new.webhook or None,
+        about={
+            "assistant_id": assistant.assistant_id,
+            "metadata": about,
+            "kwargs": kwargs,
+            "multitask_strategy": new.multitask_strategy or "enqueue",
+        },
+    )
+
+
+def _verified(user: User, new: NewRun) -> NewRun:
+    """A run without what its client said of who the user is, as that is verified."""
+    return new.model_copy(
+        update={
+            "config": _verified_config(new.config),
+            "context": _verified_context(user, new.context),
+            "metadata": _unclaimed(new.metadata),
+        }
+    )
+
+
+def _verified_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: _unclaimed(config[name]) for name in ("configurable", "metadata") if config.get(name)}
+    return {**config, **parts}
+
+
+def _verified_context(user: User, context: Mapping[str, Any]) -> dict[str, Any]:
+    """A context that names the verified user where it named one: its schema may ask for the field."""
+    verified = {"user_id": user.identity} if "user_id" in context else {}
+    return {**_unclaimed(context), **verified}
+
+
+def _unclaimed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in _OF_THE_USER}
+
+
+def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A context, or what was configured instead of one. A graph that calls another one sends its own
+    configuration along, reserved names among it."""
+    return context or {name: value for name, value in configurable.items() if not is_reserved(name)}
+
+
+async def _submitted(
+    caller: Caller,
+    thread_id: str,
+    new: NewRun,
+    assistant: Assistant,
+    options: Options,
+    key: str | None,
+    strategy: Strategy,
+    together: bool,
+    quiet: float,
+    interrupt_id: str | None,
+) -> Ticket:
+    runtime, tenant = caller.host.runtime, caller.user.tenant
+    channel = "" if options.webhook is None else WEBHOOK
+    command = None if new.command is None else new.command.model_dump(exclude_none=True)
+    is_answer = interrupt_id is not None or bool(command and "resume" in command)
+    if new.command is not None and command is not None and is_answer and options.checkpoint_id is None:
+        return await runtime.answer(
+            thread_id,
+            new.command.resume,
+            interrupt_id=interrupt_id,
+            command={name: held for name, held in command.items() if name != "resume"},
+            dedupe_key=key,
+            channel=channel,
+            options=options,
+            tenant=tenant,
+        )
+    return await runtime.submit(
+        thread_id,
+        new.input,
+        dedupe_key=key,
+        graph=assistant.graph_id,
+        channel=channel,
+        strategy=strategy,
+        command=command,
+        together=together,
+        quiet=quiet,
+        after=new.after_seconds or 0.0,
+        alone=strategy in ("interrupt", "rollback"),
+        options=options,
+        within=THERE,
+        tenant=tenant,
+    )
+
+
+def _key(request: Request) -> str | None:
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not 0 < len(key) <= _KEY_MAX:
+        raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
+    return key
+
+
+async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:
+    standing = await caller.host.runtime.find(ticket.thread_id, ticket.id, tenant=ticket.tenant)
+    if standing is None:
+        # It goes together with others, under the first one's name.
+        standing = await caller.host.runtime.look(ticket)
+    before = standing.message
+    command = None if new.command is None else new.command.model_dump(exclude_none=True)
+    said = {"input": new.input if command is None else None, "command": command or None}
+    if (given(before.payload), _undelayed(before.options.get("about"))) != (
+        said,
+        _undelayed(plain(options.about)),
+    ):
+        raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
+
+
+def _undelayed(about: Any) -> Any:
+    """What is stored of a request without its delay: sent again with another delay it is the same run."""
+    if not isinstance(about, Mapping) or not isinstance(kwargs := about.get("kwargs"), Mapping):
+        return about
+    return {**about, "kwargs": {name: each for name, each in kwargs.items() if name != "after_seconds"}}

@@ -1,0 +1,1 @@
+"""Cloudflare D1: batches of SQLite statements over HTTP."""

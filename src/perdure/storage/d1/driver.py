@@ -1,0 +1,334 @@
+"""Cloudflare D1: requests that gather travel as one batch, which is one transaction.
+
+Every commit is guarded by a receipt that is written with it (``d1_batch``). A batch whose answer was lost is
+settled by its receipts before it is sent again, and a copy that was only late is refused by them: nothing is
+applied twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Now, Refused, Stage
+from perdure.model.program import Effect
+from perdure.model.records import Record
+from perdure.storage.batching import Gatherer, Job
+from perdure.storage.d1 import batch as sql
+from perdure.storage.d1 import schema
+from perdure.storage.d1.batch import Rows, Statement
+from perdure.storage.d1.rest import Lost, Rejected, Transport
+from perdure.storage.d1.retry import Tries, gave_up, translated
+from perdure.storage.d1.url import Target
+from perdure.storage.port import Limits
+
+R = TypeVar("R")
+
+SCHEMA_VERSION = schema.SCHEMA_VERSION
+
+_WORKERS = 4
+_STATEMENTS = 48
+_REQUEST_BYTES = 8_000_000
+_SLOT_SECONDS = 86_400
+
+
+class D1Driver:
+    """One D1 database behind a transport. Opening it neither creates nor migrates the schema."""
+
+    has_listing = True
+    searches_items = True
+
+    def __init__(
+        self, transport: Transport, name: str, *, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._transport = transport
+        self._name = name
+        self._sleep = sleep
+        self._limits = Limits(ops=5_000, bytes=1_800_000)
+        self._slots: deque[_Slot] = deque()
+        self._gatherer = Gatherer(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._gatherer.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await self._gatherer.aperform(effect)
+
+    def close(self) -> None:
+        self._gatherer.close()
+        self._transport.close()
+
+    # One group
+
+    def _execute(self, group: Sequence[Job]) -> None:
+        """Answer a group in as few requests as it fits into."""
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            slot = _Slot()
+        try:
+            waiting: list[_Part] = []
+            for job in group:
+                try:
+                    if isinstance(job.effect, Drop):
+                        job.answer = self._drop(job.effect, slot)
+                    else:
+                        waiting.append(_part(job))
+                except Exception as error:
+                    job.error = error
+            while waiting:
+                self._send(_taken(waiting), slot)
+        finally:
+            self._slots.append(slot)
+
+    def _send(self, parts: Sequence[_Part], slot: _Slot) -> None:
+        """Answer the parts in one request; when the database refuses it, in one request each."""
+        try:
+            self._run(parts, slot)
+        except Rejected as error:
+            if len(parts) == 1:
+                parts[0].job.error = translated(error, self._name)
+                return
+            for part in parts:
+                self._send([part], slot)
+        except Exception as error:
+            for part in parts:
+                if not part.done:
+                    part.job.error = error
+
+    def _run(self, parts: Sequence[_Part], slot: _Slot) -> None:
+        """Answer the parts in one request, sent again as often as it takes and ``Tries`` allows.
+
+        Raises ``Rejected`` when nothing of it was carried out because the database refuses a statement.
+        """
+        commits = [part for part in parts if part.guarded]
+        n = slot.next() if commits else 0
+        ids = [slot.receipt(place) for place in range(len(commits))]
+        given = dict(zip(map(id, commits), ids, strict=True))
+        tries = Tries(sleep=self._sleep)
+        left = list(parts)
+        while left:
+            statements = [sql.forget_receipts()] if commits and slot.is_new else []
+            spans: list[tuple[_Part, int, int]] = []
+            for part in left:
+                start = len(statements)
+                statements += part.make(given.get(id(part), ""), n)
+                spans.append((part, start, len(statements)))
+            if commits:
+                statements.append(sql.receipts(ids))
+            try:
+                results = self._transport.batch(statements) if statements else []
+            except Lost as lost:
+                if not tries.again(lost):
+                    raise gave_up(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
+                if commits and tries.unsure and self._settle(commits, ids, n, tries, unsure=True):
+                    left, commits = _unwritten(left), []
+                continue
+            except Rejected as error:
+                # It may be our own receipts that refuse a second copy, be it one that a gateway made.
+                unsure = tries.unsure or sql.RECEIPT in str(error)
+                if commits and self._settle(commits, ids, n, tries, unsure=unsure):
+                    left, commits = _unwritten(left), []
+                    continue
+                raise
+            slot.is_new = slot.is_new and not commits
+            verdicts = _verdicts(results[-1], n) if commits else {}
+            for part, start, end in spans:
+                part.read(results[start:end], verdicts[given[id(part)]] if part.guarded else None)
+            return
+
+    def _settle(
+        self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries, *, unsure: bool
+    ) -> bool:
+        """Whether a batch whose answer was lost was applied; if so, answer its commits."""
+        while True:
+            try:
+                (rows,) = self._transport.batch([sql.receipts(ids)])
+                break
+            except Lost as lost:
+                if not tries.again(lost):
+                    raise gave_up(lost, self._name, unsure=True) from lost
+            except Rejected as error:
+                if not unsure:
+                    return False
+                raise gave_up(Lost(str(error)), self._name, unsure=True) from error
+        verdicts = _verdicts(rows, n)
+        if len(verdicts) < len(ids):
+            return False
+        for part, receipt in zip(commits, ids, strict=True):
+            part.read([], verdicts[receipt])
+        return True
+
+    def _drop(self, effect: Drop, slot: _Slot) -> Committed | Refused:
+        """Take the partition out of sight in one batch, then remove its rows page by page."""
+        more = True
+
+        def look(results: list[Rows], refused: int | None) -> Committed | Refused:
+            nonlocal more
+            more = not results or bool(results[-1][0][0])
+            if refused is None:
+                return Committed()
+            return Refused(effect.checks[refused].kind, effect.checks[refused].key)
+
+        def hide(id_: str, n: int) -> list[Statement]:
+            judged = sql.receipt(effect.partition, effect.checks, id_, n)
+            return [judged, sql.drop(effect.partition, id_), *sql.sweep()]
+
+        job, rest = Job(effect), Job(effect)
+        try:
+            self._run([_Part(job, guarded=True, writes=True, make=hide, finish=look)], slot)
+            while more and isinstance(job.answer, Committed):
+                self._run([_Part(rest, writes=True, make=lambda _, __: sql.sweep(), finish=look)], slot)
+        except Rejected as error:
+            raise translated(error, self._name) from error
+        return cast("Committed | Refused", job.answer)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """One caller's share of a batch."""
+
+    job: Job
+    guarded: bool = False
+    writes: bool = False
+    done: bool = False
+    size: tuple[int, int] = (0, 0)
+    make: Callable[[str, int], list[Statement]] = field(default=lambda _, __: [])
+    finish: Callable[[list[Rows], int | None], Any] = field(default=lambda _, __: None)
+
+    def read(self, results: list[Rows], refused: int | None) -> None:
+        self.job.answer = self.finish(results, refused)
+        self.done = True
+
+
+class _Slot:
+    """The receipts of one worker's batches: a name, and a number that rises with every batch."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._name = secrets.token_hex(8)
+        self._n = 0
+        self._since = time.time()
+        self.is_new = True
+
+    def next(self) -> int:
+        # Old receipts are forgotten, so a slot goes on under a new name long before its own are.
+        # Receipts age by the calendar, also while this machine sleeps.
+        if abs(time.time() - self._since) > _SLOT_SECONDS:
+            self._begin()
+        self._n += 1
+        return self._n
+
+    def receipt(self, place: int) -> str:
+        return f"{self._name}.{place}"
+
+
+def _part(job: Job) -> _Part:
+    """A request as a part of a batch."""
+    effect = job.effect
+    if isinstance(effect, Fetch):
+        reads, looks = sql.fetch(effect.partition, effect.items)
+
+        def gathered(results: list[Rows], _: int | None) -> tuple[tuple[Record, ...], ...]:
+            answers: list[list[Record]] = [[] for _ in effect.items]
+            for look, rows in zip(looks, results, strict=True):
+                look.answer(rows, answers)
+            return tuple(map(tuple, answers))
+
+        return _Part(job, make=lambda _, __: reads, finish=gathered, size=_size(reads))
+    if isinstance(effect, Find):
+        reads = [sql.find(effect)]
+        return _Part(
+            job, make=lambda _, __: reads, finish=lambda r, _: sql.found(effect, r[0]), size=_size(reads)
+        )
+    if isinstance(effect, Now):
+        reads = [sql.now()]
+        return _Part(job, make=lambda _, __: reads, finish=lambda r, _: int(r[0][0][0]), size=_size(reads))
+    if isinstance(effect, Stage):
+        puts = sql.write(effect.partition, effect.puts, None)
+        return _Part(job, make=lambda _, __: puts, writes=True, size=_size(puts))
+    if not isinstance(effect, Commit):
+        raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+    drafted = sql.write(effect.partition, effect.ops, "")
+    judging, judged = sql.receipt(effect.partition, effect.ops, "", 0)
+
+    def statements(id_: str, n: int) -> list[Statement]:
+        named = [(text, (*given[:3], id_, *given[4:])) for text, given in drafted]
+        return [(judging, (*judged[:3], id_, str(n), *judged[5:])), *named]
+
+    def outcome(_: list[Rows], refused: int | None) -> Committed | Refused:
+        return Committed() if refused is None else Refused(effect.ops[refused].kind, effect.ops[refused].key)
+
+    size = _size([(judging, judged), *drafted])
+    return _Part(job, guarded=True, writes=True, make=statements, finish=outcome, size=size)
+
+
+def _verdicts(rows: Rows, n: int) -> dict[str, int | None]:
+    """What the receipts of a batch say: the place of the first refusal, or ``None``."""
+    return {row[0]: row[2] for row in rows if int(row[1]) == n}
+
+
+def _unwritten(parts: Sequence[_Part]) -> list[_Part]:
+    """What is left of a batch of which the writes are known to be applied: the reads."""
+    for part in parts:
+        part.done = part.done or part.writes
+    return [part for part in parts if not part.writes]
+
+
+def _size(statements: Sequence[Statement]) -> tuple[int, int]:
+    return len(statements), sql.weight(statements)
+
+
+def _taken(waiting: list[_Part]) -> list[_Part]:
+    """Take what fits one request off the front, at least one part."""
+    taken = [waiting.pop(0)]
+    count, size = taken[0].size
+    while waiting:
+        count += waiting[0].size[0]
+        size += waiting[0].size[1]
+        if count > _STATEMENTS or size > _REQUEST_BYTES:
+            break
+        taken.append(waiting.pop(0))
+    return taken
+
+
+def open_driver(url: str) -> D1Driver:
+    """Open the database of a URL; it must have this release's schema."""
+    target = Target.of(url)
+    transport = target.connect()
+    try:
+        schema.check(transport, target.name)
+    except BaseException:
+        transport.close()
+        raise
+    return D1Driver(transport, target.name)
+
+
+def schema_version(url: str) -> int:
+    """The database's schema version, 0 when there is none."""
+    target = Target.of(url)
+    with target.session() as transport:
+        return schema.version(transport, target.name)
+
+
+def pending(url: str) -> list[str]:
+    """The statements that ``migrate`` would execute now."""
+    return list(schema.pending(schema_version(url)))
+
+
+def migrate(url: str) -> int:
+    """Create or upgrade the schema, once, however many processes ask; the version before."""
+    target = Target.of(url)
+    with target.session() as transport:
+        return schema.apply(transport, target.name)

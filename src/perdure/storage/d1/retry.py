@@ -1,0 +1,73 @@
+"""When a batch is sent again, after which pause, and when it is given up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from perdure.errors import PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.storage.d1.batch import Rows, Statement
+from perdure.storage.d1.rest import Lost, Rejected, Transport
+
+ATTEMPTS = 7
+PATIENCE = 30.0
+_PAUSE = 0.2
+
+
+class Tries:
+    """The attempts at one request. ``unsure`` says whether one that was lost may have arrived."""
+
+    def __init__(self, attempts: int = ATTEMPTS, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._sleep = sleep
+        self._left = attempts - 1
+        self._pause = _PAUSE
+        self._deadline = time.monotonic() + PATIENCE
+        self.unsure = False
+
+    def again(self, lost: Lost) -> bool:
+        """Wait for the next try, at least as long as asked for; ``False`` when there is none."""
+        self.unsure = self.unsure or lost.sent
+        pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+        self._pause *= 2
+        self._left -= 1
+        if self._left < 0 or time.monotonic() + pause > self._deadline:
+            return False
+        self._sleep(pause)
+        return True
+
+
+def asked(transport: Transport, statements: Sequence[Statement], name: str, tries: Tries) -> list[Rows]:
+    """The rows of a batch that may be carried out any number of times."""
+    while True:
+        try:
+            return transport.batch(statements)
+        except Lost as lost:
+            if not tries.again(lost):
+                raise gave_up(lost, name, unsure=False) from lost
+
+
+def gave_up(lost: Lost, name: str, *, unsure: bool) -> PerdureError:
+    """What the caller hears after the last try."""
+    outcome = (
+        "and whether the last write was stored could not be found out; load the thread before going on"
+        if unsure
+        else "nothing of the request was stored; check the network and Cloudflare's status, and try again"
+    )
+    return Unavailable(f"{name} does not answer: {lost}; {outcome}")
+
+
+def translated(error: Rejected, name: str) -> PerdureError:
+    """The one place where the database's refusals become Perdure's errors."""
+    said = str(error)
+    new: PerdureError
+    if "no such table: perdure_" in said:
+        new = Unmigrated(f"{name} has no Perdure schema; run `perdure migrate {name}`")
+    elif "too big" in said or "TOOBIG" in said:
+        new = TooLarge(f"{name}: a value or a request is too large for D1 ({said}); write smaller values")
+    elif "maximum DB size" in said or "SQLITE_FULL" in said:
+        new = Unavailable(f"{name} is full; nothing of this write was stored. Prune threads and try again")
+    else:
+        new = Unavailable(f"{name}: D1 refused the request: {said}; nothing of it was stored")
+    new.__cause__ = error
+    return new

@@ -1,0 +1,88 @@
+"""The schema of a D1 database: SQLite's tables and the receipts, and who may open what.
+
+Every step is one batch that begins by moving the version on from where it was found, so of many processes
+that migrate at once one carries it out and the others find it done.
+"""
+
+from __future__ import annotations
+
+from perdure.errors import Unmigrated
+from perdure.storage.d1 import batch
+from perdure.storage.d1.rest import Lost, Rejected, Transport
+from perdure.storage.d1.retry import Tries, asked, gave_up, translated
+from perdure.storage.sql import migrations, schema
+
+SCHEMA_VERSION = schema.SCHEMA_VERSION
+
+_VERSION = f"{schema.PREFIX}schema"
+
+
+def version(transport: Transport, name: str, *, attempts: int = 3) -> int:
+    """The schema version of the database, 0 when there is none."""
+    there = (f"SELECT count(*) AS c0 FROM sqlite_schema WHERE type = 'table' AND name = '{_VERSION}'", ())
+    read = (f"SELECT version AS c0 FROM {_VERSION}", ())
+    tries = Tries(attempts)
+    try:
+        try:
+            (rows,) = asked(transport, [read], name, tries)
+        except Rejected:
+            (known,) = asked(transport, [there], name, tries)
+            if not known[0][0]:
+                return 0
+            # Another process has made it just now.
+            (rows,) = asked(transport, [read], name, tries)
+    except Rejected as error:
+        raise translated(error, name) from error
+    return int(rows[0][0]) if rows else 0
+
+
+def check(transport: Transport, name: str) -> None:
+    """Raise ``Unmigrated`` unless the schema is this release's."""
+    found = version(transport, name)
+    if found == SCHEMA_VERSION:
+        return
+    if found > SCHEMA_VERSION:
+        raise _newer(name, found)
+    what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
+    raise Unmigrated(f"{name} {what}; run `perdure migrate {name}`, or connect with migrate=True")
+
+
+def apply(transport: Transport, name: str) -> int:
+    """Bring the schema to this release's version; the version that was found."""
+    tries = Tries()
+    found = version(transport, name)
+    while found != SCHEMA_VERSION:
+        if found > SCHEMA_VERSION:
+            raise _newer(name, found)
+        try:
+            transport.batch([(statement, ()) for statement in pending(found)])
+        except Lost as lost:
+            if not tries.again(lost):
+                raise gave_up(lost, name, unsure=True) from lost
+        except Rejected as error:
+            now = version(transport, name)
+            if now == found:
+                raise translated(error, name) from error
+            found = now
+            continue
+        else:
+            return found
+        found = version(transport, name)
+    return found
+
+
+def pending(found: int) -> tuple[str, ...]:
+    """The statements that lead from a version, 0 for none, to this release's."""
+    if found == 0:
+        return (*schema.sqlite_schema(), *batch.SCHEMA)
+    if found >= SCHEMA_VERSION:
+        return ()
+    # NULL is refused by the column, and with it the batch: another process was here first.
+    moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
+    return (moved, *migrations.pending(found))
+
+
+def _newer(name: str, found: int) -> Unmigrated:
+    return Unmigrated(
+        f"{name} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
+    )

@@ -1,0 +1,80 @@
+"""What a D1 URL names, and where the API token comes from: the environment, never the URL."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from perdure.errors import BadUrl
+from perdure.storage.d1.rest import Rest, is_local
+from perdure.storage.url import redacted
+
+ENDPOINT = "https://api.cloudflare.com/client/v4"
+TOKEN_ENV = "CLOUDFLARE_API_TOKEN"  # noqa: S105 - the name of a variable
+
+_ID = re.compile(r"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FORM = "d1://ACCOUNT_ID/DATABASE_ID"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A database, the endpoint it is behind, and the variable that holds the token."""
+
+    name: str
+    account: str
+    database: str
+    endpoint: str
+    token_env: str
+
+    @classmethod
+    def of(cls, url: str) -> Target:
+        """The target of a URL, or ``BadUrl``."""
+        name = redacted(url)
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            raise BadUrl(
+                f"{_FORM}: a D1 URL takes no user and no password; put the API token into ${TOKEN_ENV}, or "
+                "name another variable with ?token_env="
+            )
+        account, database = parts.netloc, parts.path.removeprefix("/")
+        if not _ID.fullmatch(account) or not _ID.fullmatch(database) or parts.fragment:
+            raise BadUrl(f"{name}: a D1 URL is {_FORM}; `wrangler d1 list` shows the database's id")
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(given.keys() - {"endpoint", "token_env"}):
+            raise BadUrl(f"{name}: unknown parameter {unknown[0]!r}; a D1 URL takes endpoint and token_env")
+        endpoint = given.get("endpoint", ENDPOINT).rstrip("/")
+        where = urlsplit(endpoint)
+        if where.scheme not in ("http", "https") or not where.hostname or "@" in where.netloc:
+            raise BadUrl(f"{name}: endpoint has to be an https:// address, e.g. {ENDPOINT}")
+        if where.scheme == "http" and not is_local(endpoint):
+            raise BadUrl(f"{name}: endpoint has to be https://, for the API token travels with every request")
+        token_env = given.get("token_env", TOKEN_ENV)
+        if not _NAME.fullmatch(token_env):
+            raise BadUrl(f"{name}: token_env has to be the name of an environment variable, e.g. {TOKEN_ENV}")
+        return cls(name, account, database, endpoint, token_env)
+
+    def connect(self) -> Rest:
+        """A transport to the database; nothing is sent yet."""
+        token = os.environ.get(self.token_env, "").strip()
+        if not token:
+            raise BadUrl(
+                f"{self.name}: ${self.token_env} is not set; set it to an API token with the permission "
+                "Account / D1 / Edit"
+            )
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise BadUrl(f"{self.name}: ${self.token_env} does not hold an API token; copy it there again")
+        return Rest(self.endpoint, self.account, self.database, token, name=self.name, env=self.token_env)
+
+    @contextmanager
+    def session(self) -> Iterator[Rest]:
+        """A transport for a while."""
+        transport = self.connect()
+        try:
+            yield transport
+        finally:
+            transport.close()

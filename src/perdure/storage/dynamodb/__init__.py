@@ -1,0 +1,1 @@
+"""DynamoDB: one table, conditional transactions."""

@@ -1,0 +1,298 @@
+"""Calls to DynamoDB: which table a URL names, what is tried again, and what each failure means to a caller.
+
+Everything that can be repeated without harm is: throttling, conflicts between transactions, answers that did
+not come. Waits are random below a doubling bound. The one place where the client's exceptions are translated.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from boto3.session import Session
+from botocore import exceptions as aws
+from botocore.config import Config
+from botocore.parsers import ResponseParserError
+from botocore.session import Session as Core
+
+from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.storage.dynamodb.clock import ServiceClock
+from perdure.storage.url import redacted
+
+PATIENCE = 30.0
+"""Seconds after which a request that is throttled, in conflict or unanswered is given up. A transaction's
+token protects it for ten minutes, so whatever is repeated within is applied once."""
+
+_WRITES = {"transact_write_items", "batch_write_item", "put_item", "update_item", "delete_item"}
+_FIRST_WAIT = 0.02
+_LONGEST_WAIT = 2.0
+_CONNECTIONS = 64
+_FORM = "dynamodb://table?region=eu-central-1, with &endpoint=http://127.0.0.1:8000 for an emulator"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
+
+_REPEATED = frozenset(
+    "InternalServerError InternalFailure LimitExceededException ProvisionedThroughputExceededException"
+    " ReplicatedWriteConflictException RequestLimitExceeded RequestTimeout RequestTimeoutException"
+    " ServiceUnavailable ThrottledException Throttling ThrottlingException TransactionConflictException"
+    " TransactionInProgressException".split()
+)
+_REPEATED_REASONS = frozenset(
+    "TransactionConflict ThrottlingError ProvisionedThroughputExceeded RequestLimitExceeded None".split()
+)
+_REFUSED_KEYS = frozenset(
+    "AccessDeniedException ExpiredToken ExpiredTokenException IncompleteSignatureException"
+    " InvalidClientTokenId InvalidSignatureException MissingAuthenticationTokenException"
+    " SignatureDoesNotMatch UnrecognizedClientException".split()
+)
+_NO_ANSWER = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, ResponseParserError)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The table of a URL."""
+
+    url: str
+    table: str
+    region: str | None
+    endpoint: str | None
+
+    def __str__(self) -> str:
+        return f"the DynamoDB table {self.table!r}" + (f" in {self.region}" if self.region else "")
+
+
+class ConditionFailed(Exception):
+    """A condition did not hold, or what was to be created is there. Of a transaction, ``reasons`` has one
+    entry an action."""
+
+    def __init__(self, reasons: Sequence[Any] = ()) -> None:
+        super().__init__("a condition did not hold")
+        self.reasons = reasons
+
+
+class Unanswered(Unavailable):
+    """A request was given up, and an attempt at it may have been carried out."""
+
+
+class Malformed(Unavailable):
+    """The service did not take a request as it was: the table is not what it was taken for."""
+
+
+def target_of(url: str) -> Target:
+    """The table that a URL names; ``BadUrl`` when it cannot be one."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise BadUrl(
+            f"{redacted(url)}: a DynamoDB URL holds no keys; remove what stands before the @ and put them "
+            "where the AWS tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
+        )
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(set(given) - {"region", "endpoint"}):
+        raise BadUrl(f"{redacted(url)}: unknown parameter {', '.join(unknown)}; write {_FORM}")
+    if not _NAME.fullmatch(parts.netloc) or parts.path.strip("/"):
+        raise BadUrl(
+            f"{redacted(url)}: a table's name has 3 to 255 letters, digits, '_', '-' or '.'; write {_FORM}"
+        )
+    endpoint = given.get("endpoint")
+    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+        raise BadUrl(f"{redacted(url)}: the endpoint has to start with http:// or https://; write {_FORM}")
+    return Target(url, parts.netloc, given.get("region") or None, endpoint)
+
+
+class Client:
+    """A table behind the low-level client. Calls may come from many threads."""
+
+    def __init__(self, target: Target, *, patience: float = PATIENCE) -> None:
+        self.target = target
+        self.patience = patience
+        self.clock = ServiceClock()
+        config = Config(
+            # Names and values are ours alone, and well-formed.
+            parameter_validation=False,
+            connect_timeout=3,
+            read_timeout=15,
+            max_pool_connections=_CONNECTIONS,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            user_agent_extra="perdure",
+        )
+        try:
+            core = Core()
+            core.register_component("data_loader", _models())
+            session = Session(region_name=target.region, botocore_session=core)
+            self.boto: Any = session.client("dynamodb", endpoint_url=target.endpoint, config=config)
+        except (aws.BotoCoreError, ValueError) as error:
+            raise self._translated(error) from error
+
+    @property
+    def table(self) -> str:
+        return self.target.table
+
+    def call(self, operation: str, *, patience: float | None = None, **parameters: Any) -> dict[str, Any]:
+        """The answer to a request, repeated while that helps and for ``patience`` seconds at most,
+        the client's unless told.
+
+        Raises ``ConditionFailed``, or an error of the tree: ``Unanswered`` when what was asked for may have
+        happened.
+        """
+        method = getattr(self.boto, operation)
+        end = time.monotonic() + (self.patience if patience is None else patience)
+        bound = _FIRST_WAIT
+        lost = False
+        while True:
+            asked = self.clock.asking()
+            try:
+                answer: dict[str, Any] = method(**parameters)
+            except (aws.ClientError, aws.BotoCoreError, ResponseParserError) as error:
+                if isinstance(error, aws.ClientError) and (failed := _condition_of(error)) is not None:
+                    raise failed from error
+                lost = lost or _is_lost(error)
+                pause = random.uniform(bound / 4, bound)  # noqa: S311 - spreads repetitions
+                if not _is_repeated(error) or time.monotonic() + pause > end:
+                    raised = self._translated(error, lost=lost)
+                    if lost and operation in _WRITES and not isinstance(raised, Unanswered):
+                        # An earlier attempt may have been carried out, whatever this one says.
+                        raised = Unanswered(f"{raised}. Whether the last write was stored is not known")
+                    raise raised from error
+                time.sleep(pause)
+                bound = min(2 * bound, _LONGEST_WAIT)
+            else:
+                self.clock.heard(asked, answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+                return answer
+
+    def all_of(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:
+        """The items of a batch request, repeated for what it left over; ``field`` names what is left over."""
+        out: list[dict[str, Any]] = []
+        end = time.monotonic() + self.patience
+        bound = _FIRST_WAIT
+        parameters: Any = {self.table: requests}
+        while parameters:
+            answer = self.call(operation, RequestItems=parameters)
+            found = answer.get("Responses", {}).get(self.table, ())
+            out.extend(found)
+            left = answer.get(field) or {}
+            if left and _count(left[self.table]) == _count(parameters[self.table]):
+                if time.monotonic() > end:
+                    raise Unavailable(f"{self.target} is throttled; try again later or raise its capacity")
+                time.sleep(random.uniform(0, bound))  # noqa: S311 - spreads repetitions
+                bound = min(2 * bound, _LONGEST_WAIT)
+            parameters = left
+        return out
+
+    def _translated(self, error: Exception, *, lost: bool = False) -> PerdureError:
+        where = self.target
+        if isinstance(error, aws.NoRegionError):
+            return BadUrl(
+                f"{redacted(where.url)}: no AWS region is known; add ?region=eu-central-1 or the like, or "
+                "set AWS_REGION"
+            )
+        if isinstance(
+            error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError
+        ):
+            return Unavailable(
+                f"{where}: no AWS credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "configure a profile, or run where a role is attached"
+            )
+        if isinstance(error, aws.ProfileNotFound):
+            return Unavailable(f"{where}: AWS_PROFILE names a profile that is not there; mend or unset it")
+        if isinstance(error, aws.ClientError):
+            return self._refused(error, lost=lost)
+        if isinstance(error, _NO_ANSWER):
+            at = redacted(where.endpoint) if where.endpoint else "its public endpoint"
+            return _given_up(
+                f"{where} does not answer at {at}; check the region, the endpoint and the network", lost=lost
+            )
+        return BadUrl(f"{redacted(where.url)} cannot be used ({type(error).__name__}); write {_FORM}")
+
+    def _refused(self, error: aws.ClientError, *, lost: bool) -> PerdureError:
+        where = self.target
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        message = str(error.response.get("Error", {}).get("Message", ""))
+        cancelled = error.response.get("CancellationReasons") or ()
+        reasons = [str(r.get("Code")) for r in cancelled]
+        message += " ".join(str(r.get("Message") or "") for r in cancelled)
+        if code == "ResourceNotFoundException":
+            return Unmigrated(
+                f"{where} does not exist; check its name and region, or create it: "
+                f"perdure migrate '{redacted_target(where)}'"
+            )
+        if code in _REFUSED_KEYS:
+            return Unavailable(
+                f"{where}: AWS refused the credentials or what they may do ({code}); check the keys, the "
+                "role and its policy"
+            )
+        if "ItemCollectionSizeLimitExceeded" in code or "ItemCollectionSizeLimitExceeded" in reasons:
+            return TooLarge(f"{where}: a thread passes 10 GB of one kind of record; prune it")
+        if code == "ValidationException" or "ValidationError" in reasons:
+            if re.search(r"(?i)size|exceed|limit|number|magnitude", message + str(reasons)):
+                return TooLarge(
+                    f"{where}: a value passes what DynamoDB takes in one item or transaction; nothing of "
+                    "this write was stored"
+                )
+            return Malformed(
+                f"{where} refused a request as malformed; compare the table with what is needed: "
+                f"perdure migrate --check '{redacted_target(where)}'"
+            )
+        if code in _REPEATED or reasons:
+            what = ", ".join(sorted({code, *reasons} - {"None"}))
+            return _given_up(f"{where} is throttled or contended ({what}); try again later", lost=lost)
+        return _given_up(f"{where}: DynamoDB failed with {code}; try again later", lost=lost)
+
+
+def _given_up(message: str, *, lost: bool) -> Unavailable:
+    if lost:
+        return Unanswered(f"{message}. Whether the last write was stored is not known")
+    return Unavailable(f"{message}. Nothing of this write was stored")
+
+
+def redacted_target(target: Target) -> str:
+    """The URL again, of its harmless parts."""
+    endpoint = redacted(target.endpoint) if target.endpoint else None
+    given = (("region", target.region), ("endpoint", endpoint))
+    query = [f"{k}={v}" for k, v in given if v]
+    return f"dynamodb://{target.table}" + ("?" + "&".join(query) if query else "")
+
+
+@cache
+def _models() -> Any:
+    """The descriptions of the service, read from disk once a process; credentials are looked up anew."""
+    return Core().get_component("data_loader")
+
+
+def _count(requests: Any) -> int:
+    return len(requests["Keys"] if isinstance(requests, dict) else requests)
+
+
+def _condition_of(error: aws.ClientError) -> ConditionFailed | None:
+    code = error.response.get("Error", {}).get("Code")
+    if code in ("ConditionalCheckFailedException", "ResourceInUseException"):
+        return ConditionFailed()
+    reasons = error.response.get("CancellationReasons") or ()
+    if any(reason.get("Code") == "ConditionalCheckFailed" for reason in reasons):
+        return ConditionFailed(reasons)
+    return None
+
+
+def _status(error: aws.ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _is_repeated(error: Exception) -> bool:
+    if not isinstance(error, aws.ClientError):
+        return isinstance(error, _NO_ANSWER) and not isinstance(error, aws.SSLError)
+    if error.response.get("Error", {}).get("Code") == "TransactionCanceledException":
+        reasons = error.response.get("CancellationReasons") or ()
+        return all(reason.get("Code", "None") in _REPEATED_REASONS for reason in reasons)
+    return error.response.get("Error", {}).get("Code") in _REPEATED or _status(error) >= 500
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether the request may have been carried out all the same."""
+    if isinstance(error, aws.ClientError):
+        return _status(error) >= 500
+    # TLS can break in an answer, too.
+    return isinstance(error, aws.SSLError) or not isinstance(error, aws.ConnectionError)

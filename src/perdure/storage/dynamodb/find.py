@@ -1,0 +1,100 @@
+"""Reading across partitions: one global index, which follows the table within moments and is a hint only.
+
+Its entries are sparse: what is not to be found has none. The catalogue and the lanes that are due are spread
+over buckets; all of them are asked side by side, each for a range of its order, and the answers are joined.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from itertools import islice
+
+from perdure.model.ops import Find, Found
+from perdure.model.records import INDEXED, Kind, Partition
+from perdure.storage.dynamodb import items
+from perdure.storage.dynamodb.items import Item
+from perdure.storage.dynamodb.reading import Reader, is_past
+
+_INDEX: Item = {"IndexName": items.FIND, "ConsistentRead": False}
+_PAGE = 250
+"""The least entries a request reads of which only one tenant's are wanted."""
+
+
+def find(reader: Reader, effect: Find) -> tuple[Found, ...]:
+    if effect.index == "threads":
+        return _threads(reader, effect)
+    kind = INDEXED[effect.index]
+    if kind.expires:
+        # The service removes them by itself.
+        return ()
+    return _due(reader, effect, kind) if effect.index == "due" else _named(reader, effect, kind)
+
+
+def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
+    """Records by the text in their indexed field."""
+    g = items.run_entry(kind, effect.value)
+    low, high = b"\x00", b"\xff"
+    if effect.tenant is not None:
+        low = high = items.tenant_entry(effect.tenant)
+    rows = reader.query(g, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
+    own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
+    return tuple(
+        Found(items.partition_of(row), items.record_of(kind, row)) for row in islice(own, effect.limit)
+    )
+
+
+def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
+    """Records by the time in their indexed field. The entries of all tenants stand in one order: for one
+    tenant they are read page by page, from the start, until enough are its own."""
+    low = b"\x00" if effect.since is None else items.due_from(effect.since)
+    high = items.due_until(effect.until)
+    limit = effect.limit if effect.tenant is None else max(effect.limit, _PAGE)
+
+    def page(number: int) -> list[tuple[bytes, Found]]:
+        rows = reader.query(
+            items.due_entry(kind, number), low, high, limit=limit, select=_INDEX, names=("g", "h")
+        )
+        out = (
+            (bytes(row["h"]["B"]), Found(items.partition_of(row), items.due_of(kind, row))) for row in rows
+        )
+        own = (one for one in out if effect.tenant in (None, one[1].partition.tenant))
+        return list(islice(own, effect.limit))
+
+    pages = reader.spread(page, range(items.BUCKETS))
+    merged: Iterable[tuple[bytes, Found]] = heapq.merge(*pages, key=lambda one: one[0])
+    return tuple(found for _, found in islice(merged, effect.limit))
+
+
+def _threads(reader: Reader, effect: Find) -> tuple[Found, ...]:
+    prefix = b"" if effect.tenant is None else items.catalogue_order(effect.tenant, effect.prefix)
+    edge = None
+    if effect.after is not None:
+        edge = items.catalogue_order(effect.after.tenant, effect.after.thread)
+
+    def named(row: Item) -> bytes:
+        found = items.partition_of(row)
+        return items.catalogue_order(found.tenant, found.thread)
+
+    def page(number: int) -> list[Partition]:
+        rows = reader.between(
+            items.catalogue_entry(effect.space, number),
+            prefix,
+            edge,
+            reverse=False,
+            limit=effect.limit,
+            select=_INDEX,
+            full=named,
+            names=("g", "h"),
+        )
+        kept = (
+            at
+            for row in rows
+            if (at := items.partition_of(row)).thread.startswith(effect.prefix)
+            and is_past(named(row), prefix, edge, False)
+        )
+        return list(islice(kept, effect.limit))
+
+    pages = reader.spread(page, range(items.BUCKETS))
+    merged: Iterable[Partition] = heapq.merge(*pages, key=lambda at: (at.tenant, at.thread))
+    return tuple(Found(at) for at in islice(merged, effect.limit))

@@ -1,0 +1,410 @@
+"""Reading from the table: a fetch that is of one moment, and ranges in the port's order.
+
+Every commit gives the partition's root item a revision of its own. A fetch that read the revision, then what
+it was asked for, then the same revision again has seen one moment; nothing is locked and nothing is read
+twice while nobody writes. Reads are strongly consistent, unless a caller selects an index that cannot be.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from threading import Lock, RLock, local
+from typing import Any, TypeVar
+
+from perdure.errors import Contention
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.records import Key, Kind, Partition, Record
+from perdure.storage.dynamodb import items
+from perdure.storage.dynamodb.client import Client
+from perdure.storage.dynamodb.items import Item, Root
+from perdure.storage.kv import keys as layout
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_BATCH = 100
+_ATTEMPTS = 24
+_PATIENT_AFTER = 3
+_KNOWN = 16_384
+_STRIPES = 64
+_inside = local()
+
+
+class Moved(Exception):
+    """What was read belongs to two moments."""
+
+
+class Reader:
+    """Reads of one table, and what is remembered between them: each partition's incarnation and revision. A
+    memory that is out of date costs another read, never a wrong answer."""
+
+    def __init__(self, client: Client, fan_out: ThreadPoolExecutor) -> None:
+        self._client = client
+        self._pool = fan_out
+        self._known: OrderedDict[Partition, Root] = OrderedDict()
+        self._lock = Lock()
+        self._stripes = tuple(RLock() for _ in range(_STRIPES))
+
+    def turn(self, partition: Partition) -> RLock:
+        """A lock under which this process's commits to a partition take turns: side by side they would only
+        cancel each other."""
+        return self._stripes[hash(partition) % _STRIPES]
+
+    def spread(self, work: Callable[[A], B], over: Sequence[A]) -> list[B]:
+        """The results of independent requests, side by side."""
+        if len(over) < 2 or getattr(_inside, "spread", False):
+            return [work(one) for one in over]
+
+        def inside(one: A) -> B:
+            # What a thread of the pool waits for must not have to wait for a thread of the pool.
+            _inside.spread = True
+            return work(one)
+
+        return list(self._pool.map(inside, over))
+
+    # The root
+
+    def known(self, partition: Partition) -> Root | None:
+        """The root as it once was, or as it is when nothing is remembered; ``None`` when there is none."""
+        with self._lock:
+            root = self._known.get(partition)
+        return root if root is not None else self.root(partition)
+
+    def root(self, partition: Partition) -> Root | None:
+        """The root as it is."""
+        answer = self._client.call(
+            "get_item", TableName=self._client.table, Key=items.root_key(partition), ConsistentRead=True
+        )
+        return self.remember(partition, items.root_of(answer["Item"]) if "Item" in answer else None)
+
+    def remember(self, partition: Partition, root: Root | None) -> Root | None:
+        with self._lock:
+            if root is None or not root.incarnation:
+                self._known.pop(partition, None)
+            else:
+                self._known[partition] = root
+                self._known.move_to_end(partition)
+                if len(self._known) > _KNOWN:
+                    self._known.popitem(last=False)
+        return root
+
+    # Fetch
+
+    def fetch(self, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
+        partition = effect.partition
+        wanted = [item for item in effect.items if item.kind not in items.EMBEDDED]
+        if not wanted:
+            return self._answers(effect, self.root(partition), {})
+        one_by_one = len(wanted) == len(effect.items) and _independent(wanted)
+        root = self.known(partition)
+        for attempt in range(_ATTEMPTS):
+            if root is None or not root.incarnation:
+                return tuple(() for _ in effect.items)
+            if attempt < _PATIENT_AFTER:
+                now, found = self._attempt(partition, root, wanted, one_by_one)
+            else:
+                time.sleep(random.uniform(0, 0.01 * attempt))  # noqa: S311 - spreads repetitions
+                with self.turn(partition):
+                    # Since the last attempt this process may have written: only what is read now is compared.
+                    now, found = self.root(partition), None
+                    if now is not None and now.incarnation:
+                        now, found = self._attempt(partition, now, wanted, one_by_one)
+            gone = now is None or not now.incarnation
+            if gone or found is not None:
+                return self._answers(effect, now, found or {})
+            root = now
+        raise Contention(
+            f"thread {partition.thread!r} is written to without a pause by other processes, and no moment of "
+            "it could be read; try again"
+        )
+
+    def _attempt(
+        self, partition: Partition, root: Root, wanted: Sequence[Get | Range], one_by_one: bool
+    ) -> tuple[Root | None, dict[int, tuple[Record, ...]] | None]:
+        """The root after the read, and what was read, unless that is not of one moment."""
+        try:
+            if one_by_one:
+                gets = [item for item in wanted if isinstance(item, Get)]
+                now, records = self._get(partition, root.incarnation, gets, with_root=True)
+                found = {id(get): records.get((get.kind.name, get.key), ()) for get in gets}
+            else:
+                found = self._read(partition, root.incarnation, wanted)
+                now = self.root(partition)
+        except Moved:
+            return self.root(partition), None
+        if now is None or now.incarnation != root.incarnation:
+            return now, None
+        return now, found if one_by_one or now.revision == root.revision else None
+
+    def _answers(
+        self, effect: Fetch, root: Root | None, found: dict[int, tuple[Record, ...]]
+    ) -> tuple[tuple[Record, ...], ...]:
+        """In the order of the request. A root without an incarnation holds nothing."""
+        if root is None or not root.incarnation:
+            return tuple(() for _ in effect.items)
+        embedded = {name: (record,) for name, record in root.records.items()}
+        return tuple(
+            embedded.get(item.kind.name, ()) if item.kind in items.EMBEDDED else found[id(item)]
+            for item in effect.items
+        )
+
+    def _read(
+        self, partition: Partition, incarnation: bytes, wanted: Sequence[Get | Range]
+    ) -> dict[int, tuple[Record, ...]]:
+        gets: list[Get] = []
+        ranges: list[Range] = []
+        alias: dict[int, Get] = {}
+        for item in wanted:
+            if isinstance(item, Get):
+                gets.append(item)
+            elif len(item.prefix) == len(item.kind.key):
+                alias[id(item)] = Get(item.kind, item.prefix)
+                gets.append(alias[id(item)])
+            else:
+                ranges.append(item)
+        work: list[Callable[[], Any]] = [
+            lambda item=item: self.range(partition, incarnation, item)  # type: ignore[misc]
+            for item in ranges
+        ]
+        if gets:
+            work.append(lambda: self._get(partition, incarnation, gets))
+        results = self.spread(lambda step: step(), work)
+        out: dict[int, tuple[Record, ...]] = {
+            id(item): result for item, result in zip(ranges, results, strict=False)
+        }
+        if gets:
+            _, records = results[-1]
+            for item in wanted:
+                get = alias.get(id(item), item)
+                if isinstance(get, Get):
+                    found = records.get((get.kind.name, get.key), ())
+                    out[id(item)] = found if isinstance(item, Get) else _of_range(item, found)
+        return out
+
+    def _get(
+        self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
+    ) -> tuple[Root | None, dict[tuple[str, Key], tuple[Record, ...]]]:
+        """Records by kind and key, and the root when it is asked for."""
+        places: dict[tuple[bytes, bytes], Get] = {}
+        keys: list[Item] = [items.root_key(partition)] if with_root else []
+        for get in gets:
+            key = items.key_of(partition, incarnation, get.kind, get.key)
+            place = (key["pk"]["B"], key["sk"]["B"])
+            if place not in places:
+                places[place] = get
+                keys.append(key)
+        root = None
+        found: list[tuple[Get, Item]] = []
+        for item in self._batch(keys):
+            where = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
+            if where in places:
+                found.append((places[where], item))
+            else:
+                root = items.root_of(item)
+        if with_root:
+            self.remember(partition, root)
+        bodies = self._bodies(partition, incarnation, [(get.kind, item) for get, item in found])
+        return root, {
+            (get.kind.name, get.key): (items.record_of(get.kind, item, body),)
+            for (get, item), body in zip(found, bodies, strict=True)
+            if body is not None
+        }
+
+    def _batch(self, keys: Sequence[Item]) -> Iterator[Item]:
+        batches = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
+        requests = [{"Keys": list(batch), "ConsistentRead": True} for batch in batches]
+        for answers in self.spread(
+            lambda r: self._client.all_of("batch_get_item", r, "UnprocessedKeys"), requests
+        ):
+            yield from answers
+
+    def _bodies(
+        self, partition: Partition, incarnation: bytes, found: Sequence[tuple[Kind, Item]]
+    ) -> Sequence[bytes | None]:
+        """The bodies that lie in parts, joined; empty for those that do not, ``None`` for records that are
+        over and half removed."""
+        keys: list[Item] = []
+        for kind, item in found:
+            if (parts := items.parts_of(item)) is not None:
+                keys += items.part_keys(partition, incarnation, kind, *parts)
+        if not keys:
+            return [b""] * len(found)
+        held = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._batch(keys)}
+        rest = iter(keys)
+        out: list[bytes | None] = []
+        for _, item in found:
+            parts = items.parts_of(item)
+            own = [held.get((k["pk"]["B"], k["sk"]["B"])) for k in islice(rest, parts[1] if parts else 0)]
+            pieces = [piece for piece in own if piece is not None]
+            if len(pieces) == len(own):
+                out.append(b"".join(pieces))
+            elif items.is_expired(item, time.time()):
+                # The service removes what is over item by item, in no order: the record goes as well.
+                out.append(None)
+            else:
+                raise Moved
+        return out
+
+    # Ranges
+
+    def range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
+        kind = item.kind
+        pk = items.collection(partition, incarnation, kind)
+        found = self._by_field(pk, item) if item.by is not None else self._by_key(pk, item)
+        out: list[Record] = []
+        while item.limit is None or len(out) < item.limit:
+            rows = list(islice(found, None if item.limit is None else item.limit - len(out)))
+            if not rows:
+                break
+            bodies: Sequence[bytes | None] = [b""] * len(rows)
+            if item.bodies:
+                bodies = self._bodies(partition, incarnation, [(kind, row) for row in rows])
+            # Where some were over, the page is filled up: a short page is the last one.
+            out += [
+                items.record_of(kind, row, body)
+                for row, body in zip(rows, bodies, strict=True)
+                if body is not None
+            ]
+        return tuple(out)
+
+    def _by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
+        prefix = layout.encode_prefix(item.kind, item.prefix)
+        edge = None if item.after is None else layout.encode_key(item.kind, item.after)
+        rows = self.between(pk, prefix, edge, reverse=item.reverse, limit=item.limit, select=_select(item))
+        return (row for row in rows if is_past(items.encoded_key(row), prefix, edge, item.reverse))
+
+    def between(
+        self,
+        pk: bytes,
+        prefix: bytes,
+        edge: bytes | None,
+        *,
+        reverse: bool,
+        limit: int | None,
+        select: Item,
+        full: Callable[[Item], bytes] = items.encoded_key,
+        names: tuple[str, str] = ("pk", "sk"),
+    ) -> Iterator[Item]:
+        """Items in the order of their full keys, from about ``edge`` on; a few outside may be among them."""
+        start = items.sort_key(prefix)[: items.KEPT]
+        low, high = start, layout.successor(start)
+        if edge is not None and not reverse:
+            low = max(low, items.past(edge))
+        elif edge is not None:
+            high = min(high, items.upto(edge))
+        rows = self.query(pk, low, high, reverse=reverse, limit=limit, select=select, names=names)
+        return _in_full_order(rows, names[1], full, reverse)
+
+    def _by_field(self, pk: bytes, item: Range) -> Iterator[Item]:
+        if item.by not in item.kind.by or len(item.prefix) != len(item.kind.key) - 1:
+            raise ValueError(
+                f"{item.kind.name} is ordered by {item.kind.by} under all but the last part of a key"
+            )
+        prefix = items.order_prefix(item.kind, item.prefix)
+        edge = None if item.after is None else prefix + layout.encode_integer(item.after)
+        low, high = prefix, layout.successor(prefix)
+        if edge is not None and not item.reverse:
+            low = edge + b"\x00"
+        elif edge is not None:
+            high = edge
+        rows = self.query(
+            pk,
+            low,
+            high,
+            reverse=item.reverse,
+            limit=item.limit,
+            select={**_select(item), "IndexName": items.BY_ORDER},
+            names=("pk", "o"),
+        )
+        return (row for row in rows if is_past(bytes(row["o"]["B"]), prefix, edge, item.reverse))
+
+    def query(
+        self,
+        pk: bytes,
+        low: bytes,
+        high: bytes,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+        select: Item | None = None,
+        names: tuple[str, str] = ("pk", "sk"),
+    ) -> Iterator[Item]:
+        """The items of a collection from ``low`` to ``high``, both included, page by page."""
+        if low > high:
+            return
+        parameters: Item = {
+            "TableName": self._client.table,
+            "KeyConditionExpression": f"{names[0]} = :pk AND {names[1]} BETWEEN :low AND :high",
+            "ExpressionAttributeValues": {":pk": {"B": pk}, ":low": {"B": low}, ":high": {"B": high}},
+            "ScanIndexForward": not reverse,
+            "ConsistentRead": True,
+            **(select or {}),
+        }
+        if limit is not None:
+            # One more than asked for: the item at an edge may have to be left out.
+            parameters["Limit"] = limit + 1
+        while True:
+            answer = self._client.call("query", **parameters)
+            yield from answer["Items"]
+            if "LastEvaluatedKey" not in answer:
+                return
+            parameters["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
+
+
+def _select(item: Range) -> Item:
+    """Leaves bodies out of the answer when they are not asked for."""
+    if item.bodies or not item.kind.body:
+        return {}
+    names = ["pk", "sk", "k", "v", "o", *(c.name for c in item.kind.fields)]
+    return {
+        "ProjectionExpression": ", ".join(f"#{name}" for name in names),
+        "ExpressionAttributeNames": {f"#{name}": name for name in names},
+    }
+
+
+def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
+    """What a range over one whole key answers."""
+    if item.after is not None:
+        return ()
+    return found if item.bodies else tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
+
+
+def _independent(wanted: Sequence[Get | Range]) -> bool:
+    """Whether what each item answers may be of a moment of its own: one record, or immutable ones."""
+    gets = all(isinstance(item, Get) for item in wanted)
+    return gets and (len(wanted) == 1 or all(item.kind.grows is not None for item in wanted))
+
+
+def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:
+    """Whether a full key is under the prefix and beyond the edge."""
+    if not full.startswith(prefix):
+        return False
+    return edge is None or (full < edge if reverse else full > edge)
+
+
+def _in_full_order(
+    rows: Iterable[Item], name: str, full: Callable[[Item], bytes], reverse: bool
+) -> Iterator[Item]:
+    """Rows in the order of their full keys: those with a shortened one are gathered and sorted."""
+    group: list[Item] = []
+    stem = b""
+    for row in rows:
+        key = bytes(row[name]["B"])
+        if group and key[: items.KEPT] != stem:
+            yield from sorted(group, key=full, reverse=reverse)
+            group = []
+        if len(key) > items.KEPT:
+            stem = key[: items.KEPT]
+            group.append(row)
+        elif not group:
+            yield row
+        else:
+            # As long as the stem and equal to it: it comes before all that were shortened to it.
+            yield from sorted([*group, row], key=full, reverse=reverse)
+            group = []
+    yield from sorted(group, key=full, reverse=reverse)

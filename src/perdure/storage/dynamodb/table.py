@@ -1,0 +1,220 @@
+"""The table itself: what it has to look like, creating it, and which version of the layout is in it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
+from perdure.storage.dynamodb import items
+from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
+
+SCHEMA_VERSION = 3
+"""The version of the layout that this release reads and writes. Version 2 has the records of queues, version
+3 documents and events. The table is defined as it was and no item of a version before changes, but a release
+that knows only that one must not write here: when it drops a thread it leaves the new records behind, under
+an incarnation that nobody remembers, and the index names a lane among them as due for ever."""
+
+_LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
+_EXPIRY = "x"
+_READY_AFTER = 120.0
+_ASK_EVERY = 0.25
+_QUICKLY = 2.0
+
+
+def _keys(partition: str, sort: str) -> list[dict[str, str]]:
+    return [
+        {"AttributeName": partition, "KeyType": "HASH"},
+        {"AttributeName": sort, "KeyType": "RANGE"},
+    ]
+
+
+DEFINITION: dict[str, Any] = {
+    "BillingMode": "PAY_PER_REQUEST",
+    "AttributeDefinitions": [
+        {"AttributeName": name, "AttributeType": "B"} for name in ("pk", "sk", "o", "g", "h")
+    ],
+    "KeySchema": _keys("pk", "sk"),
+    "LocalSecondaryIndexes": [
+        {
+            "IndexName": items.BY_ORDER,
+            "KeySchema": _keys("pk", "o"),
+            "Projection": {"ProjectionType": "ALL"},
+        }
+    ],
+    "GlobalSecondaryIndexes": [
+        {
+            "IndexName": items.FIND,
+            "KeySchema": _keys("g", "h"),
+            "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(items.INDEXED)},
+        }
+    ],
+}
+"""What ``CreateTable`` is given. An index for ordered reads can be made with the table only."""
+
+
+def connect(url: str) -> Client:
+    """A client whose table has this release's layout; ``Unmigrated`` otherwise."""
+    client = Client(target_of(url))
+    found = version(client)
+    if found != SCHEMA_VERSION:
+        raise unfit(client, found)
+    return client
+
+
+def unfit(client: Client, found: int) -> Unmigrated:
+    what = f"{client.target} has layout version {found}"
+    if found > SCHEMA_VERSION:
+        return Unmigrated(f"{what}, this release knows {SCHEMA_VERSION}; upgrade perdure")
+    if found == 0:
+        what = f"{client.target} is not there or holds no Perdure layout"
+    url = redacted_target(client.target)
+    return Unmigrated(
+        f"{what}; check the name and the region, or run `perdure migrate '{url}'`, or connect with "
+        "migrate=True"
+    )
+
+
+def version(client: Client) -> int:
+    """The layout's version, 0 when there is no table or no layout in it."""
+    try:
+        answer = client.call(
+            "get_item", patience=_QUICKLY, TableName=client.table, Key=_LAYOUT, ConsistentRead=True
+        )
+    except Unmigrated:
+        return 0
+    except Malformed:
+        if (table := _described(client)) is not None:
+            _check(client, table)
+        raise
+    return int(answer["Item"]["version"]["N"]) if "Item" in answer else 0
+
+
+def ask(client: Client) -> None:
+    """Make the cheapest request, for its answer's sake: one read unit."""
+    client.call("get_item", TableName=client.table, Key=_LAYOUT, ConsistentRead=True)
+
+
+def pending(client: Client) -> list[str]:
+    """What ``migrate`` would do, in words."""
+    table = _described(client)
+    steps: list[str] = []
+    if table is None:
+        steps.append(
+            f"create the table {client.table} (on demand; keys pk and sk; local index {items.BY_ORDER}; "
+            f"global index {items.FIND})"
+        )
+    else:
+        _check(client, table)
+    if table is None or not _expires(client):
+        steps.append(f"let items of {client.table} expire by the attribute {_EXPIRY} (time to live)")
+    found = 0 if table is None else version(client)
+    if found > SCHEMA_VERSION:
+        raise unfit(client, found)
+    if found < SCHEMA_VERSION:
+        steps.append(f"record layout version {SCHEMA_VERSION} in {client.table}")
+    return steps
+
+
+def migrate(client: Client) -> int:
+    """Create the table or check it, whoever else does the same now; the version before."""
+    found = version(client)
+    if found > SCHEMA_VERSION:
+        raise unfit(client, found)
+    if found == SCHEMA_VERSION:
+        # A table that was restored from a backup comes without its time to live.
+        _let_expire(client)
+        return found
+    table = _described(client)
+    if table is None:
+        try:
+            client.call("create_table", TableName=client.table, **DEFINITION)
+        except ConditionFailed:
+            # Another process is creating it; both wait below.
+            table = None
+    _check(client, _active(client))
+    _let_expire(client)
+    try:
+        client.call(
+            "put_item",
+            TableName=client.table,
+            Item={**_LAYOUT, "version": {"N": str(SCHEMA_VERSION)}},
+            ConditionExpression=f"{items.ABSENT} OR #version <= :mine",
+            ExpressionAttributeNames={"#version": "version"},
+            ExpressionAttributeValues={":mine": {"N": str(SCHEMA_VERSION)}},
+        )
+    except ConditionFailed:
+        raise unfit(client, version(client)) from None
+    return found
+
+
+def _described(client: Client) -> dict[str, Any] | None:
+    try:
+        answer = client.call("describe_table", patience=_QUICKLY, TableName=client.table)
+    except Unmigrated:
+        return None
+    return dict(answer["Table"])
+
+
+def _active(client: Client) -> dict[str, Any]:
+    """The table's description, when it takes requests."""
+    end = time.monotonic() + _READY_AFTER
+    while True:
+        table = _described(client)
+        if table is not None and table["TableStatus"] in ("ACTIVE", "UPDATING"):
+            return table
+        if time.monotonic() > end:
+            state = "does not appear" if table is None else f"stays {table['TableStatus']}"
+            raise Unavailable(
+                f"{client.target} {state} for {_READY_AFTER:.0f} s; look at it in the AWS console"
+            )
+        time.sleep(_ASK_EVERY)
+
+
+def _check(client: Client, table: dict[str, Any]) -> None:
+    """Raise ``BadUrl`` when a table of this name is of another make."""
+    types = {a["AttributeName"]: a["AttributeType"] for a in table["AttributeDefinitions"]}
+    found = {
+        "its keys": (table["KeySchema"], DEFINITION["KeySchema"]),
+        f"the local index {items.BY_ORDER}": _index(table, "LocalSecondaryIndexes"),
+        f"the global index {items.FIND}": _index(table, "GlobalSecondaryIndexes"),
+    }
+    wrong = [what for what, (given, wanted) in found.items() if _flat(given) != _flat(wanted)]
+    wanted_types = {a["AttributeName"]: a["AttributeType"] for a in DEFINITION["AttributeDefinitions"]}
+    if not wrong and any(types.get(name) != type_ for name, type_ in wanted_types.items()):
+        wrong.append("the types of its keys")
+    if wrong:
+        raise BadUrl(
+            f"{client.target} was not made by perdure: {', '.join(wrong)} differ from what is needed; name "
+            "another table, and perdure migrate creates it"
+        )
+
+
+def _index(table: dict[str, Any], sort: str) -> tuple[Any, Any]:
+    wanted = DEFINITION[sort][0]
+    given = next((i for i in table.get(sort) or () if i["IndexName"] == wanted["IndexName"]), None)
+    return (given and given["KeySchema"]), wanted["KeySchema"]
+
+
+def _flat(schema: Any) -> list[tuple[str, str]]:
+    return sorted((part["KeyType"], part["AttributeName"]) for part in schema or ())
+
+
+def _expires(client: Client) -> bool:
+    answer = client.call("describe_time_to_live", TableName=client.table)["TimeToLiveDescription"]
+    return answer.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
+
+
+def _let_expire(client: Client) -> None:
+    if _expires(client):
+        return
+    try:
+        client.call(
+            "update_time_to_live",
+            TableName=client.table,
+            TimeToLiveSpecification={"Enabled": True, "AttributeName": _EXPIRY},
+        )
+    except PerdureError:
+        # Refused also when another process was first.
+        if not _expires(client):
+            raise

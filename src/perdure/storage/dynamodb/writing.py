@@ -1,0 +1,403 @@
+"""Writing to the table: commits as one transaction, stages beside them, and removing a partition.
+
+A commit's transaction includes the partition's root item: it demands the incarnation that the records are
+under and sets a new revision. So a partition is removed by taking its incarnation away in one write; what
+stood under it is garbage from then on, and no late writer reaches it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from perdure.errors import Contention, PerdureError
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Refused, Stage
+from perdure.model.records import Kind, Partition, Record
+from perdure.storage import in_doubt
+from perdure.storage.dynamodb import items
+from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
+from perdure.storage.dynamodb.items import Item, Learned, Root
+from perdure.storage.dynamodb.reading import Reader
+
+_ROUNDS = 64
+_BATCH = 25
+_PARTS_AT_ONCE = 8
+_TOKEN = 12
+
+Parts = tuple[Kind, bytes, int]
+"""A body's parts: of which kind of record, under which name, how many."""
+
+
+class Writer:
+    """Writes to one table."""
+
+    def __init__(self, client: Client, reader: Reader) -> None:
+        self._client = client
+        self._reader = reader
+
+    # Commit
+
+    def commit(self, effect: Commit) -> Committed | Refused:
+        if not effect.ops:
+            return Committed()
+        with self._reader.turn(effect.partition):
+            return self._commit(effect)
+
+    def _commit(self, effect: Commit) -> Committed | Refused:
+        partition, ops = effect.partition, effect.ops
+        writes = any(not isinstance(op, Check) for op in ops)
+        learned = [Learned()] * len(ops)
+        own = [n for n, op in enumerate(ops) if op.kind not in items.EMBEDDED]
+        root = self._reader.known(partition)
+        for _ in range(_ROUNDS):
+            if root is None or not root.incarnation:
+                for op in ops:
+                    if not items.holds(op, None):
+                        return Refused(op.kind, op.key)
+                if not any(isinstance(op, Put) for op in ops):
+                    return Committed()
+            incarnation = root.incarnation if root is not None else b""
+            incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
+            revision = secrets.token_bytes(_TOKEN)
+            laid: list[Parts] = []
+            try:
+                bodies = [self._lay_out(partition, incarnation, op, laid) for op in ops]
+                actions = [
+                    items.root_action(
+                        self._client.table,
+                        partition,
+                        root,
+                        incarnation,
+                        revision if writes else b"",
+                        [op for op in ops if op.kind in items.EMBEDDED],
+                    )
+                ]
+                actions += [
+                    items.action_of(self._client.table, partition, incarnation, ops[n], bodies[n], learned[n])
+                    for n in own
+                ]
+                self._transact(effect, actions, revision)
+            except ConditionFailed as failed:
+                now = _root_in(failed.reasons[0], root)
+                if now is not None and now.revision == revision:
+                    return self._done(partition, incarnation, revision, ops, learned)
+                self._discard(partition, incarnation, laid)
+                if (now.incarnation if now else b"") != (root.incarnation if root else b""):
+                    root = self._reader.remember(partition, now)
+                    learned = [Learned()] * len(ops)
+                    continue
+                refused = _judge(ops, own, failed.reasons, now, learned)
+                if refused is not None:
+                    return refused
+            except PerdureError as error:
+                if not isinstance(error, Unanswered):
+                    self._discard(partition, incarnation, laid)
+                raise
+            else:
+                return self._done(partition, incarnation, revision, ops, learned)
+        raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
+
+    def _transact(self, effect: Commit, actions: list[Item], revision: bytes) -> None:
+        """Raises ``ConditionFailed``, or an error of the tree when the commit was not carried out."""
+        try:
+            # The token makes a repetition of what was carried out an answer, not a second commit.
+            self._client.call(
+                "transact_write_items", TransactItems=actions, ClientRequestToken=revision.hex()
+            )
+        except Unanswered:
+            if not self._was_applied(effect, revision):
+                raise
+
+    def _was_applied(self, effect: Commit, revision: bytes) -> bool:
+        """Whether a commit without an answer stands in the table."""
+        if all(isinstance(op, Check) for op in effect.ops):
+            return False
+        root = self._reader.root(effect.partition)
+        if root is not None and root.revision == revision:
+            return True
+        return in_doubt.was_applied(effect, self._reader.fetch(in_doubt.evidence(effect)))
+
+    def _done(
+        self,
+        partition: Partition,
+        incarnation: bytes,
+        revision: bytes,
+        ops: Sequence[Op],
+        learned: list[Learned],
+    ) -> Committed:
+        if any(not isinstance(op, Check) for op in ops):
+            self._reader.remember(partition, Root(incarnation, revision, {}))
+        old = [(op.kind, *seen.parts) for op, seen in zip(ops, learned, strict=True) if seen.parts]
+        self._discard(partition, incarnation, old)
+        return Committed()
+
+    # Bodies in parts
+
+    def _lay_out(self, partition: Partition, incarnation: bytes, op: Op, laid: list[Parts]) -> Item:
+        """The attributes that carry an operation's body; a large one is stored in parts now, under a name
+        that nobody knows until the record has it."""
+        if not isinstance(op, Put) or not op.kind.body:
+            return {}
+        if len(op.body) <= items.BODY_MAX:
+            return {"b": {"B": op.body}}
+        pieces = [op.body[at : at + items.PART] for at in range(0, len(op.body), items.PART)]
+        nonce = secrets.token_bytes(_TOKEN)
+        laid.append((op.kind, nonce, len(pieces)))
+        expiry = {k: v for k, v in items.item_of(partition, incarnation, op).items() if k == "x"}
+        keys = items.part_keys(partition, incarnation, op.kind, nonce, len(pieces))
+        puts = [
+            {"PutRequest": {"Item": {**key, **expiry, "b": {"B": piece}}}}
+            for key, piece in zip(keys, pieces, strict=True)
+        ]
+        self._batch(puts, _PARTS_AT_ONCE)
+        return {"p": {"B": nonce}, "pn": {"N": str(len(pieces))}}
+
+    def _discard(self, partition: Partition, incarnation: bytes, parts: Sequence[Parts]) -> None:
+        keys = [
+            key
+            for kind, nonce, count in parts
+            for key in items.part_keys(partition, incarnation, kind, nonce, count)
+        ]
+        # What is left of them nothing refers to; it goes with the thread. The commit's outcome stands.
+        with suppress(PerdureError):
+            self._delete(keys)
+
+    # Stage
+
+    def stage(self, effect: Stage) -> None:
+        partition = effect.partition
+        for put in effect.puts:
+            if put.kind.grows is None:
+                self.commit(Commit(partition, (put._replace(expect=Expect.ANY),)))
+        puts = [put for put in effect.puts if put.kind.grows is not None]
+        if not puts:
+            return
+        for _ in range(_ROUNDS):
+            root = self._reader.known(partition)
+            incarnation = root.incarnation if root is not None else b""
+            incarnation = incarnation or self._create(partition, root)
+            if not incarnation:
+                continue
+            self._reader.spread(lambda put, at=incarnation: self._stage_one(partition, at, put), puts)  # type: ignore[misc]
+            now = self._reader.root(partition)
+            if now is not None and now.incarnation == incarnation:
+                return
+            # Removed meanwhile: what was just written belongs to nobody.
+            self._delete([items.key_of(partition, incarnation, put.kind, put.key) for put in puts])
+        raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
+
+    def _create(self, partition: Partition, root: Root | None) -> bytes:
+        """A new incarnation, or nothing when another process was first."""
+        incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
+        action = items.root_action(self._client.table, partition, root, incarnation, revision, ())
+        try:
+            self._client.call("update_item", **action["Update"])
+        except ConditionFailed:
+            return b""
+        self._reader.remember(partition, Root(incarnation, revision, {}))
+        return incarnation
+
+    def _stage_one(self, partition: Partition, incarnation: bytes, put: Put) -> None:
+        """Store an immutable record, or raise what grows of the one that is there."""
+        free = put._replace(expect=Expect.ANY)
+        laid: list[Parts] = []
+        body = self._lay_out(partition, incarnation, free, laid)
+        action = items.action_of(self._client.table, partition, incarnation, free, body, Learned())
+        for _ in range(_ROUNDS):
+            try:
+                self._client.call("put_item", **action["Put"])
+            except ConditionFailed:
+                if self._raise_growing(partition, incarnation, put):
+                    # After a lost answer the record that is there may be this very one.
+                    if laid and not self._refers_to(partition, incarnation, put, laid[0]):
+                        self._discard(partition, incarnation, laid)
+                    return
+            else:
+                return
+        raise Contention(
+            f"thread {partition.thread!r}: a chunk is collected and stored all the time; try again"
+        )
+
+    def _refers_to(self, partition: Partition, incarnation: bytes, put: Put, parts: Parts) -> bool:
+        """Whether a record's body lies in these parts."""
+        answer = self._client.call(
+            "get_item",
+            TableName=self._client.table,
+            Key=items.key_of(partition, incarnation, put.kind, put.key),
+            ConsistentRead=True,
+            ProjectionExpression="p, pn",
+        )
+        return items.parts_of(answer.get("Item", {})) == parts[1:]
+
+    def _raise_growing(self, partition: Partition, incarnation: bytes, put: Put) -> bool:
+        """Whether the record is there; its growing field is then at least the put's."""
+        name = str(put.kind.grows)
+        key = items.key_of(partition, incarnation, put.kind, put.key)
+        try:
+            self._client.call(
+                "update_item",
+                TableName=self._client.table,
+                Key=key,
+                UpdateExpression="SET #grows = :size",
+                ConditionExpression=f"{items.PRESENT} AND #grows < :size",
+                ExpressionAttributeNames={"#grows": name},
+                ExpressionAttributeValues={":size": {"N": str(put.fields[name])}},
+            )
+        except ConditionFailed:
+            answer = self._client.call(
+                "get_item",
+                TableName=self._client.table,
+                Key=key,
+                ConsistentRead=True,
+                ProjectionExpression="pk",
+            )
+            return "Item" in answer
+        return True
+
+    # Drop
+
+    def drop(self, effect: Drop) -> Committed | Refused:
+        partition = effect.partition
+        with self._reader.turn(partition):
+            for _ in range(_ROUNDS):
+                root = self._reader.root(partition)
+                refused = self._refused(effect)
+                if refused is not None:
+                    return refused
+                if root is None:
+                    return Committed()
+                # Every commit gives the root another revision: what was checked is as it was, or this fails.
+                if root.incarnation and not self._bury(partition, root, is_guarded=bool(effect.checks)):
+                    continue
+                dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
+                for incarnation in dead:
+                    self._sweep(partition, incarnation)
+                self._forget(partition, dead)
+                return Committed()
+        raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
+
+    def _refused(self, effect: Drop) -> Refused | None:
+        """The first check of a removal that does not hold now."""
+        if not effect.checks:
+            return None
+        gets = tuple(Get(check.kind, check.key) for check in effect.checks)
+        for check, found in zip(
+            effect.checks, self._reader.fetch(Fetch(effect.partition, gets)), strict=True
+        ):
+            if not items.holds(check, found[0] if found else None):
+                return Refused(check.kind, check.key)
+        return None
+
+    def _bury(self, partition: Partition, root: Root, *, is_guarded: bool) -> bool:
+        """Take the incarnation away, so that the partition holds nothing; whether it still was the one."""
+        names = {f"#{kind.name}": kind.name for kind in items.EMBEDDED}
+        self._reader.remember(partition, None)
+        try:
+            self._client.call(
+                "update_item",
+                TableName=self._client.table,
+                Key=items.root_key(partition),
+                UpdateExpression=f"SET rev = :rev REMOVE inc, {', '.join(names)} ADD dead :dead",
+                ConditionExpression="inc = :inc AND rev = :seen" if is_guarded else "inc = :inc",
+                ExpressionAttributeNames=names,
+                ExpressionAttributeValues={
+                    ":rev": {"B": secrets.token_bytes(_TOKEN)},
+                    ":inc": {"B": root.incarnation},
+                    ":dead": {"BS": [root.incarnation]},
+                    **({":seen": {"B": root.revision}} if is_guarded else {}),
+                },
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    def _sweep(self, partition: Partition, incarnation: bytes) -> None:
+        """Delete everything that stands under an incarnation, page by page."""
+        select = {"ProjectionExpression": "pk, sk"}
+
+        def clear(pk: bytes) -> None:
+            page: list[Item] = []
+            for key in self._reader.query(pk, b"\x00", b"\xff" * 16, select=select):
+                page.append(key)
+                if len(page) == 40 * _BATCH:
+                    self._delete(page)
+                    page = []
+            self._delete(page)
+
+        self._reader.spread(
+            clear,
+            [
+                items.collection(partition, incarnation, kind, parts=parts)
+                for kind in items.PLAIN
+                for parts in ((False, True) if kind.body else (False,))
+            ],
+        )
+
+    def _forget(self, partition: Partition, dead: Sequence[bytes]) -> None:
+        """Strike incarnations that are gone from the root, and remove it when nothing keeps it."""
+        target: Any = {"TableName": self._client.table, "Key": items.root_key(partition)}
+        try:
+            if dead:
+                self._client.call(
+                    "update_item",
+                    **target,
+                    UpdateExpression="DELETE dead :dead",
+                    ConditionExpression=items.PRESENT,
+                    ExpressionAttributeValues={":dead": {"BS": list(dead)}},
+                )
+            unused = "attribute_not_exists(inc) AND attribute_not_exists(dead)"
+            self._client.call("delete_item", **target, ConditionExpression=unused)
+        except ConditionFailed:
+            # Gone already, or in use again, or being removed by another: each is in good hands.
+            return
+
+    # Batches
+
+    def _delete(self, keys: Sequence[Item]) -> None:
+        self._batch([{"DeleteRequest": {"Key": {"pk": k["pk"], "sk": k["sk"]}}} for k in keys], _BATCH)
+
+    def _batch(self, requests: Sequence[Item], size: int) -> None:
+        groups = [list(requests[at : at + size]) for at in range(0, len(requests), size)]
+        self._reader.spread(
+            lambda group: self._client.all_of("batch_write_item", group, "UnprocessedItems"), groups
+        )
+
+
+def _root_in(reason: Any, root: Root | None) -> Root | None:
+    """The root as a failed transaction saw it: as it was assumed, unless its own condition failed."""
+    if reason.get("Code") != "ConditionalCheckFailed":
+        return root
+    return items.root_of(reason["Item"]) if reason.get("Item") else None
+
+
+def _judge(
+    ops: Sequence[Op], own: Sequence[int], reasons: Sequence[Any], root: Root | None, learned: list[Learned]
+) -> Refused | None:
+    """The first operation whose expectation failed. Where only a condition of the layout did, ``learned``
+    gets what the next attempt has to know."""
+    failed: list[int] = []
+    if reasons[0].get("Code") == "ConditionalCheckFailed" and root is not None:
+        failed += [
+            n
+            for n, op in enumerate(ops)
+            if op.kind in items.EMBEDDED and not items.holds(op, root.records.get(op.kind.name))
+        ]
+    for n, reason in zip(own, reasons[1:], strict=True):
+        if reason.get("Code") != "ConditionalCheckFailed":
+            continue
+        op, item = ops[n], reason.get("Item")
+        record: Record | None = items.record_of(op.kind, item) if item else None
+        if not items.holds(op, record):
+            failed.append(n)
+            continue
+        grows = op.kind.grows
+        grown = (
+            isinstance(op, Put)
+            and grows is not None
+            and record is not None
+            and record.fields[grows] > op.fields[grows]
+        )
+        learned[n] = Learned(items.parts_of(item) if item else None, grown)
+    return Refused(ops[min(failed)].kind, ops[min(failed)].key) if failed else None

@@ -1,0 +1,1 @@
+"""PostgreSQL: grouped requests over psycopg connections, functions in the database."""

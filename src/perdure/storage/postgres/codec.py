@@ -1,0 +1,309 @@
+"""From requests to the arrays of one trip, and from its answer back: no connection, only bytes.
+
+Values travel in PostgreSQL's binary format. Text of any kind is stored: NUL, which PostgreSQL's text has not,
+is written as two characters, so that order and difference are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from struct import Struct
+from typing import Any, NamedTuple, cast
+
+from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, Listed, Op, Put, Range, Stage
+from perdure.model.records import Key, Kind, Partition, Record
+from perdure.storage.postgres.columns import (
+    ANSWER,
+    EXPECT_ABSENT,
+    EXPECT_NOTHING,
+    EXPECT_PRESENT,
+    EXPECT_VERSION,
+    SECTION_OF,
+    SECTIONS,
+    SHAPE_OF,
+    SHAPES,
+    Sent,
+    answer_slots,
+)
+
+Value = bytes | None
+Values = tuple[bytes, bytes, bytes, bytes]
+"""Counts, numbers, texts and bytes, each an array in binary."""
+
+_HEADER = Struct(">iiIii")
+_EMPTY = Struct(">iiI")
+_NUMBER = Struct(">iq")
+_LENGTH = Struct(">i")
+_NULL = b"\xff\xff\xff\xff"
+_NUMBERS, _TEXTS, _BYTES = 20, 25, 17
+ARRAYS = (1016, 1016, 1009, 1001)
+"""The types of ``Values``."""
+
+_EXPECTED: dict[Any, tuple[int, int]] = {
+    Expect.ANY: (EXPECT_NOTHING, 0),
+    Expect.ABSENT: (EXPECT_ABSENT, 0),
+    Expect.PRESENT: (EXPECT_PRESENT, 0),
+}
+
+Write = Commit | Stage
+
+
+def escaped(text: str) -> str:
+    """Text as it is stored: without NUL, as different and in the same order as before."""
+    if "\0" in text or "\x01" in text:
+        return text.replace("\x01", "\x01\x02").replace("\0", "\x01\x01")
+    return text
+
+
+def unescaped(text: str) -> str:
+    """Text as it was before ``escaped``."""
+    if "\x01" in text:
+        return text.replace("\x01\x01", "\0").replace("\x01\x02", "\x01")
+    return text
+
+
+@dataclass(slots=True)
+class _Arrays:
+    """The long arrays, as they grow. Partitions are numbered in their order, which is that of locking."""
+
+    parts: list[Partition]
+    n: list[int | None] = field(default_factory=list)
+    s: list[str | None] = field(default_factory=list)
+    b: list[bytes | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for column in (0, 1, 2):
+            self.s.extend(part[column] for part in self.parts)
+
+    def add(self, columns: tuple[Sent, ...], rows: list[tuple[Any, ...]]) -> None:
+        for (_, slot), values in zip(columns, zip(*rows, strict=True), strict=True):
+            if slot == "n":
+                self.n.extend(values)
+            elif slot == "s":
+                self.s.extend(values)
+            else:
+                self.b.extend(values)
+
+    def values(self, counts: list[int]) -> Values:
+        pack, length = _NUMBER.pack, _LENGTH.pack
+        texts = [None if s is None else escaped(s).encode() for s in self.s]
+        return (
+            _array(_NUMBERS, len(counts), b"".join([pack(8, c) for c in counts])),
+            _array(_NUMBERS, len(self.n), b"".join([_NULL if v is None else pack(8, v) for v in self.n])),
+            _array(_TEXTS, len(texts), b"".join([_NULL if v is None else length(len(v)) + v for v in texts])),
+            _array(
+                _BYTES,
+                len(self.b),
+                b"".join(chain.from_iterable((_NULL,) if v is None else (length(len(v)), v) for v in self.b)),
+            ),
+        )
+
+
+def _array(oid: int, count: int, items: bytes) -> bytes:
+    return _HEADER.pack(1, 1, oid, count, 1) + items if count else _EMPTY.pack(0, 0, oid)
+
+
+# Writing
+
+
+def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
+    """The parameters of ``commit_N`` for these requests, whose jobs are numbered as they come. At the
+    deadline, by the server's clock in microseconds, it is too late to begin. A round's sections are executed
+    in their order, the checks first."""
+    arrays = _Arrays(sorted({write.partition for write in writes}))
+    numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
+    arrays.n.extend(numbered[write.partition] for write in writes)
+    counts = [len(arrays.parts), len(writes), deadline]
+    for jobs in _rounds(writes):
+        rows: dict[int, list[tuple[Any, ...]]] = {}
+        for job, write in jobs:
+            if isinstance(write, Commit):
+                _add_checks(rows, job, write.ops)
+                _add_ops(rows, job, write.ops)
+            else:
+                _add_ops(rows, job, write.puts)
+        for place in sorted(rows):
+            counts += (place, len(rows[place]))
+            arrays.add(SECTIONS[place].columns, rows[place])
+    return arrays.values(counts)
+
+
+def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
+    """Jobs in rounds: one that touches what an earlier one of its partition writes comes in a later round."""
+    jobs = list(enumerate(writes, 1))
+    if len({write.partition for write in writes}) == len(writes):
+        return [jobs]
+    rounds: list[list[tuple[int, Write]]] = []
+    touched: dict[tuple[Partition, Kind, Key], tuple[int, int]] = {}
+    for job, write in jobs:
+        ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
+        at = 0
+        for op in ops:
+            read, written = touched.get((write.partition, op.kind, op.key), (-1, -1))
+            at = max(at, written + 1, 0 if isinstance(op, Check) else read + 1)
+        for op in ops:
+            place = (write.partition, op.kind, op.key)
+            read, written = touched.get(place, (-1, -1))
+            touched[place] = (max(read, at), written if isinstance(op, Check) else at)
+        if at == len(rounds):
+            rounds.append([])
+        rounds[at].append((job, write))
+    return rounds
+
+
+def _add_checks(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[Op]) -> None:
+    for number, op in enumerate(ops, 1):
+        unchanged = op.unchanged if isinstance(op, Delete) else None
+        if op.expect is Expect.ANY and not unchanged:
+            continue
+        expect, version = _EXPECTED.get(op.expect) or (EXPECT_VERSION, op.expect)
+        same = None
+        if unchanged:
+            # Escaped once more on its way, with everything else: JSON has no NUL and no control character.
+            same = json.dumps({k: escaped(v) if isinstance(v, str) else v for k, v in unchanged.items()})
+        row = (job, number, expect, version, same, *op.key)
+        rows.setdefault(SECTION_OF[op.kind, "check"], []).append(row)
+
+
+def _add_ops(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[Op]) -> None:
+    for op in ops:
+        if isinstance(op, Put):
+            kind, fields = op.kind, op.fields
+            row = (job, *op.key, *[fields[c.name] for c in kind.fields])
+            if kind.versioned:
+                row = (*row, op.version)
+            if kind.body:
+                row = (*row, op.body)
+            rows.setdefault(SECTION_OF[kind, "put"], []).append(row)
+        elif isinstance(op, Delete):
+            rows.setdefault(SECTION_OF[op.kind, "delete"], []).append((job, *op.key))
+
+
+def unpack_outcomes(value: bytes) -> list[int]:
+    """What ``commit_N`` returned: a number a job."""
+    return [number for _, number in _NUMBER.iter_unpack(value[_HEADER.size :])]
+
+
+# Reading
+
+
+def pack_fetches(fetches: Sequence[Fetch]) -> Values:
+    """The parameters of ``fetch_N``; items are numbered through all fetches, from 0."""
+    arrays = _Arrays(sorted({fetch.partition for fetch in fetches}))
+    numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
+    rows: dict[int, list[tuple[Any, ...]]] = {}
+    number = 0
+    for fetch in fetches:
+        part = numbered[fetch.partition]
+        for item in fetch.items:
+            if isinstance(item, Get):
+                shape = SHAPE_OF[item.kind, len(item.kind.key), None, False, False]
+                row: tuple[Any, ...] = (number, part, None, 1, *item.key)
+            else:
+                shape, row = _range(item, number, part)
+            rows.setdefault(shape, []).append(row)
+            number += 1
+    counts = [len(arrays.parts)]
+    for place, held in rows.items():
+        counts += (place, len(held))
+        arrays.add(SHAPES[place].columns, held)
+    return arrays.values(counts)
+
+
+def _range(item: Range, number: int, part: int) -> tuple[int, tuple[Any, ...]]:
+    depth, kind = len(item.prefix), item.kind
+    row = (number, part, item.limit, int(item.bodies), *item.prefix)
+    if depth == len(kind.key):
+        return SHAPE_OF[kind, depth, None, False, False], row
+    after = item.after is not None
+    if after:
+        row += (item.after,) if item.by else tuple(item.after[depth:])
+    return SHAPE_OF[kind, depth, item.by, item.reverse, after], row
+
+
+class Rows(NamedTuple):
+    """An answer of so many rows, and what reads one value of it, by row and column."""
+
+    number: int
+    value: Callable[[int, int], bytes | None]
+
+
+@cache
+def _places(kind: Kind) -> tuple[list[tuple[int, str]], list[tuple[str, int, str]], int, int]:
+    """Where an answer brings a kind's key, fields, version and body; -1 for what it has not."""
+    column = {name: n for n, (name, _) in enumerate(ANSWER)}
+    slots = {name: (column[answer], slot) for name, answer, slot in answer_slots(kind)}
+    key = [slots[c.name] for c in kind.key]
+    fields = [(c.name, *slots[c.name]) for c in kind.fields]
+    version = slots["version"][0] if kind.versioned else -1
+    return cast(Any, key), cast(Any, fields), version, slots["body"][0] if kind.body else -1
+
+
+def unpack_records(fetches: Sequence[Fetch], rows: Rows) -> list[tuple[tuple[Record, ...], ...]]:
+    """The answers to the fetches, from the rows of ``fetch_N``."""
+    items = [item for fetch in fetches for item in fetch.items]
+    found: list[list[Record]] = [[] for _ in items]
+    value = rows.value
+    for row in range(rows.number):
+        number = int.from_bytes(value(row, 0) or b"", "big")
+        kind = items[number].kind
+        key, fields, version, body = _places(kind)
+        found[number].append(
+            Record(
+                kind,
+                tuple([_read(slot, value(row, at)) for at, slot in key]),
+                {name: _read(slot, value(row, at)) for name, at, slot in fields},
+                int.from_bytes(value(row, version) or b"", "big", signed=True) if version >= 0 else 0,
+                (value(row, body) or b"") if body >= 0 else b"",
+            )
+        )
+    answers = iter(found)
+    return [tuple(tuple(next(answers)) for _ in fetch.items) for fetch in fetches]
+
+
+def _read(slot: str, value: bytes | None) -> Any:
+    if value is None:
+        return None
+    if slot == "s":
+        return unescaped(value.decode())
+    if slot == "n":
+        return int.from_bytes(value, "big", signed=True)
+    return value
+
+
+def weight(writes: Iterable[Write]) -> int:
+    """The bytes of bodies that writes carry."""
+    total = 0
+    for write in writes:
+        ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
+        total += sum(len(op.body) for op in ops if isinstance(op, Put))
+    return total
+
+
+def whole_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
+    """A record with its version and body, in the order of ``Kind.columns``."""
+    clear = len(kind.key) + len(kind.fields)
+    version, body = row[clear:]
+    return clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
+
+
+def listed(row: Sequence[bytes | None]) -> Listed | None:
+    """A row of the listing, if there is one."""
+    created, updated, status = row
+    if status is None:
+        return None
+    return Listed(_read("n", created), _read("n", updated), _read("s", status))
+
+
+def clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
+    """A record of its key and fields alone, in the order of their declaration."""
+    columns = (*kind.key, *kind.fields)
+    slots = {"text": "s", "integer": "n", "bytes": "b"}
+    values = [_read(slots[c.kind], value) for c, value in zip(columns, row, strict=True)]
+    size = len(kind.key)
+    fields = {c.name: value for c, value in zip(kind.fields, values[size:], strict=True)}
+    return Record(kind, tuple(values[:size]), fields)

@@ -1,0 +1,295 @@
+"""One connection to the server, and the one place where the client's exceptions become Perdure's.
+
+A link belongs to one thread. It connects when it is first used and again after it was lost, sends one
+statement at a time, and gives up on an answer that does not come.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import psycopg
+from psycopg import errors, pq
+
+from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.storage.postgres.functions import NOW, TOO_LATE
+from perdure.storage.postgres.statements import Statement
+from perdure.storage.postgres.url import Place
+
+R = TypeVar("R")
+
+ANSWER_TIMEOUT_S = 60.0
+"""How long an answer may take; a server that is silent for longer counts as lost."""
+
+_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+_AGAIN = {"57P03", "53300", "57P01", "57P02"}
+"""States in which a server will take connections again: starting, full, stopping, crashed."""
+
+_HOPELESS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
+
+
+class Lost(Exception):
+    """The connection broke, or was silent for too long: what was asked may have been done, or not. Never
+    leaves the driver."""
+
+
+class Again(Exception):
+    """The server rolled the statement back because of others; it may be repeated. Never leaves the driver."""
+
+
+_SILENT = psycopg.OperationalError("the server took the connection and says nothing")
+
+
+class Link:
+    """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server.
+
+    ``distance_s`` is how long a question that costs the server nothing took when it connected; infinite while
+    it is not.
+    """
+
+    def __init__(self, place: Place, stop: threading.Event | None = None) -> None:
+        self._place = place
+        self._stop = stop or threading.Event()
+        self._connection: psycopg.Connection | None = None
+        self._prepared: set[bytes] = set()
+        self._poll = select.poll()
+        self._socket = -1
+        self._ahead = 0
+        self.distance_s = float("inf")
+
+    def connect(self, *, patiently: bool = False) -> None:
+        """Connect unless connected; ``patiently`` waits for a server that is away or starting."""
+        if self._connection is not None:
+            return
+        deadline = time.monotonic() + self._place.patience
+        attempt = 0
+        while True:
+            try:
+                self._connection = psycopg.Connection.connect(
+                    self._place.conninfo, autocommit=True, prepare_threshold=None
+                )
+                self._prepared.clear()
+                self._socket = self._connection.pgconn.socket
+                self._poll = select.poll()
+                self._poll.register(self._socket, select.POLLIN)
+                asked = time.monotonic()
+                self._ahead = self._clock_ahead(self._connection.pgconn)
+                self.distance_s = time.monotonic() - asked
+                break
+            except (psycopg.Error, Lost) as broken:
+                self.lose()
+                error = broken if isinstance(broken, psycopg.Error) else _SILENT
+                wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+                attempt += 1
+                hopeless = not _may_pass(error) or time.monotonic() + wait > deadline
+                if not patiently or hopeless or self._stop.wait(wait):
+                    raise _unreachable(error, self._place) from error
+
+    def deadline(self) -> int:
+        """The moment at which an answer to what is sent now is no longer waited for, or a little earlier, by
+        the server's clock. A write that begins later must not happen: it may have been sent again."""
+        return self._ahead + int((time.monotonic() + ANSWER_TIMEOUT_S) * 1_000_000)
+
+    def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
+        """By how many microseconds the server's clock is ahead of this process's monotonic one, at least."""
+        pgconn.send_query(f"SELECT {NOW}".encode())
+        result = self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(result)
+        return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
+
+    def connected(self) -> psycopg.Connection:
+        """The connection, made if need be, for statements that only a migration has."""
+        self.connect()
+        if self._connection is None:
+            raise Lost
+        return self._connection
+
+    def lose(self) -> None:
+        """Let go of the connection; the next request makes another."""
+        connection, self._connection = self._connection, None
+        self.distance_s = float("inf")
+        if connection is not None:
+            connection.close()
+
+    def ask(
+        self, statement: Statement, values: Sequence[bytes | None], unpack: Callable[[pq.abc.PGresult], R]
+    ) -> R:
+        """Send one statement and read its answer. ``Lost`` or ``Again``, or an error of Perdure's."""
+        connection = self.connected()
+        try:
+            result = self._roundtrip(connection.pgconn, statement, values)
+        except psycopg.OperationalError as broken:
+            self.lose()
+            raise Lost from broken
+        except Lost:
+            self.lose()
+            raise
+        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            return unpack(result)
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        error = errors.error_from_result(result)
+        if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
+            self.lose()
+            raise Lost from error
+        if state == TOO_LATE:
+            self.lose()  # the clocks went apart; the next connection compares them again
+        if state in ("40001", "40P01", TOO_LATE):
+            raise Again from error
+        raise translated(error, self._place) from error
+
+    def _roundtrip(
+        self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]
+    ) -> pq.abc.PGresult:
+        formats = [int(statement.binary)] * len(values)
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        if self._place.prepare:
+            if statement.name not in self._prepared:
+                pgconn.send_prepare(statement.name, statement.sql, statement.types)
+                prepared = self._result(pgconn, deadline)
+                if prepared.status != pq.ExecStatus.COMMAND_OK:
+                    return prepared
+                self._prepared.add(statement.name)
+            pgconn.send_query_prepared(statement.name, values, formats, pq.Format.BINARY)
+        else:
+            pgconn.send_query_params(statement.sql, values, statement.types, formats, pq.Format.BINARY)
+        return self._result(pgconn, deadline)
+
+    def _result(self, pgconn: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
+        while pgconn.flush():
+            self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
+            self._wait(pgconn, deadline)
+            self._poll.modify(self._socket, select.POLLIN)
+        first = None
+        while True:
+            while pgconn.is_busy():
+                self._wait(pgconn, deadline)
+            result = pgconn.get_result()
+            if result is None:
+                break
+            first = first or result
+        if first is None:
+            raise Lost
+        return first
+
+    def _wait(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
+        ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            raise Lost
+        if ready[0][1] & ~select.POLLOUT:
+            pgconn.consume_input()
+
+
+def _may_pass(error: psycopg.Error) -> bool:
+    """Whether a connection that failed may succeed a little later."""
+    if error.sqlstate is not None:
+        return error.sqlstate in _AGAIN
+    text = str(error)
+    return not any(
+        sign in text
+        for sign in (
+            "authentication failed",
+            "no password supplied",
+            "does not exist",
+            "no pg_hba.conf",
+            "role ",
+            "certificate",
+            "does not support SSL",
+        )
+    )
+
+
+def _unreachable(error: psycopg.Error, place: Place) -> PerdureError:
+    """Why no connection was made, in one sentence."""
+    text = " ".join(str(error).split())
+    if "authentication failed" in text or "no password supplied" in text:
+        return Unavailable(
+            f"{place.name}: the server refused the user's name or password; check both in the URL, "
+            "or PGPASSWORD"
+        )
+    if "database" in text and "does not exist" in text:
+        return Unavailable(
+            f"{place.name}: there is no such database; create it (createdb), or correct the URL"
+        )
+    if "role" in text and "does not exist" in text:
+        return Unavailable(f"{place.name}: there is no such user; create it (createuser), or correct the URL")
+    if "server does not support SSL" in text:
+        return Unavailable(
+            f"{place.name}: the server does not offer TLS and sslmode= in the URL demands it; turn TLS on "
+            "there (ssl = on), or change sslmode="
+        )
+    if "root certificate file" in text:
+        detail = text.partition("root certificate file")[2]
+        return Unavailable(
+            f"{place.name}: root certificate file{detail}; name the file of the authority that signed the "
+            "server's certificate in sslrootcert="
+        )
+    if "certificate" in text:
+        detail = (
+            text.rpartition("failed: ")[2] if "verify failed" not in text else "certificate verify failed"
+        )
+        return Unavailable(
+            f"{place.name}: the server's TLS certificate was not accepted ({detail}); connect to a host that "
+            "it names in the URL, see that it has not expired, and name the file of the authority that "
+            "signed it in sslrootcert="
+        )
+    if "too many c" in text or "remaining connection slots" in text:
+        return Unavailable(
+            f"{place.name}: the server has no connection left; lower pool= in the URLs, raise "
+            "max_connections, or put a pooler between"
+        )
+    if "starting up" in text or "shutting down" in text or "recovery" in text:
+        return Unavailable(f"{place.name}: the server is starting or stopping; try again when it is up")
+    return Unavailable(
+        f"{place.name}: no server answers there; check host and port, and that PostgreSQL runs and may be "
+        f"reached ({text.partition('Multiple connection')[0].strip() or type(error).__name__})"
+    )
+
+
+def translated(error: psycopg.Error, place: Place) -> PerdureError:
+    """What a refused statement means."""
+    state = error.sqlstate or ""
+    said = error.diag.message_primary or type(error).__name__
+    if state in ("42P01", "42883", "3F000", "42703"):
+        return Unmigrated(f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`")
+    if state in ("42P05", "26000") and place.prepare:
+        return BadUrl(
+            f"{place.name}: a pooler between this process and PostgreSQL gives each statement another "
+            "session, where statements prepared by name are missing or another client's; remove prepare=1 "
+            "from the URL"
+        )
+    if state == "25006":
+        return Unavailable(
+            f"{place.name} takes no writes (a standby, or read-only by setting); connect to the primary"
+        )
+    if state == "42501":
+        return Unavailable(
+            f"{place.name}: the user lacks a right in schema {place.schema!r} ({said}); "
+            "grant it USAGE on the schema, and SELECT, INSERT, UPDATE, DELETE on its tables"
+        )
+    if state == "55P03":
+        return Unavailable(
+            f"{place.name}: another session held rows of this thread in an open transaction for too long; "
+            "nothing was stored: end that transaction and try again"
+        )
+    if state == "57014":
+        return Unavailable(
+            f"{place.name} cancelled a statement by its statement_timeout; nothing was stored: "
+            "raise the timeout"
+        )
+    if state == "P5001":
+        return Unavailable(
+            f"{place.name} has another default isolation than read committed; "
+            "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
+        )
+    if state in ("22003", "22P02", "54000", "54001", "22023", "0A000"):
+        return TooLarge(f"{place.name}: a value is too large for PostgreSQL: {said}")
+    if state == "53100":
+        return Unavailable(f"{place.name}: the server's disk is full; nothing was stored. Free space there")
+    if state.startswith("XX"):
+        return Corrupt(f"{place.name}: PostgreSQL reports damage ({state}); look into the server's log")
+    return Unavailable(f"{place.name}: PostgreSQL refused a statement ({state}: {said})")

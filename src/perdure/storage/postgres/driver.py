@@ -1,0 +1,421 @@
+"""PostgreSQL: requests that arrive while others are under way share the next trip.
+
+A commit is one call of a function in the database, so nothing is held there between two messages of ours,
+and a group of commits is one transaction, one flush of the log and one round trip. Reads go in groups as
+well, each group in one snapshot. The threads that wait for the server each own a connection.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+from psycopg import pq
+
+from perdure.errors import PerdureError, TooLarge, Unavailable, Unserialisable
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Found,
+    Now,
+    Op,
+    Put,
+    Refused,
+    Stage,
+)
+from perdure.model.program import Effect
+from perdure.model.records import INDEXED, ITEM, Key, Kind, Partition, Record
+from perdure.storage.batching import Gatherer, Job, company_at
+from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
+from perdure.storage.notify import ServerBell
+from perdure.storage.port import Bell, Limits
+from perdure.storage.postgres import codec
+from perdure.storage.postgres.connection import Again, Link, Lost
+from perdure.storage.postgres.notify import PostgresWire
+from perdure.storage.postgres.statements import Statements
+from perdure.storage.postgres.url import Place
+
+R = TypeVar("R")
+Touch = tuple[Partition, Kind, Key, type[Op]]
+"""A record, and the kind of write on it that a later one may have covered."""
+
+_LIMITS = Limits(ops=20_000, bytes=16 << 20)
+_WRITES_MAX = 128
+_READS_MAX = 64
+_GROUP_BYTES = 32 << 20
+_ATTEMPTS = 4
+_DROP_ROWS = 5_000
+_ROLLBACKS = 8
+
+
+class PostgresDriver:
+    """One database. Opening it neither creates nor migrates the schema."""
+
+    has_listing = True
+    searches_items = True
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._sql = Statements(place)
+        self._stop = threading.Event()
+        self._own = threading.local()
+        self._links: list[Link] = []
+        self._linking = threading.Lock()
+        self._bell = (
+            None if place.notify is None else ServerBell(PostgresWire(place, place.notify), name=place.name)
+        )
+        writers = place.pool // 2
+        self._writes = Gatherer(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
+        self._reads = Gatherer(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
+
+    @property
+    def limits(self) -> Limits:
+        return _LIMITS
+
+    @property
+    def bell(self) -> Bell | None:
+        return self._bell
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._gatherer(effect).perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await self._gatherer(effect).aperform(effect)
+
+    def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
+        if self._writes.is_inherited:
+            # The connections and locks are the parent's.
+            self._writes.close()
+            self._reads.close()
+            return
+        self._stop.set()
+        self._writes.close()
+        self._reads.close()
+        with self._linking:
+            for link in self._links:
+                link.lose()
+            self._links.clear()
+
+    def _gatherer(self, effect: Effect[Any]) -> Gatherer:
+        return self._reads if isinstance(effect, Fetch | Find | Now) else self._writes
+
+    def _link(self) -> Link:
+        link: Link | None = getattr(self._own, "link", None)
+        if link is None:
+            link = self._own.link = Link(self._place, self._stop)
+            with self._linking:
+                self._links.append(link)
+        return link
+
+    def _connected(self) -> Link:
+        """This thread's connection, made if need be, with patience."""
+        link = self._link()
+        link.connect(patiently=True)
+        nearest = min(each.distance_s for each in self._links)
+        self._writes.company = self._reads.company = company_at(nearest)
+        return link
+
+    # Writing
+
+    def _write(self, group: Sequence[Job]) -> None:
+        for jobs in _portions(group):
+            if isinstance(jobs[0].effect, Drop):
+                self._each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
+            else:
+                self._write_together(jobs)
+
+    def _write_together(self, jobs: Sequence[Job]) -> None:
+        if not self._reaches(jobs):
+            return
+        try:
+            outcomes = self._commit([cast(codec.Write, job.effect) for job in jobs])
+        except Lost:
+            self._settle_all(jobs)
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].error = _raised(error, self._place)
+                return
+            # One bad write must not fail its neighbours.
+            for job in jobs:
+                self._write_together([job])
+        else:
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                job.answer = outcome
+
+    def _settle_all(self, jobs: Sequence[Job]) -> None:
+        """Settle the jobs of a trip whose answer was lost, in their order."""
+        later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
+        self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
+
+    def _commit(self, writes: Sequence[codec.Write]) -> list[Any]:
+        def once() -> list[int]:
+            link = self._connected()
+            values = codec.pack_writes(writes, link.deadline())
+            return link.ask(
+                self._sql.commit, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
+            )
+
+        refusals = self._repeated(once)
+        return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
+
+    def _settle(self, job: Job, after: Collection[Touch]) -> Any:
+        """Do a write whose answer was lost, unless it turns out to be done. What was written over ``after``
+        it in the same trip says nothing of it, and it must not be done again."""
+        try:
+            return self._patiently(lambda: self._done(job.effect, after))
+        except (Lost, Again, Unavailable) as error:
+            raise Unavailable(
+                f"{_raised(error, self._place)}. The connection was lost during this write: it may be stored "
+                "or not; load the thread again before repeating it"
+            ) from error
+
+    def _done(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
+        if not isinstance(effect, Commit):
+            (outcome,) = self._commit([cast(codec.Write, effect)])
+            return outcome
+        left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
+        seen = Commit(effect.partition, left)
+        if was_applied(seen, self._evidence(seen)):
+            return Committed()
+        if len(left) < len(effect.ops):
+            raise Unavailable(f"{self._place.name}: a later write of the same trip covers this one")
+        if not is_repeatable(effect):
+            raise Unavailable(f"{self._place.name}: a write that expects nothing is not made twice")
+        (outcome,) = self._commit([effect])
+        if not isinstance(outcome, Refused):
+            return outcome
+        # The lost one may have been on its way still: then it is the one that refuses this.
+        answers = self._evidence(seen)
+        if was_applied(seen, answers):
+            return Committed()
+        if is_in_doubt(seen, answers):
+            raise Unavailable(f"{self._place.name}: others wrote meanwhile")
+        return outcome
+
+    def _evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
+        (answers,) = self._fetch([evidence(commit)])
+        return answers
+
+    def _drop(self, effect: Drop) -> Committed | Refused:
+        at = effect.partition
+        names: list[bytes | None] = [codec.escaped(part).encode() for part in at]
+        if effect.checks:
+            refused = self._patiently(lambda: self._repeated(lambda: self._drop_if(effect, names)))
+            if refused:
+                check = effect.checks[refused - 1]
+                return Refused(check.kind, check.key)
+            names[:] = [None] * len(names)
+
+        def once() -> bool:
+            link = self._connected()
+            values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
+            return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
+
+        while self._patiently(lambda: self._repeated(once)):
+            # The partition is gone; what is made under its name from now on is not what was to be dropped.
+            names[:] = [None] * len(names)
+        return Committed()
+
+    def _drop_if(self, effect: Drop, names: Sequence[bytes | None]) -> int:
+        """Drop a partition if its checks hold: 0, or the number of the first that does not."""
+        link = self._connected()
+        deadline = link.deadline()
+        numbers = [number.to_bytes(8, "big") for number in (_DROP_ROWS, deadline)]
+        values = [*codec.pack_writes([Commit(effect.partition, effect.checks)], deadline), *names, *numbers]
+        return link.ask(
+            self._sql.drop_if, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")[0]
+        )
+
+    # Reading
+
+    def _read(self, group: Sequence[Job]) -> None:
+        fetches = [job for job in group if isinstance(job.effect, Fetch)]
+        finds = [job for job in group if isinstance(job.effect, Find)]
+        clocks = [job for job in group if isinstance(job.effect, Now)]
+        self._each(finds, lambda job: self._find(cast(Find, job.effect)))
+        self._each(clocks[:1], lambda _: self._patiently(self._now))
+        for job in clocks[1:]:
+            job.answer, job.error = clocks[0].answer, clocks[0].error
+        if fetches:
+            self._read_together(fetches)
+
+    def _read_together(self, jobs: Sequence[Job]) -> None:
+        if not self._reaches(jobs):
+            return
+        fetches = [cast(Fetch, job.effect) for job in jobs]
+        try:
+            answers = self._patiently(lambda: self._fetch(fetches))
+        except Exception as error:
+            if isinstance(error, Unavailable) and not self._reaches(jobs):
+                return
+            if len(jobs) == 1:
+                jobs[0].error = _raised(error, self._place)
+                return
+            for job in jobs:
+                self._read_together([job])
+        else:
+            for job, answer in zip(jobs, answers, strict=True):
+                job.answer = answer
+
+    def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
+        return self._connected().ask(
+            self._sql.fetch,
+            codec.pack_fetches(fetches),
+            lambda r: codec.unpack_records(fetches, codec.Rows(r.ntuples, r.get_value)),
+        )
+
+    def _now(self) -> int:
+        return self._connected().ask(
+            self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big")
+        )
+
+    def _find(self, effect: Find) -> tuple[Found, ...]:
+        statement, values = self._sql.find(effect)
+
+        def unpack(result: pq.abc.PGresult) -> tuple[Found, ...]:
+            own = len(Partition._fields)
+            rows = [
+                [result.get_value(row, column) for column in range(result.nfields)]
+                for row in range(result.ntuples)
+            ]
+            at = [Partition(*(codec.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
+            if effect.index == "items":
+                return tuple(
+                    Found(partition, codec.whole_record(ITEM, row[own:]))
+                    for partition, row in zip(at, rows, strict=True)
+                )
+            if effect.index in ("threads", "listed"):
+                return tuple(
+                    Found(partition, None, codec.listed(row[own:]))
+                    for partition, row in zip(at, rows, strict=True)
+                )
+            kind = INDEXED[effect.index]
+            return tuple(
+                Found(partition, codec.clear_record(kind, row[own:]))
+                for partition, row in zip(at, rows, strict=True)
+            )
+
+        def once() -> tuple[Found, ...]:
+            return self._connected().ask(statement, values, unpack)
+
+        return self._patiently(once)
+
+    # Trouble
+
+    def _reaches(self, jobs: Sequence[Job]) -> bool:
+        """Whether the server is there; if not, all jobs hear so after one wait, not each after its own."""
+        try:
+            self._connected()
+        except Unavailable as error:
+            for job in jobs:
+                job.error = error
+            return False
+        return True
+
+    def _each(self, jobs: Sequence[Job], work: Callable[[Job], Any]) -> None:
+        """Do the jobs one by one. Where the server is away, all that are left hear what the first one did."""
+        for at, job in enumerate(jobs, 1):
+            job.error = None
+            try:
+                job.answer = work(job)
+            except Exception as error:
+                job.error = _raised(error, self._place)
+            rest = jobs[at:]
+            if rest and isinstance(job.error, Unavailable) and not self._reaches(rest):
+                for other in rest:
+                    other.error = job.error
+                return
+
+    def _repeated(self, work: Callable[[], R]) -> R:
+        """What ``work`` returns once the server has not rolled it back because of others."""
+        for attempt in range(_ROLLBACKS):
+            try:
+                return work()
+            except Again:
+                self._stop.wait(0.005 * attempt)
+        return work()
+
+    def _patiently(self, work: Callable[[], R]) -> R:
+        """What ``work``, which may be done twice, returns on a connection that lasts."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return work()
+            except Lost:
+                self._stop.wait(0.05 * attempt)
+        return work()
+
+
+def _written(jobs: Iterable[Job]) -> set[Touch]:
+    """What of earlier writes these may cover: one that must find nothing covers no put."""
+    effects = [job.effect for job in jobs]
+    return {
+        (e.partition, op.kind, op.key, covered)
+        for e in effects
+        if isinstance(e, Commit | Stage)
+        for op in (e.ops if isinstance(e, Commit) else e.puts)
+        if not isinstance(op, Check) and op.kind.grows is None
+        for covered in ((Delete,) if op.expect is Expect.ABSENT else (Put, Delete))
+    }
+
+
+def _outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
+    if not isinstance(write, Commit):
+        return None
+    if refused == 0:
+        return Committed()
+    op = write.ops[refused - 1]
+    return Refused(op.kind, op.key)
+
+
+def _portions(group: Sequence[Job]) -> Iterator[list[Job]]:
+    """The group in pieces that one trip carries; a drop goes alone, in its place."""
+    held: list[Job] = []
+    size = 0
+    for job in group:
+        if not isinstance(job.effect, Commit | Stage | Drop):
+            job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
+            continue
+        grown = 0 if isinstance(job.effect, Drop) else codec.weight([job.effect])
+        if held and (isinstance(job.effect, Drop) or size + grown > _GROUP_BYTES):
+            yield held
+            held, size = [], 0
+        if isinstance(job.effect, Drop):
+            yield [job]
+        else:
+            held.append(job)
+            size += grown
+    if held:
+        yield held
+
+
+def _raised(error: Exception, place: Place) -> Exception:
+    """What a caller gets for an error of this driver's own making."""
+    new: PerdureError
+    if isinstance(error, struct.error | OverflowError):
+        new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
+    elif isinstance(error, UnicodeEncodeError):
+        new = Unserialisable(
+            f"{place.name}: a name holds half of a character (a lone surrogate); it is no text"
+        )
+    elif isinstance(error, Again):
+        new = Unavailable(
+            f"{place.name}: the write was rolled back {_ROLLBACKS} times because of others; try again"
+        )
+    elif isinstance(error, Lost):
+        new = Unavailable(
+            f"{place.name}: the connection was lost again and again; try again when it is stable"
+        )
+    else:
+        return error
+    new.__cause__ = error
+    return new

@@ -1,0 +1,79 @@
+"""PostgreSQL's ``LISTEN`` and ``NOTIFY`` as the wire of a bell: one connection of its own, for both.
+
+Nothing is notified in a transaction that stores something: notifying transactions wait for each other at
+their end. Channels are a database's, so the schema is in the channel's name.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from hashlib import sha256
+
+import psycopg
+from psycopg import errors, pq
+
+from perdure.storage.notify import wait
+from perdure.storage.postgres.url import Place
+
+_ANSWER_S = 5.0
+
+
+class PostgresWire:
+    """The connection of a bell to the server that the URL names for notifications."""
+
+    def __init__(self, place: Place, conninfo: str) -> None:
+        self._conninfo = conninfo
+        # Letters and digits: as long as a name may be, and the same quoted or not.
+        self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"
+        self._connection: psycopg.Connection | None = None
+
+    def open(self, *, hears: bool) -> None:
+        self._connection = psycopg.Connection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        if hears:
+            self._ask(f"LISTEN {self._channel}", ())
+
+    def say(self, text: str) -> None:
+        self._ask("SELECT pg_notify($1, $2)", (self._channel.encode(), text.encode()))
+
+    def heard(self, within: float, waker: int) -> list[str]:
+        pgconn = self._pgconn()
+        if not (heard := self._notes(pgconn)):
+            wait(within, pgconn.socket, waker)
+            pgconn.consume_input()
+            heard = self._notes(pgconn)
+        return heard
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _pgconn(self) -> pq.abc.PGconn:
+        if self._connection is None:
+            raise psycopg.OperationalError("the connection is not open")
+        return self._connection.pgconn
+
+    def _notes(self, pgconn: pq.abc.PGconn) -> list[str]:
+        found: list[str] = []
+        while (note := pgconn.notifies()) is not None:
+            found.append(note.extra.decode(errors="replace"))
+        return found
+
+    def _ask(self, statement: str, values: tuple[bytes, ...]) -> None:
+        """Send a statement and wait for its answer, not for ever; notes that come along are kept."""
+        pgconn = self._pgconn()
+        deadline = time.monotonic() + _ANSWER_S
+        poll = select.poll()
+        poll.register(pgconn.socket, select.POLLIN)
+        pgconn.send_query_params(statement.encode(), values)
+        while True:
+            while pgconn.is_busy():
+                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise psycopg.OperationalError("the server does not answer")
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                return
+            if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+                raise errors.error_from_result(result)

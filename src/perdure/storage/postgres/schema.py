@@ -1,0 +1,132 @@
+"""The tables and functions of a PostgreSQL database, and the steps from one version of them to the next."""
+
+from __future__ import annotations
+
+from perdure.model.records import KINDS, Column, Kind
+from perdure.storage.postgres import functions
+from perdure.storage.sql import listing
+
+SCHEMA_VERSION = 4
+"""The version that this release reads and writes."""
+
+_TEXT = 'text COLLATE "C"'
+_TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
+
+
+def _granted(*tables: str) -> str:
+    """A step's statement: whoever may use the tables of before may use these, which it has made."""
+    names = ", ".join(f"'{table}'" for table in tables)
+    return (
+        "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
+        " CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS whom"
+        " FROM pg_class c CROSS JOIN aclexplode(c.relacl) a"
+        " WHERE c.oid = to_regclass($name${schema}.head$name$) AND a.grantee <> c.relowner LOOP"
+        f" FOREACH _table IN ARRAY ARRAY[{names}] LOOP"
+        " EXECUTE concat('GRANT ', _right.what, $name$ ON {schema}.$name$, _table, ' TO ', _right.whom);"
+        " END LOOP; END LOOP; END $perdure$"
+    )
+
+
+# One entry a version: the statements that lead to its tables from the version before, with {schema} for the
+# schema's name. They are history: a later change of the declarations must not change what they do. An empty
+# database gets the present schema at once.
+STEPS: dict[int, tuple[str, ...]] = {
+    2: (
+        'CREATE TABLE {schema}.lane (t bigint NOT NULL, name text COLLATE "C" NOT NULL, due_at bigint, last'
+        " bigint NOT NULL, bound bigint NOT NULL, since bigint, ready_at bigint, run_id text COLLATE"
+        ' "C", owner text COLLATE "C", epoch bigint NOT NULL, lease_until bigint, retry_at bigint,'
+        ' waiting text COLLATE "C", stop text COLLATE "C", version bigint NOT NULL, PRIMARY KEY (t, name))',
+        "CREATE INDEX lane_due_at ON {schema}.lane (due_at) WHERE due_at IS NOT NULL",
+        'CREATE TABLE {schema}.inbox (t bigint NOT NULL, seq bigint NOT NULL, graph text COLLATE "C" NOT'
+        ' NULL, channel text COLLATE "C" NOT NULL, mode text COLLATE "C" NOT NULL, dedupe bytea NOT NULL,'
+        " accepted_at bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
+        "CREATE TABLE {schema}.dedupe (t bigint NOT NULL, digest bytea NOT NULL, seq bigint NOT NULL,"
+        " PRIMARY KEY (t, digest))",
+        'CREATE TABLE {schema}.run (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, first bigint NOT'
+        ' NULL, last bigint NOT NULL, state text COLLATE "C" NOT NULL, graph text COLLATE "C" NOT NULL,'
+        ' channel text COLLATE "C" NOT NULL, epoch bigint NOT NULL, attempts bigint NOT NULL, base text'
+        ' COLLATE "C", started_at bigint NOT NULL, updated_at bigint NOT NULL, version bigint NOT NULL,'
+        " body bytea NOT NULL, PRIMARY KEY (t, run_id))",
+        "CREATE INDEX run_first ON {schema}.run (t, first)",
+        'CREATE TABLE {schema}.outbox (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
+        ' NULL, ord bigint NOT NULL, channel text COLLATE "C" NOT NULL, state text COLLATE "C" NOT NULL,'
+        ' attempts bigint NOT NULL, provider_id text COLLATE "C", created_at bigint NOT NULL, version'
+        " bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
+        'CREATE TABLE {schema}.effect (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, task_id text'
+        ' COLLATE "C" NOT NULL, idx bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, run_id, task_id,'
+        " idx))",
+        _granted("lane", "inbox", "dedupe", "run", "outbox", "effect"),
+    ),
+    3: (
+        'CREATE TABLE {schema}.document (t bigint NOT NULL, collection text COLLATE "C" NOT NULL, name text'
+        ' COLLATE "C" NOT NULL, updated_at bigint NOT NULL, version bigint NOT NULL, body bytea NOT NULL,'
+        " PRIMARY KEY (t, collection, name))",
+        "CREATE INDEX document_updated_at ON {schema}.document (t, (collection || ''), updated_at)",
+        'CREATE TABLE {schema}.event (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
+        " NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
+        _granted("document", "event"),
+    ),
+    4: (*listing.postgres("{schema}"), _granted("listing")),
+}
+
+
+def quoted(name: str) -> str:
+    """A name as an identifier of SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def whole(name: str) -> tuple[str, ...]:
+    """The statements that make an empty database ready, in order."""
+    schema = quoted(name)
+    statements = [
+        f"CREATE SCHEMA IF NOT EXISTS {schema}",
+        f"CREATE TABLE {schema}.thread (pk bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
+        f" tenant {_TEXT} NOT NULL, thread {_TEXT} NOT NULL, space {_TEXT} NOT NULL,"
+        " UNIQUE (space, tenant, thread))",
+        f"CREATE TABLE {schema}.dropped (pk bigint PRIMARY KEY)",
+    ]
+    for kind in KINDS:
+        statements += _table(schema, kind)
+    statements += listing.postgres(schema)
+    statements += functions.every(schema, SCHEMA_VERSION)
+    statements += [
+        f"CREATE TABLE {schema}.schema (version integer NOT NULL, one integer PRIMARY KEY CHECK (one = 1))",
+        f"INSERT INTO {schema}.schema (version, one) VALUES ({SCHEMA_VERSION}, 1)",
+    ]
+    return tuple(statements)
+
+
+def pending(name: str, found: int) -> tuple[str, ...]:
+    """The statements that lead from a version, 0 for none, to this release's."""
+    if found == 0:
+        return whole(name)
+    if found >= SCHEMA_VERSION:
+        return ()
+    schema = quoted(name)
+    steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]
+    # Running processes of the release before still call its functions, which stay.
+    steps += functions.every(schema, SCHEMA_VERSION)
+    steps.append(functions.drop_by(schema, found, SCHEMA_VERSION))
+    return (*steps, f"UPDATE {schema}.schema SET version = {SCHEMA_VERSION}")
+
+
+def _table(schema: str, kind: Kind) -> list[str]:
+    columns = ["t bigint NOT NULL", *(_column(c) for c in (*kind.key, *kind.fields))]
+    if kind.versioned:
+        columns.append("version bigint NOT NULL")
+    if kind.body:
+        columns.append("body bytea NOT NULL")
+    columns.append(f"PRIMARY KEY ({', '.join(['t', *(c.name for c in kind.key)])})")
+    out = [f"CREATE TABLE {schema}.{kind.name} ({', '.join(columns)})"]
+    prefix = ", ".join(["t", *(functions.ordered_by_field(c.name) for c in kind.key[:-1])])
+    out += [f"CREATE INDEX {kind.name}_{by} ON {schema}.{kind.name} ({prefix}, {by})" for by in kind.by]
+    if kind.index is not None:
+        out.append(
+            f"CREATE INDEX {kind.name}_{kind.index} ON {schema}.{kind.name} ({kind.index})"
+            f" WHERE {kind.index} IS NOT NULL"
+        )
+    return out
+
+
+def _column(column: Column) -> str:
+    return f"{column.name} {_TYPES[column.kind]}{'' if column.nullable else ' NOT NULL'}"

@@ -1,0 +1,1 @@
+"""Redis and Valkey: Lua scripts, one server or a cluster."""

@@ -1,0 +1,330 @@
+"""Getting calls to the servers that own their slots and answers back: many calls in one trip, each answered.
+
+A call that a server certainly did not execute is made again, for as long as the caller has patience. One
+whose answer was lost is made again only if it may be; else its answer is ``Lost``, and the caller finds out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+
+from redis import exceptions as client
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.retry import Retry
+
+from perdure.storage.redis import scripts
+from perdure.storage.redis.errors import CLIENT_ERRORS, is_final, is_refusal, translate
+from perdure.storage.redis.url import Settings
+
+Node = tuple[str, int]
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.5
+_JUMPS = 8
+
+
+class Call(NamedTuple):
+    """One command for the server that owns ``slot``. ``safe`` says that it may be executed twice."""
+
+    slot: int
+    parts: Sequence[bytes]
+    safe: bool
+
+
+class Lost(Exception):
+    """The connection ended between a call and its answer: it may have been executed, or not."""
+
+
+def evaluate(
+    script: scripts.Script, slot: int, keys: Sequence[bytes], args: Iterable[bytes], safe: bool
+) -> Call:
+    """A call of a script that the servers know by its digest."""
+    return Call(slot, (b"EVALSHA", script.sha, b"%d" % len(keys), *keys, *args), safe)
+
+
+def packed(parts: Sequence[bytes]) -> bytes:
+    """A command as it goes over the wire."""
+    out = [b"*%d\r\n" % len(parts)]
+    for part in parts:
+        out += (b"$%d\r\n" % len(part), part, b"\r\n")
+    return b"".join(out)
+
+
+class Topology:
+    """Which node owns which slot, and how far they are; shared by all connections of a driver.
+
+    ``distance_s`` is the least that a trip took which was made since something last broke; infinite before
+    the first. ``breaks`` counts what broke.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.distance_s = float("inf")
+        self.breaks = 0
+        self._seed: Node = (settings.connect["host"], settings.connect["port"])
+        self._owners: dict[int, Node] = {}
+        self._nodes: list[Node] = [self._seed]
+        self._known = not settings.cluster
+        self._lock = Lock()
+
+    def owner(self, slot: int) -> Node:
+        if not self.settings.cluster:
+            return self._seed
+        with self._lock:
+            if not self._known:
+                self._learn()
+            if slot not in self._owners:
+                raise client.ClusterDownError("a slot has no owner")
+            return self._owners[slot]
+
+    def nodes(self) -> list[Node]:
+        """Every node that takes writes."""
+        if not self.settings.cluster:
+            return [self._seed]
+        with self._lock:
+            if not self._known:
+                self._learn()
+            return list(dict.fromkeys(self._owners.values()))
+
+    def doubt(self) -> None:
+        """Something moved or broke: ask the cluster again before the next call."""
+        self._known = not self.settings.cluster
+        with self._lock:
+            self.distance_s = float("inf")
+            self.breaks += 1
+
+    def took(self, seconds: float, breaks: int) -> None:
+        """A trip was made in this time, begun when so much had broken."""
+        with self._lock:
+            if breaks == self.breaks:
+                self.distance_s = min(self.distance_s, seconds)
+
+    def moved(self, slot: int, node: Node) -> None:
+        self._owners[slot] = node
+
+    def connect(self, node: Node) -> Any:
+        """A new connection, open and admitted; a ``Connection`` of the client, most of which has no types."""
+        options = dict(self.settings.connect)
+        options.update(host=node[0], port=node[1], protocol=2, retry=Retry(NoBackoff(), 0))
+        connection: Any = options.pop("connection_class", Connection)(**options)
+        connection.connect()
+        return connection
+
+    def _learn(self) -> None:
+        failed: Exception | None = None
+        for node in dict.fromkeys((*self._nodes, self._seed)):
+            try:
+                connection = self.connect(node)
+                try:
+                    connection.send_packed_command([packed((b"CLUSTER", b"SLOTS"))])
+                    ranges: Any = connection.read_response()
+                finally:
+                    connection.disconnect()
+            except CLIENT_ERRORS as error:
+                failed = error
+                continue
+            owners: dict[int, Node] = {}
+            for first, last, primary, *_ in ranges:
+                host = (primary[0] or b"").decode() or node[0]
+                owners.update(dict.fromkeys(range(first, last + 1), (host, int(primary[1]))))
+            self._owners, self._nodes = owners, list(dict.fromkeys(owners.values()))
+            self._known = True
+            return
+        if failed is not None:
+            raise failed
+
+
+class Links:
+    """One worker's connections, a node each; for one thread at a time."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._shown = topology.settings.shown
+        self._open: dict[Node, Any] = {}
+
+    def close(self) -> None:
+        for connection in self._open.values():
+            connection.disconnect()
+        self._open.clear()
+
+    def run(self, calls: Sequence[Call], patience: float) -> list[Any]:
+        """The answer of each call: what the server said, ``Lost``, or the ``PerdureError`` that it ends in.
+        Calls that were refused for the moment are repeated for ``patience`` seconds."""
+        answers: list[Any] = [None] * len(calls)
+        left: Sequence[int] = range(len(calls))
+        until, pause, jumps = time.monotonic() + patience, _FIRST_PAUSE, 0
+        while True:
+            refused: dict[int, Exception] = {}
+            redirected = False
+            for node, numbers in self._by_node(calls, left, refused).items():
+                redirected |= self._trip(node, numbers, calls, answers, refused)
+            left = sorted(refused)
+            if not left:
+                return answers
+            if redirected and jumps < _JUMPS:
+                jumps += 1
+                continue
+            if time.monotonic() >= until:
+                for n in left:
+                    answers[n] = translate(refused[n], self._shown)
+                return answers
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def ask(self, node: Node, *commands: Sequence[bytes]) -> list[Any]:
+        """The answers of one node to commands of no slot; errors among them, none repeated."""
+        connection = self._link(node)
+        try:
+            started, breaks = time.monotonic(), self._topology.breaks
+            connection.send_packed_command([b"".join(map(packed, commands))])
+            answers = [_answer(connection) for _ in commands]
+            self._topology.took(time.monotonic() - started, breaks)
+            return answers
+        except CLIENT_ERRORS:
+            self._drop(node)
+            raise
+
+    def _by_node(
+        self, calls: Sequence[Call], numbers: Sequence[int], refused: dict[int, Exception]
+    ) -> dict[Node, list[int]]:
+        out: dict[Node, list[int]] = {}
+        for n in numbers:
+            try:
+                out.setdefault(self._topology.owner(calls[n].slot), []).append(n)
+            except CLIENT_ERRORS as error:
+                self._topology.doubt()
+                refused[n] = error
+        return out
+
+    def _trip(
+        self,
+        node: Node,
+        numbers: Sequence[int],
+        calls: Sequence[Call],
+        answers: list[Any],
+        refused: dict[int, Exception],
+    ) -> bool:
+        """Make calls to one node; whether some have to be made again elsewhere, or with scripts loaded."""
+        try:
+            connection = self._link(node)
+        except (*CLIENT_ERRORS, TypeError) as error:
+            for n in numbers:
+                if is_final(error) or isinstance(error, TypeError):
+                    answers[n] = translate(error, self._shown)
+                else:
+                    refused[n] = error
+            self._topology.doubt()
+            return False
+        done = 0
+        again: list[tuple[int, client.ResponseError]] = []
+        try:
+            started, breaks = time.monotonic(), self._topology.breaks
+            connection.send_packed_command([b"".join([packed(calls[n].parts) for n in numbers])])
+            for n in numbers:
+                reply = _answer(connection)
+                done += 1
+                if isinstance(reply, client.NoScriptError | client.AskError):
+                    again.append((n, reply))
+                elif isinstance(reply, Exception) and (
+                    is_refusal(reply) or (calls[n].safe and "non local key" in str(reply))
+                ):
+                    refused[n] = reply
+                elif isinstance(reply, Exception):
+                    answers[n] = translate(reply, self._shown)
+                else:
+                    answers[n] = reply
+            self._topology.took(time.monotonic() - started, breaks)
+        except CLIENT_ERRORS as error:
+            self._drop(node)
+            for n in numbers[done:]:
+                if calls[n].safe or (is_refusal(error) and n == numbers[done]):
+                    refused[n] = error
+                else:
+                    answers[n] = Lost()
+                    answers[n].__cause__ = error
+        if any(n in refused for n in numbers):
+            self._drop(node)
+        return self._redirect(node, again, calls, answers, refused)
+
+    def _redirect(
+        self,
+        node: Node,
+        again: Sequence[tuple[int, client.ResponseError]],
+        calls: Sequence[Call],
+        answers: list[Any],
+        refused: dict[int, Exception],
+    ) -> bool:
+        """Follow what servers said about where a call belongs; whether anything was learnt."""
+        load = False
+        for n, reply in again:
+            if isinstance(reply, client.NoScriptError):
+                refused[n], load = reply, True
+            elif not self._topology.settings.cluster:
+                answers[n] = translate(reply, self._shown)
+            elif isinstance(reply, client.MovedError):
+                refused[n] = reply
+                self._topology.moved(calls[n].slot, (reply.host or node[0], reply.port))
+                self._topology.doubt()
+            elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
+                self._asked(n, (reply.host or node[0], reply.port), calls, answers, refused)
+            else:
+                # Half of the slot's keys are elsewhere: a script would take those for gone. It waits.
+                refused[n] = reply
+        if load:
+            try:
+                self.load(node)
+            except CLIENT_ERRORS:
+                self._drop(node)
+                return False
+        return bool(again)
+
+    def _asked(
+        self, n: int, node: Node, calls: Sequence[Call], answers: list[Any], refused: dict[int, Exception]
+    ) -> None:
+        """A slot on its way to another node: this one call goes there."""
+        try:
+            self.load(node)
+            _, reply = self.ask(node, (b"ASKING",), calls[n].parts)
+        except CLIENT_ERRORS as error:
+            if calls[n].safe:
+                refused[n] = error
+            else:
+                answers[n] = Lost()
+                answers[n].__cause__ = error
+            return
+        if isinstance(reply, client.AskError | client.NoScriptError) or (
+            isinstance(reply, Exception) and is_refusal(reply)
+        ):
+            refused[n] = reply
+        else:
+            answers[n] = translate(reply, self._shown) if isinstance(reply, Exception) else reply
+
+    def load(self, node: Node) -> None:
+        """Make the scripts known to a node."""
+        for reply in self.ask(node, *((b"SCRIPT", b"LOAD", script.text) for script in scripts.ALL)):
+            if isinstance(reply, Exception):
+                raise reply
+
+    def _link(self, node: Node) -> Any:
+        connection = self._open.get(node)
+        if connection is None:
+            connection = self._open[node] = self._topology.connect(node)
+        return connection
+
+    def _drop(self, node: Node) -> None:
+        connection = self._open.pop(node, None)
+        if connection is not None:
+            connection.disconnect()
+        self._topology.doubt()
+
+
+def _answer(connection: Any) -> Any:
+    """The next answer, an error among them; what ends the connection is raised."""
+    try:
+        return connection.read_response()
+    except client.ResponseError as error:
+        return error

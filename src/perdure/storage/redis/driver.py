@@ -1,0 +1,331 @@
+"""Redis or Valkey, one server or a cluster: each request is one atomic script in the slot of its bucket.
+
+Requests that arrive while others are on their way leave together with the next, in one trip. How durable an
+acknowledged commit is, is the server's to say: ``appendonly yes`` with ``appendfsync always`` keeps the
+promise; opening warns when the server keeps nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from redis.crc import key_slot
+
+from perdure.errors import PerdureError, Unavailable, Unmigrated
+from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
+from perdure.model.program import Effect
+from perdure.storage.batching import Gatherer, Job, company_at
+from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
+from perdure.storage.kv import keys
+from perdure.storage.notify import ServerBell
+from perdure.storage.port import Bell, Limits
+from perdure.storage.redis import requests, scripts
+from perdure.storage.redis.cluster import Call, Links, Lost, Topology, evaluate
+from perdure.storage.redis.errors import CLIENT_ERRORS, translate
+from perdure.storage.redis.find import find
+from perdure.storage.redis.notify import RedisWire
+from perdure.storage.redis.url import Settings, read
+
+R = TypeVar("R")
+
+SCHEMA_VERSION = keys.LAYOUT_VERSION
+BUCKETS = 256
+"""How many buckets a new database has; stored with it, and never changed."""
+
+PATIENCE = 10.0
+"""Seconds for which a request waits for a server to come back before it is ``Unavailable``."""
+
+_GROUP_MAX = 128
+_LOGGER = logging.getLogger("perdure.storage.redis")
+
+
+class RedisDriver:
+    """One prefix of a Redis or Valkey server or cluster. Opening it connects to nothing yet."""
+
+    def __init__(self, topology: Topology, buckets: int) -> None:
+        settings = topology.settings
+        self._shown = settings.shown
+        self._space = requests.Keyspace(settings.prefix, buckets, settings.life)
+        self._topology = topology
+        self._limits = Limits(ops=10_000, bytes=16 << 20)
+        self._idle: deque[Links] = deque()
+        self._bell = ServerBell(RedisWire(self._topology), name=settings.shown) if settings.notify else None
+        self._gatherer = Gatherer(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def bell(self) -> Bell | None:
+        return self._bell
+
+    def perform(self, effect: Effect[R]) -> R:
+        return self._gatherer.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await self._gatherer.aperform(effect)
+
+    def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
+        self._gatherer.close()
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _links(self) -> Iterator[Links]:
+        """Connections for one worker's trip, those that were used last first."""
+        try:
+            links = self._idle.pop()
+        except IndexError:
+            links = Links(self._topology)
+        try:
+            yield links
+        except BaseException:
+            links.close()
+            raise
+        self._idle.append(links)
+
+    def _execute(self, group: Sequence[Job]) -> None:
+        self._gatherer.company = company_at(self._topology.distance_s)
+        with self._links() as links:
+            sent: list[tuple[Job, Call]] = []
+            for job in group:
+                try:
+                    if isinstance(job.effect, Find):
+                        job.answer = find(self._space, job.effect, lambda calls: _ask(links, calls))
+                    else:
+                        sent.append((job, self._call(job.effect)))
+                except Exception as error:  # of one request, and not its neighbours' matter
+                    job.error = error
+                    self._doubt(links, error)
+            for (job, _), answer in zip(sent, links.run([call for _, call in sent], PATIENCE), strict=True):
+                try:
+                    job.answer = self._answer(links, job.effect, answer)
+                except Exception as error:
+                    job.error = error
+                    self._doubt(links, error)
+
+    def _doubt(self, links: Links, error: Exception) -> None:
+        """What nobody foresaw may have left answers unread, which the next request would take for its own."""
+        if not isinstance(error, PerdureError):
+            links.close()
+
+    def _call(self, effect: Effect[Any]) -> Call:
+        if isinstance(effect, Fetch):
+            return requests.fetch(self._space, effect)
+        if isinstance(effect, Commit | Stage):
+            return requests.commit(self._space, effect)
+        if isinstance(effect, Drop):
+            return requests.drop(self._space, effect)
+        if isinstance(effect, Now):
+            return requests.now(self._space)
+        raise TypeError(f"not a storage request: {type(effect).__name__}")
+
+    def _answer(self, links: Links, effect: Effect[Any], answer: Any) -> Any:
+        if isinstance(answer, Lost) and isinstance(effect, Commit):
+            return self._settle(links, effect, answer)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(effect, Fetch):
+            return requests.fetched(effect, answer)
+        if isinstance(effect, Commit | Stage):
+            return requests.committed(effect, answer)
+        if isinstance(effect, Drop):
+            return requests.dropped(effect, answer)
+        return requests.told(answer) if isinstance(effect, Now) else None
+
+    def _settle(self, links: Links, effect: Commit, lost: Lost) -> Any:
+        """What became of a commit whose answer was lost; it is made again if it was not applied."""
+        call = requests.commit(self._space, effect)
+        for _ in range(8):
+            if self._stands(links, effect, lost)[0]:
+                return requests.committed(effect, 0)
+            if not is_repeatable(effect):
+                break
+            (answer,) = links.run([call], PATIENCE)
+            if isinstance(answer, Lost):
+                continue
+            outcome = self._answer(links, effect, answer)
+            if isinstance(outcome, Refused):
+                # The first sending may have been applied late, and may have been written over since.
+                applied, in_doubt = self._stands(links, effect, lost)
+                if applied:
+                    return requests.committed(effect, 0)
+                if in_doubt:
+                    break
+            return outcome
+        raise self._unknown(effect, lost)
+
+    def _stands(self, links: Links, effect: Commit, lost: Lost) -> tuple[bool, bool]:
+        """Whether a commit was applied, and whether it may have been although it does not stand."""
+        asked = evidence(effect)
+        try:
+            (data,) = _ask(links, [requests.fetch(self._space, asked)])
+        except PerdureError as error:
+            raise self._unknown(effect, lost) from error
+        found = requests.fetched(asked, data)
+        return was_applied(effect, found), is_in_doubt(effect, found)
+
+    def _unknown(self, effect: Commit, lost: Lost) -> Unavailable:
+        error = Unavailable(
+            f"{self._shown}: the connection broke in a write to thread {effect.partition.thread!r}, and it "
+            "could not be found out whether it was stored. Load the thread again and see"
+        )
+        error.__cause__ = lost.__cause__
+        return error
+
+
+def _ask(links: Links, calls: Sequence[Call]) -> list[Any]:
+    """The answers of calls that may be repeated; the first error among them is raised."""
+    answers = links.run(calls, PATIENCE)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+# The layout record
+
+
+def _layout_key(settings: Settings) -> bytes:
+    return settings.prefix + b":layout"
+
+
+def _once(settings: Settings, *parts: bytes, script: scripts.Script | None = None) -> Any:
+    """The answer to one command on the layout record, or to a script with these arguments, without
+    patience."""
+    key = _layout_key(settings)
+    slot = key_slot(key)
+    links = Links(Topology(settings))
+    try:
+        call = evaluate(script, slot, (key,), parts, safe=True) if script else Call(slot, parts, safe=True)
+        (answer,) = links.run([call], 0)
+    finally:
+        links.close()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _stored(settings: Settings) -> tuple[int, int]:
+    """Version and buckets of the layout that is there; zeros when there is none."""
+    found = _once(settings, b"GET", _layout_key(settings))
+    if found is None:
+        return 0, 0
+    try:
+        version, buckets = (int(word) for word in found.split())
+    except ValueError as error:
+        raise Unavailable(
+            f"{settings.shown} holds a key of another program under this prefix; choose one with ?prefix=…"
+        ) from error
+    return version, buckets
+
+
+def _refuse_newer(settings: Settings, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise Unmigrated(
+            f"{settings.shown} has layout version {version}, this release knows {SCHEMA_VERSION}; "
+            "upgrade perdure"
+        )
+
+
+def open_driver(url: str) -> RedisDriver:
+    """Open what is there; ``Unmigrated`` unless its layout is of this release's version. Warns with
+    ``RuntimeWarning`` when the server would keep nothing over a restart."""
+    settings = read(url)
+    version, buckets = _stored(settings)
+    _refuse_newer(settings, version)
+    if version < SCHEMA_VERSION:
+        what = (
+            "has no Perdure layout" if not version else f"has layout version {version}, not {SCHEMA_VERSION}"
+        )
+        raise Unmigrated(
+            f"{settings.shown} {what}; run `perdure migrate` with this URL, or connect with migrate=True"
+        )
+    topology = Topology(settings)
+    _warn_of_loss(topology)
+    return RedisDriver(topology, buckets)
+
+
+def schema_version(url: str) -> int:
+    """The version of the layout that is there, 0 when there is none."""
+    return _stored(read(url))[0]
+
+
+def pending(url: str) -> list[str]:
+    """What ``migrate`` would write now."""
+    settings = read(url)
+    version, buckets = _stored(settings)
+    _refuse_newer(settings, version)
+    if version == SCHEMA_VERSION:
+        return []
+    key = _layout_key(settings).decode(errors="replace")
+    return [f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"]
+
+
+def migrate(url: str) -> int:
+    """Write the layout record, or raise the version of the one that is there; the version before."""
+    settings = read(url)
+    version, _ = _stored(settings)
+    _refuse_newer(settings, version)
+    if not version:
+        _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
+    elif version < SCHEMA_VERSION:
+        _once(settings, b"%d" % SCHEMA_VERSION, script=scripts.RAISE)
+    return version
+
+
+# What the server promises
+
+
+def _warn_of_loss(topology: Topology) -> None:
+    """Warn when a server that takes writes would lose them at a restart, or may evict some."""
+    settings, links = topology.settings, Links(topology)
+    try:
+        for node in topology.nodes():
+            asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            answers = links.ask(node, *((b"CONFIG", b"GET", word.encode()) for word in asked))
+            _judge(settings, node, dict(zip(asked, answers, strict=True)))
+    except CLIENT_ERRORS as error:
+        raise translate(error, settings.shown) from error
+    finally:
+        links.close()
+
+
+def _judge(settings: Settings, node: tuple[str, int], answers: dict[str, Any]) -> None:
+    where = f"{settings.shown} ({node[0]}:{node[1]})"
+    if any(isinstance(answer, Exception) or len(answer) != 2 for answer in answers.values()):
+        _LOGGER.warning(
+            "%s does not show its settings, so whether acknowledged writes survive a restart is not known; "
+            "see that it runs with appendonly yes, appendfsync always and maxmemory-policy noeviction",
+            where,
+        )
+        return
+    found = {word: answer[1].decode() for word, answer in answers.items()}
+    if found["appendonly"] != "yes":
+        warnings.warn(
+            f"{where} runs without an append-only file: acknowledged writes are lost when it stops. Set "
+            "appendonly yes and appendfsync always there",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    elif found["appendfsync"] != "always":
+        _LOGGER.warning(
+            "%s runs with appendfsync %s: the writes of the last second or two are lost when it is killed",
+            where,
+            found["appendfsync"],
+        )
+    if found["maxmemory"] != "0" and found["maxmemory-policy"] != "noeviction":
+        warnings.warn(
+            f"{where} evicts keys when memory is short (maxmemory-policy {found['maxmemory-policy']}): "
+            "threads would vanish in part. Set maxmemory-policy noeviction there",
+            RuntimeWarning,
+            stacklevel=4,
+        )

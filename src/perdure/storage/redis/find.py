@@ -1,0 +1,109 @@
+"""Reading across partitions: every bucket is asked, and the answers are joined in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.model.ops import Find, Found
+from perdure.model.records import INDEXED
+from perdure.storage.kv.keys import decode_partition, encode_partition, encode_text, shape, successor
+from perdure.storage.redis import scripts
+from perdure.storage.redis.cluster import Call, evaluate
+from perdure.storage.redis.requests import Keyspace, indexed
+
+Ask = Callable[[Sequence[Call]], list[Any]]
+"""Makes calls and returns their answers, or raises."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """How far a bucket's catalogue was read: behind ``last``, if there is ``more``."""
+
+    number: int
+    low: bytes
+    last: bytes = b""
+    more: bool = True
+    entries: list[bytes] = field(default_factory=list)
+
+
+def find(space: Keyspace, effect: Find, ask: Ask) -> tuple[Found, ...]:
+    if effect.index == "threads":
+        return tuple(_threads(space, effect, ask))
+    return tuple(_indexed(space, effect, ask))
+
+
+def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
+    low, high = _bounds(effect)
+    buckets = [_Bucket(number, low) for number in range(space.buckets)]
+    size = 16 + 2 * effect.limit // space.buckets
+    waiting = buckets
+    while True:
+        answers = ask([_page(space, effect, bucket, high, size) for bucket in waiting])
+        for bucket, (more, last, *entries) in zip(waiting, answers, strict=True):
+            bucket.more, bucket.last = bool(more), last
+            bucket.low = b"(" + last
+            bucket.entries += entries
+        behind = sorted((b for b in buckets if b.more), key=lambda b: b.last)
+        # Beyond the first bucket that was not read to its end, something may still come in between.
+        sure = sorted(e for b in buckets for e in b.entries if not behind or e <= behind[0].last)
+        found = [p for p in map(decode_partition, sure) if p.thread.startswith(effect.prefix)]
+        if not behind or len(found) >= effect.limit:
+            return [Found(partition) for partition in found[: effect.limit]]
+        waiting = behind[: 1 + len(behind) // 2]
+
+
+def _bounds(effect: Find) -> tuple[bytes, bytes]:
+    low, high = b"-", b"+"
+    if effect.tenant is not None:
+        base = encode_text(effect.tenant) + encode_text(effect.space) + effect.prefix.encode()
+        low, high = b"[" + base, b"(" + successor(base)
+    if effect.after is not None:
+        edge = b"(" + encode_partition(effect.after._replace(space=effect.space))
+        low = edge if low == b"-" or edge[1:] >= low[1:] else low
+    return low, high
+
+
+def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int) -> Call:
+    key = space.catalogue(bucket.number, effect.space)
+    args = (bucket.low, high, b"%d" % size, space.records(bucket.number))
+    return evaluate(scripts.THREADS, space.slot(bucket.number), (key,), args, safe=True)
+
+
+def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
+    kind = INDEXED[effect.index]
+    prefix = kind.name.encode() + b":"
+    is_span = effect.index != "runs"
+    edge = prefix + shape(kind).index_prefix(effect.until if is_span else effect.value)
+    tenant = b"" if effect.tenant is None else encode_text(effect.tenant)
+    low = prefix if is_span else edge
+    if effect.since is not None:
+        low = prefix + shape(kind).index_prefix(effect.since)
+    args = (b"[" + low, b"(" + successor(edge), b"%d" % effect.limit, tenant)
+    polled = scripts.is_polled(kind)
+    buckets: Sequence[int] = range(space.buckets)
+    if polled:
+        # Mostly there is nothing, and to learn that without a script costs a hundredth.
+        answers = ask([_first(space, number, *args[:2]) for number in buckets])
+        buckets = [number for number, entries in zip(buckets, answers, strict=True) if entries]
+    calls = [
+        evaluate(
+            scripts.INDEXED,
+            space.slot(number),
+            (space.index(number, polled=polled),),
+            (*args, space.records(number)),
+            safe=True,
+        )
+        for number in buckets
+    ]
+    hits = (hit for answer in ask(calls) for hit in indexed(kind, answer))
+    by = kind.index or ""
+    found = sorted(hits, key=lambda hit: (hit[1].fields[by], hit[0], hit[1].key))
+    return [Found(partition, record) for partition, record in found[: effect.limit]]
+
+
+def _first(space: Keyspace, number: int, low: bytes, high: bytes) -> Call:
+    """The call that reads the first entry of a bucket's polled index, if there is one within the bounds."""
+    key = space.index(number, polled=True)
+    return Call(space.slot(number), (b"ZRANGEBYLEX", key, low, high, b"LIMIT", b"0", b"1"), safe=True)

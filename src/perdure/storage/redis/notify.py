@@ -1,0 +1,63 @@
+"""Redis's ``PUBLISH`` and ``SUBSCRIBE`` as the wire of a bell: a connection for each, since one that has
+subscribed can ask nothing else. A cluster passes what is published on to all of its nodes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from perdure.storage.notify import wait
+from perdure.storage.redis.cluster import Topology, packed
+
+
+class RedisWire:
+    """The connections of a bell to one of the servers."""
+
+    def __init__(self, topology: Topology) -> None:
+        settings = topology.settings
+        # Channels are the server's, not a numbered database's.
+        database = int(settings.connect.get("db") or 0)
+        self._channel = settings.prefix + b":bell:%d" % database
+        self._topology = topology
+        # Connections of the client, most of which has no types.
+        self._hearing: Any = None
+        self._saying: Any = None
+
+    def open(self, *, hears: bool) -> None:
+        try:
+            node = random.choice(self._topology.nodes())  # noqa: S311 - any node will do
+            self._saying = self._topology.connect(node)
+            if hears:
+                self._hearing = self._topology.connect(node)
+                self._ask(self._hearing, b"SUBSCRIBE", self._channel)
+        except Exception:
+            self._topology.doubt()
+            raise
+
+    def say(self, text: str) -> None:
+        self._ask(self._saying, b"PUBLISH", self._channel, text.encode())
+
+    def heard(self, within: float, waker: int) -> list[str]:
+        if self._hearing is None:
+            wait(within, waker)
+            return []
+        if not self._hearing.can_read(0):
+            wait(within, self._hearing._sock.fileno(), waker)
+        found: list[str] = []
+        while self._hearing.can_read(0):
+            kind, _, text = self._hearing.read_response()
+            if kind == b"message":
+                found.append(text.decode(errors="replace"))
+        return found
+
+    def close(self) -> None:
+        for connection in (self._hearing, self._saying):
+            if connection is not None:
+                connection.disconnect()
+        self._hearing = self._saying = None
+
+    def _ask(self, connection: Any, *parts: bytes) -> None:
+        """Send a command and read its answer; an error is raised."""
+        connection.send_packed_command([packed(parts)])
+        connection.read_response()

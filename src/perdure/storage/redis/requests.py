@@ -1,0 +1,294 @@
+"""From requests of the port to calls of scripts, and from their answers back: names, arguments, bytes.
+
+All keys of a bucket carry its number as their hash tag, so that they share a slot: a partition's records (a
+hash), their order and passing order (sorted sets), and for the whole bucket a catalogue of each space, an
+index of records by their indexed field, and one of what is due (sorted sets).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from redis.crc import key_slot
+
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Get,
+    Op,
+    Put,
+    Range,
+    Refused,
+    Stage,
+)
+from perdure.model.records import RESERVED, THREADS, Kind, Partition, Record
+from perdure.storage.kv.keys import (
+    bucket_of,
+    decode_key,
+    decode_partition,
+    encode_integer,
+    encode_key,
+    encode_partition,
+    encode_prefix,
+    shape,
+    successor,
+)
+from perdure.storage.redis import scripts
+from perdure.storage.redis.cluster import Call, evaluate
+
+_PUT, _DELETE, _CHECK = 1, 2, 3
+_ANY, _ABSENT, _PRESENT, _VERSION = 0, 1, 2, 3
+_EXPECT = {Expect.ANY: _ANY, Expect.ABSENT: _ABSENT, Expect.PRESENT: _PRESENT}
+_BODIES, _REVERSE, _BY, _PASSING = 1, 2, 4, 8
+_ALL = 0xFFFFFFFF
+_U32 = struct.Struct(">I")
+_OP = struct.Struct(">BBBI")
+_RANGE = struct.Struct(">BBII")
+_COLUMN = struct.Struct(">II")
+
+
+class Place(NamedTuple):
+    """Where a partition is kept."""
+
+    slot: int
+    keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+    encoded: bytes
+    records: bytes
+    listed: bytes
+    life: bytes
+
+
+class Keyspace:
+    """The names of all keys under a prefix, spread over a number of buckets."""
+
+    def __init__(self, prefix: bytes, buckets: int, life: int) -> None:
+        self.prefix = prefix
+        self.buckets = buckets
+        self._life = life
+        self.place = lru_cache(maxsize=8192)(self._place)
+
+    def bucket(self, number: int) -> bytes:
+        """What the names of a bucket's keys begin with."""
+        return b"%b:{%d}:" % (self.prefix, number)
+
+    def records(self, number: int) -> bytes:
+        """What the names of a bucket's hashes of records begin with."""
+        return self.bucket(number) + b"r:"
+
+    def catalogue(self, number: int, space: str) -> bytes:
+        return self.bucket(number) + b"c:" + space.encode()
+
+    def index(self, number: int, *, polled: bool = False) -> bytes:
+        return self.bucket(number) + (b"d" if polled else b"i")
+
+    def slot(self, number: int) -> int:
+        return int(key_slot(self.bucket(number)))
+
+    def _place(self, partition: Partition) -> Place:
+        encoded = encode_partition(partition)
+        number = bucket_of(encoded, self.buckets)
+        bucket = self.bucket(number)
+        return Place(
+            self.slot(number),
+            (
+                self.records(number) + encoded,
+                bucket + b"o:" + encoded,
+                bucket + b"p:" + encoded,
+                self.catalogue(number, partition.space),
+                self.index(number),
+                self.index(number, polled=True),
+            ),
+            encoded,
+            self.records(number),
+            b"0" if partition == RESERVED else b"1",
+            b"%d" % self._life if partition.space == THREADS and partition != RESERVED else b"0",
+        )
+
+
+def name(kind: Kind, key: Sequence[Any]) -> bytes:
+    """A record's name within its partition."""
+    return b"%b:%b" % (kind.name.encode(), encode_key(kind, tuple(key)))
+
+
+# Writing
+
+
+def commit(space: Keyspace, effect: Commit | Stage) -> Call:
+    """The call that executes a commit, or stages: it expects nothing, so it may be executed twice."""
+    place = space.place(effect.partition)
+    ops: Sequence[Op] = effect.ops if isinstance(effect, Commit) else effect.puts
+    args = [place.encoded, place.listed, place.life, place.records]
+    for op in ops:
+        _append(args, op)
+    return evaluate(scripts.COMMIT, place.slot, place.keys, args, isinstance(effect, Stage))
+
+
+def _append(args: list[bytes], op: Op) -> None:
+    kind = op.kind
+    field = name(kind, op.key)
+    split = len(field) - _last_part(kind, op.key) if kind.by else 0
+    expect = _VERSION if isinstance(op.expect, int) else _EXPECT[op.expect]
+    code = _PUT if isinstance(op, Put) else _DELETE if isinstance(op, Delete) else _CHECK
+    head = _OP.pack(code, scripts.NUMBERS[kind], expect, split)
+    if isinstance(op.expect, int):
+        head += encode_integer(op.expect)
+    args += (head, field)
+    if isinstance(op, Put):
+        args.append(shape(kind).pack(op.fields, op.version, op.body))
+    elif isinstance(op, Delete):
+        args.append(b"".join(_columns(kind, op)))
+
+
+def _last_part(kind: Kind, key: Sequence[Any]) -> int:
+    return len(encode_key(kind, tuple(key))) - len(encode_prefix(kind, tuple(key[:-1])))
+
+
+def _columns(kind: Kind, op: Delete) -> Iterator[bytes]:
+    for column, value in op.unchanged.items():
+        at, data = shape(kind).column(column, value)
+        yield _COLUMN.pack(at, len(data))
+        yield data
+
+
+def committed(effect: Commit | Stage, answer: Any) -> Committed | Refused | None:
+    """What the answer to ``commit`` says."""
+    if isinstance(effect, Stage):
+        return None
+    if not answer:
+        return Committed()
+    op = effect.ops[int(answer) - 1]
+    return Refused(op.kind, op.key)
+
+
+def drop(space: Keyspace, effect: Drop) -> Call:
+    place = space.place(effect.partition)
+    args = [place.encoded, place.records]
+    for check in effect.checks:
+        _append(args, check)
+    return evaluate(scripts.DROP, place.slot, place.keys, args, safe=True)
+
+
+def dropped(effect: Drop, answer: Any) -> Committed | Refused:
+    """What the answer to ``drop`` says."""
+    if not answer:
+        return Committed()
+    check = effect.checks[int(answer) - 1]
+    return Refused(check.kind, check.key)
+
+
+# Reading
+
+
+def now(space: Keyspace) -> Call:
+    """The call that asks for the time; on a cluster all ask one node, the owner of the first bucket."""
+    return Call(space.slot(0), (b"TIME",), safe=True)
+
+
+def told(answer: Sequence[bytes]) -> int:
+    """What the answer to ``now`` says, in microseconds since 1970."""
+    seconds, micros = answer
+    return int(seconds) * 1_000_000 + int(micros)
+
+
+def fetch(space: Keyspace, effect: Fetch) -> Call:
+    """The call that reads everything a fetch asks for."""
+    place = space.place(effect.partition)
+    gets = [name(item.kind, item.key) for item in effect.items if isinstance(item, Get)]
+    args = [b"%d" % len(gets), *gets]
+    for item in effect.items:
+        if isinstance(item, Range):
+            args += _range(item)
+    return evaluate(scripts.FETCH, place.slot, place.keys[:3], args, safe=True)
+
+
+def _is_ordered_there(item: Range) -> bool:
+    """Whether a stored order serves the range. By a field, it is one of keys that differ in the last part."""
+    return item.by is None or (item.by in item.kind.by and len(item.prefix) == len(item.kind.key) - 1)
+
+
+def _range(item: Range) -> tuple[bytes, bytes, bytes]:
+    kind = item.kind
+    there = _is_ordered_there(item)
+    by = item.by if there else None
+    mark = b"@%b:" % by.encode() if by else b":"
+    base = kind.name.encode() + mark + encode_prefix(kind, item.prefix)
+    low, high = b"[" + base, b"(" + successor(base)
+    if by is None and len(item.prefix) == len(kind.key):
+        high = b"[" + base
+    if item.after is not None and there:
+        edge = _edge(item, base)
+        if item.reverse:
+            high = min(high, b"(" + edge, key=lambda bound: (bound[1:], bound[:1] == b"["))
+        else:
+            past = b"[" if item.by else b"("
+            low = max(low, past + edge, key=lambda bound: (bound[1:], bound[:1] == b"("))
+    flags = _BODIES * item.bodies + _REVERSE * (item.reverse and there) + _BY * (by is not None)
+    flags += _PASSING * (kind.grows is not None)
+    limit = _ALL if item.limit is None or not there else item.limit
+    return _RANGE.pack(scripts.NUMBERS[kind], flags, limit, len(base)), low, high
+
+
+def _edge(item: Range, base: bytes) -> bytes:
+    """The bytes that part what is before ``after`` from what comes behind it."""
+    if not item.by:
+        return name(item.kind, item.after)
+    edge = base + encode_integer(item.after)
+    return edge if item.reverse else successor(edge)
+
+
+def fetched(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
+    """What the answer to ``fetch`` says."""
+    size = _U32.unpack_from
+    at = 0
+    gets: list[tuple[Record, ...]] = []
+    ranges: list[tuple[Record, ...]] = []
+    for item in effect.items:
+        if isinstance(item, Get):
+            (length,) = size(data, at)
+            at += 4
+            if length == _ALL:
+                gets.append(())
+            else:
+                gets.append((shape(item.kind).record(item.key, data[at : at + length]),))
+                at += length
+    for item in effect.items:
+        if isinstance(item, Range):
+            (count,) = size(data, at)
+            at += 4
+            found: list[Record] = []
+            own = shape(item.kind)
+            for _ in range(count):
+                (length,) = size(data, at)
+                at += 4 + length
+                key = decode_key(item.kind, data[at - length : at])
+                (length,) = size(data, at)
+                at += 4 + length
+                found.append(own.record(key, data[at - length : at]))
+            ranges.append(tuple(found if _is_ordered_there(item) else _ordered(item, found)))
+    of_gets, of_ranges = iter(gets), iter(ranges)
+    return tuple(next(of_gets if isinstance(item, Get) else of_ranges) for item in effect.items)
+
+
+def _ordered(item: Range, found: list[Record]) -> list[Record]:
+    by = item.by or ""
+    found = sorted(found, key=lambda record: record.fields[by], reverse=item.reverse)
+    if item.after is not None:
+        edge = item.after
+        found = [r for r in found if (r.fields[by] < edge if item.reverse else r.fields[by] > edge)]
+    return found[: item.limit]
+
+
+def indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:
+    """What the answer of the script ``indexed`` says."""
+    own = shape(kind)
+    for at in range(0, len(answer), 3):
+        partition, key, data = answer[at : at + 3]
+        record = own.record(decode_key(kind, key), data)
+        yield decode_partition(partition), Record(kind, record.key, record.fields)

@@ -1,0 +1,71 @@
+"""The Lua scripts of the Redis driver: one a request, atomic in the slot of its bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+
+from perdure.model.records import KINDS, LANE, Kind
+from perdure.storage.kv.keys import shape
+
+NUMBERS = {kind: number for number, kind in enumerate(KINDS, start=1)}
+"""By which number a script knows a kind. Nothing stored depends on it."""
+
+
+def is_polled(kind: Kind) -> bool:
+    """Whether the kind's index is a key of its own: it is read all the time, and must keep its entries while
+    releases that do not know the kind tidy up the index that the others share."""
+    return kind is LANE
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script and the name by which a server knows it once it was loaded."""
+
+    text: bytes
+    sha: bytes
+
+
+def _kinds() -> str:
+    """The declared kinds, in Lua. A script makes the few that it meets: all of them would take longer than
+    most of what it is called for."""
+    lines = []
+    for kind, number in NUMBERS.items():
+        own = shape(kind)
+        by = ", ".join(f"'{name}'" for name in kind.by)
+        index = f"'{own.index.kind}'" if own.index is not None else "false"
+        lines.append(
+            f"  {'if' if number == 1 else 'elseif'} number == {number} then\n"
+            f"    kind = {{ name = '{kind.name}', head = {own.head}, ordered = {len(own.ordered)}, "
+            f"by = {{ {by} }}, index = {index}, rest = {_lua(bool(own.rest))}, "
+            f"grows = {_lua(kind.grows is not None)}, polled = {_lua(is_polled(kind))} }}"
+        )
+    table = "\n".join(lines)
+    indexed = ", ".join(f"{kind.name} = {NUMBERS[kind]}" for kind in KINDS if kind.index)
+    return (
+        "local MADE = {}\nlocal function kind_of(number)\n  local kind = MADE[number]\n"
+        f"  if kind then\n    return kind\n  end\n{table}\n  end\n"
+        f"  MADE[number] = kind\n  return kind\nend\nlocal INDEXED = {{ {indexed} }}\n"
+    )
+
+
+def _lua(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _script(name: str) -> Script:
+    folder = files("perdure.storage.kv") / "lua"
+    shared, own = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("records", name))
+    text = (_kinds() + shared + own).encode()
+    # Servers name scripts by this digest; it protects nothing.
+    return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+COMMIT = _script("commit")
+FETCH = _script("fetch")
+THREADS = _script("threads")
+INDEXED = _script("indexed")
+DROP = _script("drop")
+RAISE = _script("raise")
+ALL = (COMMIT, FETCH, THREADS, INDEXED, DROP, RAISE)

@@ -1,0 +1,1 @@
+"""SQLite: one file, one writer thread, readers beside it."""

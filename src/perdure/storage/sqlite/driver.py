@@ -1,0 +1,405 @@
+"""SQLite: one writer thread that gathers commits, readers that never wait for it.
+
+Commits that arrive while one is being written join the next: one transaction, one fsync, many callers, each
+answered when its own write is on disk (WAL, ``synchronous=FULL``). Several processes may share the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import apsw
+
+from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Now,
+    Op,
+    Put,
+    Refused,
+    Stage,
+)
+from perdure.model.program import Effect
+from perdure.model.records import KINDS, RESERVED, WRITE, Partition
+from perdure.storage.batching import Gatherer, Job
+from perdure.storage.port import Limits
+from perdure.storage.sql import checksums, migrations, schema
+from perdure.storage.sql import compile as sql
+from perdure.storage.sqlite import integrity, rows
+from perdure.storage.sqlite.file_watch import FileWatch
+
+R = TypeVar("R")
+
+SCHEMA_VERSION = schema.SCHEMA_VERSION
+
+_BUSY_MS = 30_000
+_GROUP_MAX = 512
+_INLINE_ITEMS = 16
+
+
+class SqliteDriver:
+    """One SQLite file. Opening it neither creates nor migrates the schema."""
+
+    has_listing = True
+    searches_items = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translated(path):
+            self._writer = connect(path)
+            try:
+                self._watch = FileWatch(path, self._writer)
+            except BaseException:
+                self._writer.close()
+                raise
+        self._limits = Limits(ops=1_000_000, bytes=256 << 20)
+        self._closed = False
+        self._written: dict[int, int] = {}
+        self._readers: list[apsw.Connection] = []
+        self._reading = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
+        self._commits = Gatherer(self._write_group, name=str(path), most=_GROUP_MAX, distant=False)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        if isinstance(effect, Fetch | Find | Now):
+            return cast(R, self._read(effect))
+        return self._commits.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        if isinstance(effect, Fetch | Find | Now):
+            # A handful of keys is read in microseconds; a thread would cost more than it saves.
+            if isinstance(effect, Now) or (isinstance(effect, Fetch) and _is_small(effect)):
+                return cast(R, self._read(effect))
+            self._commits.refuse_when_closed()
+            loop = asyncio.get_running_loop()
+            return cast(R, await loop.run_in_executor(self._pool, self._read, effect))
+        return await self._commits.aperform(effect)
+
+    def close(self) -> None:
+        with self._reading:
+            if self._closed:
+                return
+            self._closed = True
+        self._commits.close()
+        self._pool.shutdown(wait=True)
+        with self._reading:
+            for reader in self._readers:
+                reader.close()
+            self._readers.clear()
+        self._writer.close()
+        self._watch.close()
+
+    def examine(self, partition: Partition | None) -> list[str]:
+        """What is wrong with the records of a partition as a whole, or with the file."""
+        if partition is None:
+            try:
+                with self._reader(None) as reader:
+                    return integrity.examine_file(reader)
+            except Corrupt as error:
+                return [str(error)]
+        with self._reader(partition) as reader:
+            return integrity.examine_partition(reader, partition)
+
+    # Writing
+
+    def _write_group(self, group: Sequence[Job]) -> None:
+        try:
+            self._transact(group, trusting=True)
+        except Exception:
+            # One bad write must not fail its neighbours: each gets a transaction of its own.
+            for job in group:
+                try:
+                    self._transact([job], trusting=False)
+                except Exception as error:
+                    job.error = _translate(error, self._path, _partition(job.effect))
+
+    def _transact(self, group: Sequence[Job], *, trusting: bool) -> None:
+        """Write a group in one transaction. ``trusting`` leaves it to the tables that what a put expects
+        to be absent is absent; where it is not, everything is rolled back and looked at one by one."""
+        writer = self._writer
+        self._watch.before_commit()
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._watch.advance()
+            self._written.clear()
+            for job in group:
+                job.error = None
+                job.answer = self._apply(job.effect, trusting)
+            writer.execute("COMMIT")
+        except BaseException:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            # What SQLite makes of a file that was replaced has many names.
+            self._watch.check()
+            raise
+        self._watch.committed(self._written)
+        self._watch.after_commit()
+
+    def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
+        writer = self._writer
+        partition = effect.partition if isinstance(effect, Commit | Stage | Drop) else RESERVED
+        thread = rows.look_up(writer, partition)
+        if isinstance(effect, Drop):
+            for check in effect.checks:
+                held, _ = rows.holds(writer, thread, check)
+                if not held:
+                    return Refused(check.kind, check.key)
+            if thread is not None:
+                for kind in KINDS:
+                    writer.execute(sql.drop(kind), (thread.pk,))
+                writer.execute(sql.THREAD_DROP, (thread.pk,))
+            return Committed()
+        if not isinstance(effect, Commit | Stage):
+            raise TypeError(f"not a storage request: {type(effect).__name__}")
+        ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
+        before: dict[int, int | None] = {}
+        if thread is not None:
+            self._watch.compare(thread.pk, thread.commits)
+        if isinstance(effect, Commit):
+            for place, op in enumerate(ops):
+                if not (trusting and rows.is_new(op)):
+                    held, before[place] = rows.holds(writer, thread, op)
+                    if not held:
+                        return Refused(op.kind, op.key)
+        if thread is None:
+            thread = rows.new_thread(writer, partition)
+        self._write(thread, partition, ops, before)
+        return Committed() if isinstance(effect, Commit) else None
+
+    def _write(
+        self, thread: rows.Thread, partition: Partition, ops: Sequence[Op], before: Mapping[int, int | None]
+    ) -> None:
+        """Carry out operations whose expectations hold. ``before`` has the checksums of records that they
+        looked at, by the operation's place."""
+        writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
+        for place, op in enumerate(ops):
+            old: int | None = 0
+            new = 0
+            if isinstance(op, Put):
+                new = sql.checksum(op, partition)
+                if total is not None and op.kind.grows is None and op.expect is not Expect.ABSENT:
+                    old = before[place] if place in before else rows.checksum(writer, t, op)
+                writer.execute(*sql.put(op, t, new))
+            elif isinstance(op, Delete):
+                gone = writer.execute(*sql.delete(op, t)).fetchall()
+                old = cast("int | None", gone[0][0]) if gone else 0
+            else:
+                continue
+            if op.kind.grows is None:
+                total = None if total is None or old is None else checksums.added(total, new, -old)
+            if (op.kind, op.key) == checksums.ROOT_HEAD:
+                head = new
+        if all(isinstance(op, Check) for op in ops):
+            return
+        commits = (thread.commits or 0) + 1
+        writer.execute(sql.THREAD_SUM, (total, head, commits, t))
+        self._written[t] = commits
+
+    # Reading
+
+    @contextmanager
+    def _reader(self, partition: Partition | None) -> Iterator[apsw.Connection]:
+        with self._reading:
+            self._commits.refuse_when_closed()
+            reader = self._readers.pop() if self._readers else None
+        with translated(self._path, partition):
+            try:
+                reader = reader or connect(self._watch.path, read_only=True)
+                try:
+                    yield reader
+                except BaseException:
+                    # Cut short, by Ctrl-C say, it may be in the middle of a statement, and would not close.
+                    reader.close(True)
+                    raise
+            except Exception:
+                # What SQLite makes of a file that was replaced has many names.
+                self._watch.check()
+                raise
+            self._put_back(reader)
+            self._watch.check()
+
+    def _put_back(self, reader: apsw.Connection) -> None:
+        with self._reading:
+            if self._closed:
+                reader.close()
+            else:
+                self._readers.append(reader)
+
+    def _read(self, effect: Fetch | Find | Now) -> Any:
+        with self._reader(_partition(effect)) as reader:
+            reader.execute("BEGIN")
+            try:
+                if isinstance(effect, Fetch):
+                    return rows.fetch(reader, effect)
+                if isinstance(effect, Now):
+                    return reader.execute(sql.NOW).fetchall()[0][0]
+                return tuple(rows.find(reader, effect))
+            finally:
+                reader.execute("COMMIT")
+
+
+def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
+    """Open the file with the settings that durability rests on. It must exist."""
+    connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX)
+    connection.set_busy_timeout(_BUSY_MS)
+    if not read_only:
+        mode = _write_ahead(connection)
+        if mode != ("wal",):
+            connection.close()
+            raise Unavailable(
+                f"{path} cannot use write-ahead logging (journal mode {mode}); use a local disk"
+            )
+        connection.execute("PRAGMA synchronous = FULL")
+    else:
+        connection.execute("PRAGMA query_only = 1")
+    connection.execute("PRAGMA cache_size = -16384")
+    return connection
+
+
+def _write_ahead(connection: apsw.Connection) -> object:
+    """Switch to the write-ahead log. Of those that switch a new file at the same moment SQLite takes some for
+    deadlocked, and refuses them without the wait that it grants elsewhere."""
+    patience = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            return connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except apsw.BusyError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.005)
+
+
+def open_driver(url: str) -> SqliteDriver:
+    """Open the file of a URL; it must exist and have this release's schema."""
+    path = file_of(url)
+    if not path.exists():
+        raise BadUrl(
+            f"{url}: there is no file {path}; run `perdure migrate {url}` to create it, "
+            "or connect with migrate=True"
+        )
+    with translated(path), closing(connect(path)) as connection:
+        migrations.check(connection, path)
+    return SqliteDriver(path)
+
+
+def schema_version(url: str) -> int:
+    """The file's schema version, 0 when there is no file or no schema in it."""
+    path = file_of(url)
+    if not path.exists():
+        return 0
+    with translated(path), closing(connect(path, read_only=True)) as connection:
+        return migrations.version(connection)
+
+
+def pending(url: str) -> list[str]:
+    """The statements that ``migrate`` would execute now."""
+    return list(migrations.pending_file(schema_version(url)))
+
+
+def migrate(url: str) -> int:
+    """Create or upgrade the schema, once, however many processes ask; the version before."""
+    path = file_of(url)
+    with translated(path):
+        path.touch(exist_ok=True)
+        with closing(connect(path)) as connection:
+            return migrations.apply(connection, path)
+
+
+def file_of(url: str) -> Path:
+    """The file that a URL names."""
+    parts = urlsplit(url)
+    if parts.netloc:
+        raise BadUrl(
+            f"{url}: a SQLite URL has no host; write three slashes before a relative path and four before "
+            f"an absolute one: sqlite:///{parts.netloc}{parts.path}"
+        )
+    if parts.query or parts.fragment:
+        raise BadUrl(f"{url}: a SQLite URL takes no parameters; remove everything after the path")
+    name = unquote(parts.path).removeprefix("/")
+    if name in ("", ":memory:"):
+        raise BadUrl(f"{url}: a path is missing, e.g. sqlite:///threads.db; memory:// keeps nothing")
+    path = Path(name)
+    if path.is_dir():
+        raise BadUrl(f"{url}: {path} is a directory; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise BadUrl(f"{url}: there is no directory {path.absolute().parent}; create it first")
+    return path
+
+
+def _is_small(effect: Fetch) -> bool:
+    return len(effect.items) <= _INLINE_ITEMS and all(
+        isinstance(i, Get) or i.kind is WRITE or (i.limit is not None and i.limit <= _INLINE_ITEMS)
+        for i in effect.items
+    )
+
+
+def _partition(effect: Effect[Any]) -> Partition | None:
+    return getattr(effect, "partition", None)
+
+
+@contextmanager
+def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
+    """The one place where SQLite's exceptions become Perdure's."""
+    try:
+        yield
+    except (apsw.Error, OSError, OverflowError, UnicodeDecodeError) as error:
+        raise _translate(error, path, partition) from error
+
+
+def _translate(error: Exception, path: Path, partition: Partition | None = None) -> Exception:
+    if isinstance(error, PerdureError):
+        return error
+    where = "" if partition is None else f"{checksums.described(partition)}: "
+    if isinstance(error, apsw.FullError):
+        new: PerdureError = Unavailable(
+            f"{path}: the disk is full; nothing of this write was stored. Free space and try again"
+        )
+    elif isinstance(error, apsw.ReadOnlyError):
+        new = Unavailable(f"{path} is read-only; make it writable for this process and try again")
+    elif isinstance(error, apsw.BusyError):
+        new = Unavailable(
+            f"{path} was locked by another process for {_BUSY_MS // 1000} s; end the long transaction there"
+        )
+    elif isinstance(error, apsw.NotADBError):
+        new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
+    elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
+        # Its own tables and statements contradict each other, or text is none.
+        new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
+    elif isinstance(error, apsw.CantOpenError | OSError):
+        new = Unavailable(
+            f"{path} cannot be opened: {error}; check that it exists and may be read and written"
+        )
+    elif isinstance(error, apsw.TooBigError | OverflowError):
+        new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
+    elif isinstance(error, apsw.Error):
+        new = Unavailable(f"{where}{path}: SQLite failed: {error}")
+    else:
+        return error
+    new.__cause__ = error
+    return new
+
+
+def _reason(error: Exception) -> str:
+    # The text itself may be a user's.
+    return "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

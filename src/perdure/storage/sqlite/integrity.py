@@ -1,0 +1,66 @@
+"""Checking a SQLite file: its pages and indexes, its catalogue, and whether records are those last written.
+
+A record that is verified by its checksum may still be an older version of itself, as a page that was written
+over with its own past is; one that is gone has no checksum at all. The sum of a partition's checksums shows
+both.
+"""
+
+from __future__ import annotations
+
+import apsw
+
+from perdure.errors import Corrupt
+from perdure.model.records import KINDS, Partition
+from perdure.storage.sql import checksums, schema
+from perdure.storage.sql import compile as sql
+from perdure.storage.sqlite.rows import look_up
+
+_SHOWN = 20
+
+
+def examine_file(connection: apsw.Connection) -> list[str]:
+    """What is wrong with the file as a whole."""
+    out: list[str] = []
+    try:
+        found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
+        out += [f"SQLite's integrity check: {line}" for line in found if line != "ok"]
+        catalogue = f"{schema.PREFIX}thread"
+        names = f"SELECT tenant, thread, space, checksum FROM {catalogue} NOT INDEXED WHERE checksum NOT NULL"
+        damaged = sum(
+            checksums.of_partition(Partition(*row[:3])) != row[3] for row in connection.execute(names)
+        )
+        if damaged:
+            out.append(f"{damaged} rows of the catalogue are not what was written")
+        for kind in KINDS:
+            lost = f"SELECT count(*) FROM {schema.table(kind)} WHERE t NOT IN (SELECT pk FROM {catalogue})"
+            ((count,),) = connection.execute(lost).fetchall()
+            if count:
+                out.append(f"{count} records of kind {kind.name} belong to nothing that the catalogue has")
+    except (apsw.Error, UnicodeDecodeError) as error:
+        out.append(f"SQLite cannot read the whole file: {error}")
+    return out
+
+
+def examine_partition(connection: apsw.Connection, partition: Partition) -> list[str]:
+    """What is wrong with the records of a partition as a whole."""
+    out: list[str] = []
+    connection.execute("BEGIN")
+    try:
+        found = look_up(connection, partition)
+        if found is None:
+            return []
+        total = 0
+        for kind in KINDS:
+            if kind.grows is not None:
+                continue
+            for row in connection.execute(sql.select_all(kind), (found.pk,)):
+                total = checksums.added(total, row[-1] if isinstance(row[-1], int) else 0)
+                try:
+                    sql.record(kind, row, partition, required=found.total is not None)
+                except Corrupt as error:
+                    out.append(str(error))
+    finally:
+        connection.execute("COMMIT")
+    if found.total not in (None, total):
+        out.append("records are missing, or are not the ones that were written last")
+    return out

@@ -1,0 +1,180 @@
+"""A thread takes its documents along, and leaves its events behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.database import open_database
+from perdure.engine import documents
+from perdure.engine.fsck_report import Repaired
+from perdure.engine.transfer import Exists, State
+from perdure.errors import Unavailable
+from perdure.model.ops import Commit, Expect, Fetch, Put, Range
+from perdure.model.records import CHECKPOINT, DOCUMENT, EVENT, Kind, Partition, Record
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.backend import at as place
+from perdure.testing.conformance.backend import put
+from perdure.testing.faults import Fault, FaultyDriver, fail
+
+AT = Partition("", "ada")
+KEY = bytes(range(32))
+
+
+def opened(*, key: bytes | None = None) -> perdure.Database:
+    if key is not None:
+        pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    return open_database("memory://", encryption_key=key)
+
+
+def document(db: perdure.Database, name: str, **body: Any) -> None:
+    db.run(documents.put(AT, "meta", name, body, 7, Expect.ANY, 1 << 30))
+
+
+def event(db: perdure.Database, seq: int) -> None:
+    db.run(_commit(rows.event(seq)))
+
+
+def _commit(*puts: Put) -> Any:
+    yield Commit(AT, puts)
+
+
+def held(db: perdure.Database, kind: Kind) -> tuple[Record, ...]:
+    def program() -> Any:
+        return (yield Fetch(AT, (Range(kind),)))[0]
+
+    found: tuple[Record, ...] = db.run(program())
+    return found
+
+
+def said(db: perdure.Database) -> dict[str, Any]:
+    return {d.name: dict(d.body) for d in db.run(documents.newest(AT, "meta", 100))}
+
+
+def thread(db: perdure.Database) -> None:
+    put(db.checkpointer(), place(thread="ada"), "c1")
+    document(db, "title", text="hello")
+    document(db, "owner", text="x" * 10_000)
+    event(db, 3)
+
+
+@pytest.mark.parametrize("keys", [(None, None), (None, KEY), (KEY, None), (KEY, KEY)])
+def test_documents_arrive_and_events_stay(keys: tuple[bytes | None, bytes | None]) -> None:
+    source, target = opened(key=keys[0]), opened(key=keys[1])
+    thread(source)
+    moved = source.move(AT, target)
+    assert (moved.found, moved.digest.documents) == (State.ABSENT, 2)
+    assert said(target) == said(source)
+    assert [d.fields for d in held(target, DOCUMENT)] == [d.fields for d in held(source, DOCUMENT)]
+    assert (len(held(source, EVENT)), held(target, EVENT)) == (1, ())
+    assert source.move(AT, target).found is State.SAME
+    assert target.digest("ada") == source.digest("ada")
+    assert source.fsck() == target.fsck() == []
+
+
+def test_a_changed_an_added_and_a_missing_document_are_a_difference() -> None:
+    source, target = opened(), opened()
+    thread(source)
+    source.move(AT, target)
+    for change in (
+        lambda db: document(db, "title", text="bye"),
+        lambda db: document(db, "more"),
+        lambda db: db.run(documents.remove(AT, "meta", "owner")),
+    ):
+        change(source)
+        with pytest.raises(Exists, match="differs"):
+            source.move(AT, target)
+        assert source.move(AT, target, dry_run=True).found is State.DIFFERENT
+        assert source.move(AT, target, replace=True).found is State.DIFFERENT
+        assert said(target) == said(source)
+    assert set(said(target)) == {"title", "more"}
+
+
+def test_a_thread_that_nobody_has_called_yet_moves_with_its_documents() -> None:
+    source, target = opened(), opened()
+    document(source, "title", text="hello")
+    assert source.move(AT, target, dry_run=True).found is State.ABSENT
+    assert source.move(AT, target).found is State.ABSENT
+    assert said(target) == {"title": {"text": "hello"}}
+    assert source.move(AT, target).found is State.SAME
+    put(target.checkpointer(), place(thread="ada"), "c1")
+    assert target.fsck() == []
+
+
+def test_documents_of_a_thread_at_the_target_are_not_lost_without_being_asked() -> None:
+    source, target = opened(), opened()
+    thread(source)
+    document(target, "title", text="another")
+    (read,) = held(target, DOCUMENT)
+    assert source.move(AT, target, dry_run=True).found is State.DIFFERENT
+    with pytest.raises(Exists):
+        source.move(AT, target)
+    assert said(target) == {"title": {"text": "another"}}
+    source.move(AT, target, replace=True)
+    assert said(target) == said(source)
+    assert source.move(AT, target).found is State.SAME
+    over = documents.put(AT, "meta", "title", {}, 8, read.version, 1 << 31)
+    assert target.run(over) is None, "who read the one before overwrites what arrived"
+
+
+def test_a_document_that_changes_while_the_thread_moves_arrives_as_it_is_then() -> None:
+    source, target = opened(), opened()
+    thread(source)
+    changed: list[int] = []
+
+    def between(number: int, effect: Any) -> None:
+        if isinstance(effect, Commit) and any(op.kind is DOCUMENT for op in effect.ops) and not changed:
+            changed.append(number)
+            document(source, "title", text="changed")
+
+    watched = perdure.Database(
+        FaultyDriver(target._driver, on_effect=between), tenant="", digest=target._digest
+    )
+    source.move(AT, watched)
+    assert changed
+    assert said(target) == said(source)
+    assert said(target)["title"] == {"text": "changed"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_move_that_is_cut_short_anywhere_goes_on(when: Any) -> None:
+    source = opened()
+    thread(source)
+
+    def attempt(*faults: Fault) -> tuple[perdure.Database, FaultyDriver, bool]:
+        target = opened()
+        driver = FaultyDriver(target._driver, *faults)
+        try:
+            source.move(AT, perdure.Database(driver, tenant="", digest=target._digest))
+        except Unavailable:
+            return target, driver, True
+        return target, driver, False
+
+    _, driver, cut = attempt()
+    assert not cut
+    for number in range(1, driver.count + 1):
+        target, _, cut = attempt(Fault(number, fail("unavailable"), when))
+        assert cut
+        source.move(AT, target)
+        assert said(target) == said(source)
+        assert source.move(AT, target).found is State.SAME
+
+
+def test_a_check_and_a_prune_leave_both_as_they_are() -> None:
+    db = opened()
+    thread(db)
+    put(db.checkpointer(), place("c1", thread="ada"), "c2")
+    assert db.fsck("ada") == []
+    db.checkpointer().prune(["ada"])
+    assert db.repair("ada") == Repaired((), ())
+    assert (len(held(db, CHECKPOINT)), len(held(db, DOCUMENT)), len(held(db, EVENT))) == (1, 2, 1)
+    assert db.fsck("ada") == []
+
+
+def test_removing_a_thread_removes_both() -> None:
+    db = opened()
+    thread(db)
+    db.checkpointer().delete_thread("ada")
+    assert (held(db, DOCUMENT), held(db, EVENT), list(db.threads_sync())) == ((), (), [])

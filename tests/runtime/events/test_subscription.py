@@ -1,0 +1,164 @@
+"""A whole thread is followed: what each of its runs tells, from wherever it is told, once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from perdure.engine.events import END, Event
+from perdure.errors import TooSlow
+from perdure.runtime import Options, Runtime, Telling, Ticket
+from perdure.runtime.events import publisher
+from tests.runtime.graphs import Storage, Talk, eventually, go, working
+
+KEPT = Telling(modes=("values", "updates"))
+
+
+async def listen(runtime: Runtime, ends: int, after: int = 0) -> list[Event]:
+    """What is told on a thread until so many runs have ended."""
+    return await until(runtime.follow_thread("ada", after=after), ends)
+
+
+async def until(events: AsyncIterator[Event], ends: int) -> list[Event]:
+    heard: list[Event] = []
+    async for event in events:
+        heard.append(event)
+        ends -= event.name == END
+        if not ends:
+            return heard
+    raise AssertionError("a thread was followed to an end")
+
+
+async def say(runtime: Runtime, text: str, how: Telling = KEPT) -> Ticket:
+    given = {"messages": [{"role": "user", "content": text}]}
+    return await runtime.submit("ada", given, options=Options(telling=how))
+
+
+def test_every_run_is_told_here_and_elsewhere(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        here, there = near.database(), near.database()
+        async with working(here, talk.graph) as works, working(there, talk.graph, works=False) as looks:
+            ears = [asyncio.create_task(listen(one, 3)) for one in (works, looks)]
+            await asyncio.sleep(0.2)
+            tickets = [await say(looks, text) for text in ("one", "two", "three")]
+            inside, outside = await asyncio.gather(*ears)
+        assert inside == outside
+        assert [event.seq for event in inside] == sorted({event.seq for event in inside})
+        ends = [json.loads(event.data) for event in inside if event.name == END]
+        assert [end["run_id"] for end in ends] == [ticket.id for ticket in tickets]
+        assert {end["state"] for end in ends} == {"done"}
+        begun = [event.run_id for event in inside if event.name == "metadata"]
+        assert begun == [ticket.id for ticket in tickets]
+
+    go(main())
+
+
+def test_who_comes_with_a_number_hears_the_rest(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        here, there = near.database(), near.database()
+        async with working(here, talk.graph) as works, working(there, talk.graph, works=False) as looks:
+            for text in ("one", "two"):
+                await works.wait(await say(works, text))
+            whole = await listen(works, 2)
+            held = await say(works, "hold on")
+            await eventually(lambda: talk.under_way)
+            last = asyncio.create_task(listen(works, 3))
+            await asyncio.sleep(0.1)
+            talk.gate.set()
+            whole = await last
+            assert whole[-1].run_id == held.id
+            for at in (0, 3, len(whole) // 2, len(whole) - 2):
+                rest = whole[at + 1 :]
+                ends = sum(event.name == END for event in rest)
+                assert await listen(works, ends, whole[at].seq) == rest
+                assert await listen(looks, ends, whole[at].seq) == rest
+
+    go(main())
+
+
+def test_what_is_told_in_memory_alone_is_heard_between_what_is_stored(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, name="here") as works:
+            unkept = Telling(modes=("values",), kept=False, by="here")
+            ear = asyncio.create_task(listen(works, 3))
+            slow = works.follow_thread("ada", after=0)
+            await asyncio.sleep(0.1)
+            first = await say(works, "one")
+            told = [await anext(slow)]
+            second = await say(works, "two", unkept)
+            third = await say(works, "three")
+            for ticket in (first, second, third):
+                await works.wait(ticket)
+            heard = await ear
+            # Who listens slowly comes to them one after the other.
+            told += await until(slow, 3)
+            assert told == heard
+            runs = list(dict.fromkeys(event.run_id for event in heard))
+            assert runs == [first.id, second.id, third.id]
+            stored = await listen(works, 2)
+            assert list(dict.fromkeys(event.run_id for event in stored)) == [first.id, third.id]
+
+    go(main())
+
+
+def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
+    memory: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_HELD_BYTES", 300)
+
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, name="here") as works:
+            events = works.follow_thread("ada", after=0)
+            coming = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0.1)
+            unkept = Telling(modes=("values", "updates", "tasks"), kept=False, by="here")
+            ticket = await say(works, "hold on", unkept)
+            assert (await coming).name == "metadata"
+            await eventually(lambda: talk.under_way)
+            with pytest.raises(TooSlow, match="faster than it is followed"):
+                async for _ in events:
+                    pass
+            talk.gate.set()
+            await works.wait(ticket)
+
+    go(main())
+
+
+def test_what_was_dropped_from_memory_is_read_from_the_log(
+    memory: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_HELD_BYTES", 300)
+
+    async def main() -> None:
+        async with working(memory.database(), talk.graph) as works:
+            ear = asyncio.create_task(listen(works, 1))
+            events = works.follow_thread("ada", after=0)
+            coming = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0.1)
+            how = Telling(modes=("values", "updates", "tasks"))
+            ticket = await say(works, "hold on", how)
+            told = [await coming]
+            await eventually(lambda: talk.under_way)
+            talk.gate.set()
+            await works.wait(ticket)
+            assert told + await until(events, 1) == await ear
+
+    go(main())
+
+
+def test_nobody_is_kept_who_has_gone(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph) as works:
+            ears = [asyncio.create_task(listen(works, 1)) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            for ear in ears:
+                ear.cancel()
+            await asyncio.gather(*ears, return_exceptions=True)
+            await eventually(lambda: not works._following._waiting)
+            await works.wait(await say(works, "one"))
+            assert len(await listen(works, 1)) > 2
+
+    go(main())

@@ -1,0 +1,123 @@
+"""A worker among threads that it cannot serve or that fail each time serves the others, and does not spin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.model.messages import Message
+from perdure.model.ops import Commit, Put
+from perdure.model.queue import LATER
+from perdure.model.records import DOCUMENT, EPOCH, Partition
+from perdure.testing.conformance import rows
+from tests.runtime.graphs import Heard, Storage, Talk, go, settings, stored, working
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+POISONED = 40
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def near(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    with stored(request.param) as storage:
+        yield storage
+
+
+def lane(name: str, **fields: object) -> Put:
+    """A lane that is due since long."""
+    put = rows.lane(name, 1)
+    base = {
+        "last": 1,
+        "bound": 0,
+        "since": 1,
+        "ready_at": 1,
+        "run_id": None,
+        "owner": None,
+        "lease_until": None,
+    }
+    empty = {"retry_at": None, "waiting": None, "stop": None, "epoch": 0}
+    return put._replace(fields={**put.fields, **base, **empty, **fields})
+
+
+def poison(storage: Storage, n: int) -> None:
+    """A thread that fails in one of several ways each time that it is looked at."""
+    message = Message("m", {"message": {"role": "user", "content": "x"}}, "agent", seq=1).put()
+    ways: tuple[tuple[Put, ...], ...] = (
+        (lane("inbox"),),
+        (lane("inbox"), message._replace(body=b"\xff")),
+        (lane("inbox", run_id="gone", retry_at=1), message),
+        (lane("outbox"),),
+        (lane("unknown"),),
+        (lane("inbox"), message._replace(body=b'{"id": "m", "payload": {}, "options": {"odd": 1}}')),
+        (lane(LATER), Put(DOCUMENT, (LATER, "x"), {"updated_at": 1}, b"\xff", version=1)),
+        (lane("inbox"), message, Put(EPOCH, (), {"open_run": "other"}, version=(1 << 53) - 1)),
+    )
+    ops = ways[n % len(ways)]
+    storage.driver.perform(Commit(Partition("", f"poisoned{n:02}"), ops))
+
+
+def test_threads_that_fail_each_time_hold_up_nobody_and_do_not_spin(near: Storage, talk: Talk) -> None:
+    heard = Heard()
+
+    async def main() -> None:
+        for n in range(POISONED):
+            poison(near, n)
+        database, line = near.open()
+        few = settings(concurrency=4, poll=0.05)
+        async with working(near.database(), talk.graph, works=False) as front:
+            healthy = [await front.accept(f"healthy{n}", "hello") for n in range(10)]
+            async with working(database, talk.graph, settings=few, observers=[heard]) as worker:
+                for ticket in healthy:
+                    assert (await front.wait(ticket, 30)).state == "done"
+                # Each is tried again at growing intervals: the requests of one look are few by then.
+                late = await front.accept("late", "hello")
+                assert (await front.wait(late, 30)).state == "done"
+                before = line.count
+                ticket = await worker.accept("told", "hello")
+                await worker.wait(ticket, 30)
+                assert line.count - before < 4 * POISONED
+        failed = {fields["thread"] for name, fields in heard.events if name == "worker.error"}
+        assert len(failed) >= POISONED // 2, "each is reported by its name"
+        counts = {
+            (fields["lane"], fields["error"]): fields["threads"]
+            for name, fields in heard.events
+            if name == "worker.failing_threads"
+        }
+        assert counts["unknown", "KeyError"] == POISONED // 8
+        assert counts["inbox", "Corrupt"] > 0
+        assert heard.count("worker.failing") == len(counts), "each is warned of at once, and once a minute"
+
+    go(main())
+
+
+@pytest.mark.parametrize("foreign", [500, 10_000 if FULL else 1_200])
+@pytest.mark.parametrize("what", ["graph", "channel"])
+def test_threads_of_other_workers_hold_up_nobody_and_are_reported(
+    near: Storage, talk: Talk, foreign: int, what: str
+) -> None:
+    heard = Heard()
+
+    async def main() -> None:
+        message = Message("m", {"message": {"role": "user", "content": "x"}}, "of others", seq=1).put()
+        reply = rows.reply(1)
+        fields = {**reply.fields, "channel": "of others", "state": "ready"}
+        reply = reply._replace(fields=fields, body=b'{"payload": {}, "error": null}')
+        for n in range(foreign):
+            ops = (lane("inbox"), message) if what == "graph" else (lane("outbox"), reply)
+            near.driver.perform(Commit(Partition("", f"foreign{n}"), ops))
+        async with working(near.database(), talk.graph, works=False) as front:
+            first = await front.accept("ada", "hello")
+            few = settings(concurrency=4, poll=0.05)
+            async with working(near.database(), talk.graph, settings=few, observers=[heard]):
+                assert (await front.wait(first, 30)).state == "done"
+                second = await front.accept("bob", "hello")
+                assert (await front.wait(second, 30)).state == "done"
+        counts = [fields for name, fields in heard.events if name == "worker.unserved_threads"]
+        assert counts[-1]["threads"] > foreign // 2
+        assert counts[-1][what] == "of others"
+        assert heard.count("worker.unserved") == 1, "it is told once a minute"
+        rest = [row for n in range(0, foreign, 97) for row in near.rows(f"foreign{n}")]
+        assert len(rest) == 2 * len(range(0, foreign, 97))
+
+    go(main())

@@ -1,0 +1,94 @@
+"""What is looked at in a body before anything is done with it: whole numbers that no value can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from perdure.server.requests import NewRun, check_numbers
+from tests.server.acceptance.saying import detail, said
+from tests.server.acceptance.serving import run
+from tests.server.hosting import Served, serving
+
+TOO_LONG = (2**64, -(2**63) - 1, 10**400)
+LONG = (2**64 - 1, -(2**63), 0, True)
+
+
+def places(number: int) -> Iterator[tuple[str, str, Any, str]]:
+    """Bodies that would be stored, and where the number stands in them."""
+    message = {"messages": [{"role": "user", "content": "x", "additional_kwargs": {"n": number}}]}
+    new: dict[str, Any] = {"assistant_id": "aware"}
+    at = "/threads/t"
+    for how in ("", "/wait", "/stream"):
+        yield "POST", f"{at}/runs{how}", {**new, "input": message}, "input.messages.0.additional_kwargs.n"
+    yield "POST", "/runs/wait", {**new, "input": {"a": [[number]]}}, "input.a.0.0"
+    yield "POST", f"{at}/runs", {**new, "metadata": {"a": number}}, "metadata.a"
+    yield "POST", f"{at}/runs", {**new, "context": {"mood": number}}, "context.mood"
+    yield "POST", f"{at}/runs", {**new, "config": {"configurable": {"a": number}}}, "config.configurable.a"
+    yield "POST", f"{at}/runs", {**new, "command": {"update": {"a": number}}}, "command.update.a"
+    yield "POST", f"{at}/runs", {**new, "command": {"resume": number}}, "command.resume"
+    yield "POST", f"{at}/state", {"values": message}, "values.messages.0.additional_kwargs.n"
+    yield "POST", "/threads", {"metadata": {"a": number}}, "metadata.a"
+    yield "PATCH", at, {"metadata": {"a": {"b": number}}}, "metadata.a.b"
+    yield "POST", "/assistants", {"graph_id": "aware", "context": {"a": number}}, "context.a"
+    yield "PUT", "/store/items", {"namespace": ["n"], "key": "k", "value": {"a": number}}, "value.a"
+    params = {"assistant_id": "aware", "input": {"a": number}}
+    yield "POST", f"{at}/commands", {"id": 1, "method": "run.start", "params": params}, "input.a"
+    answer = {"interrupt_id": "x", "response": [number]}
+    yield "POST", f"{at}/commands", {"id": 1, "method": "input.respond", "params": answer}, "response.0"
+
+
+async def _asked(server: Served, number: int) -> None:
+    http = await server.http()
+    for method, path, body, place in places(number):
+        answer = await http.request(method, path, json=body)
+        if path.endswith("/commands"):
+            assert answer.json()["error"] == "invalid_argument", (path, answer.text)
+            told = answer.json()["message"]
+        else:
+            assert answer.status_code == 422, (method, path, answer.text)
+            told = detail(answer)
+        assert f"{place} is a whole number with more than 64 bits" in told, (method, path, told)
+        assert str(number) not in told
+
+
+@pytest.mark.parametrize("number", TOO_LONG, ids=["above", "below", "400 digits"])
+@run
+async def test_a_number_that_no_value_can_have_is_refused_with_its_place(near: str, number: int) -> None:
+    async with serving(near) as server:
+        client = await server.client()
+        await client.threads.create(thread_id="t", graph_id="aware")
+        await _asked(server, number)
+        assert await client.runs.list("t") == []
+        assert (await client.threads.get("t"))["metadata"] == {"graph_id": "aware"}
+        assert await client.threads.count() == 1
+        assert await client.store.get_item(["n"], key="k") is None
+
+
+@run
+async def test_the_longest_numbers_come_back_as_they_were_sent(near: str) -> None:
+    async with serving(near) as server:
+        client = await server.client()
+        thread_id = (await client.threads.create())["thread_id"]
+        message = {"role": "user", "content": "x", "additional_kwargs": {"n": list(LONG)}}
+        await client.runs.wait(thread_id, "aware", input={"messages": [message]}, metadata={"n": LONG[0]})
+        state = await client.threads.get_state(thread_id)
+        assert state["values"]["messages"][0]["additional_kwargs"]["n"] == list(LONG)  # type: ignore[call-overload]
+        await client.store.put_item(["n"], "k", {"n": list(LONG)})
+        assert (await client.store.get_item(["n"], "k"))["value"] == {"n": list(LONG)}
+        # What is larger is a number with a point, or text.
+        await client.runs.wait(thread_id, "aware", input=said("y"), metadata={"n": 1e300, "m": str(2**64)})
+
+
+def test_what_else_cannot_be_packed_is_not_taken_for_a_number() -> None:
+    half = {"input": {"text": "\ud800", "deep": [[1, "\udfff"]]}}
+    assert check_numbers(half) is half
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    assert check_numbers(deep) is deep
+    with pytest.raises(ValidationError, match=r"input\.0 is a whole number"):
+        NewRun.model_validate({"assistant_id": "a", "input": [2**64, "\ud800"]})

@@ -1,0 +1,141 @@
+"""The catalogue: threads are found newest first, by what they are now, and move with everything else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from perdure.cli.app import app
+from perdure.database import connect
+from perdure.model.records import Partition
+from perdure.runtime import Runtime
+from perdure.server.thread_index import THERE, Catalogue, contains
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
+
+
+async def found(catalogue: Catalogue, **asked: Any) -> list[str]:
+    return [row.thread_id async for row in catalogue.search("", **asked)]
+
+
+def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(storage.database(), talk.graph) as runtime:
+            catalogue = Catalogue(runtime)
+            for name, metadata in (("a", {"n": 1, "tags": ["x", "y"]}), ("b", {"n": 2}), ("c", {"n": 1})):
+                assert await catalogue.create(Partition("", name), metadata) is not None
+            assert await catalogue.create(Partition("", "a"), {}) is None
+            assert await catalogue.create(Partition("other", "a"), {"n": 1}) is not None
+            assert await found(catalogue) == ["c", "b", "a"]
+            assert await found(catalogue, metadata={"n": 1}) == ["c", "a"]
+            assert await found(catalogue, metadata={"tags": ["y"]}) == ["a"]
+            assert await found(catalogue, ids=["b", "nobody"]) == ["b"]
+            await catalogue.touched(Partition("", "a"))
+            assert await found(catalogue) == ["a", "c", "b"]
+            row = await catalogue.change(Partition("", "b"), {"m": 3})
+            assert row.metadata == {"n": 2, "m": 3}
+            assert await found(catalogue, metadata={"m": 3}) == ["b"]
+            ticket = await runtime.submit("c", {"messages": [("user", "hold on")]}, within=THERE)
+            await eventually(lambda: talk.under_way)
+            assert await found(catalogue, status="busy") == ["c"]
+            talk.gate.set()
+            await runtime.wait(ticket, 30)
+            assert await found(catalogue, status="busy") == []
+            assert await catalogue.remove(Partition("", "c"))
+            assert not await catalogue.remove(Partition("", "c"))
+            assert sorted(await found(catalogue)) == ["a", "b"]
+
+    go(main())
+
+
+def test_more_threads_than_a_page_are_each_found_once(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph) as runtime:
+            catalogue = Catalogue(runtime)
+            names = [f"thread {n}" for n in range(350)]
+            for name in names:
+                await catalogue.create(Partition("", name), {})
+            assert await found(catalogue) == names[::-1]
+
+    go(main())
+
+
+def test_no_run_is_accepted_on_a_thread_that_was_deleted(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(storage.database(), talk.graph) as runtime:
+            catalogue = Catalogue(runtime)
+            await catalogue.create(Partition("", "a"), {})
+            await runtime.wait(await runtime.submit("a", {"messages": []}, within=THERE), 30)
+            await catalogue.remove(Partition("", "a"))
+            with pytest.raises(Exception, match="there is no thread 'a'"):
+                await runtime.submit("a", {"messages": []}, within=THERE)
+            assert storage.rows("a") == []
+
+    go(main())
+
+
+def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph) as runtime:
+            catalogue = Catalogue(runtime)
+            await runtime.wait(await runtime.accept("a", "hello"), 30)
+            row = await catalogue.get(Partition("", "a"))
+            assert (row.status, row.has_state, row.metadata) == ("idle", True, {"graph_id": "agent"})
+            assert not row.has_document
+            assert await found(catalogue) == ["a"]
+            await catalogue.adopt(Partition("", "a"), row)
+            assert await found(catalogue) == ["a"]
+            assert await catalogue.get(Partition("", "a")) == row._replace(
+                has_document=True, updated_at=(await catalogue.get(Partition("", "a"))).updated_at
+            )
+
+    go(main())
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "holds"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": 1}, {"a": 1.0}, True),
+        ({"a": True}, {"a": 1}, False),
+        ({"a": {"b": [1, {"c": 2, "d": 3}]}}, {"a": {"b": [{"c": 2}]}}, True),
+        ({"a": [1]}, {"a": 1}, False),
+        ({"a": None}, {"a": None}, True),
+        ({}, {"a": None}, False),
+    ],
+)
+def test_containment_is_postgresqls(whole: Any, part: Any, holds: bool) -> None:
+    assert contains(whole, part) is holds
+
+
+def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk: Talk) -> None:
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("one", "two")]
+
+    async def fill() -> None:
+        async with (
+            connect(urls[0], migrate=True) as database,
+            Runtime(database, {"agent": talk.graph}, settings=settings(), observers=()) as runtime,
+        ):
+            catalogue = Catalogue(runtime)
+            await catalogue.create(Partition("", "a"), {"n": 1})
+            await catalogue.create(Partition("", "empty"), {"n": 2})
+            await runtime.wait(await runtime.submit("a", {"messages": []}, within=THERE), 30)
+
+    async def look() -> list[tuple[str, Any]]:
+        async with (
+            connect(urls[1]) as database,
+            Runtime(database, {"agent": talk.graph}, settings=settings(), observers=()) as runtime,
+        ):
+            return [(row.thread_id, row.metadata) async for row in Catalogue(runtime).search("")]
+
+    asyncio.run(fill())
+    runner = CliRunner()
+    assert runner.invoke(app, ["migrate", urls[1]]).exit_code == 0
+    copied = runner.invoke(app, ["copy", "--from", urls[0], "--to", urls[1]])
+    assert copied.exit_code == 0, copied.output
+    assert "1 of a server's listings" in copied.output.replace("\n", " ")
+    assert asyncio.run(look()) == [("a", {"n": 1}), ("empty", {"n": 2})]
+    again = runner.invoke(app, ["copy", "--from", urls[0], "--to", urls[1]])
+    assert "were there already" in again.output

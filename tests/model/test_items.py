@@ -117,6 +117,7 @@ def test_spans_are_minutes_above_none() -> None:
     assert span(0.5) == MINUTE // 2
     assert span(1e-12) == 1
     assert span(1e300) == LAST
+    assert span(1e308) == LAST
     assert expiry(span(1e300), 5) == LAST
     assert expiry(None, 5) is None
     for wrong in (0, -1, float("inf"), float("nan")):

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.engine import inbox, runs
 from perdure.model import messages, queue
-from perdure.runtime.worker.worker import attempt
+from perdure.runtime.worker import attempt
 from perdure.storage.memory import MemoryDriver
 from tests.mutants.breaks import no_fence
 from tests.mutants.drivers import MaxIdHead

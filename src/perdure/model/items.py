@@ -87,7 +87,8 @@ def span(minutes: float) -> int:
     """Minutes as a span that is kept."""
     if not 0 < minutes < float("inf"):
         raise ValueError(f"a ttl is a number of minutes above 0, not {minutes!r}; None means no end")
-    return min(LAST, max(1, round(minutes * MINUTE)))
+    # The product of a finite number of minutes may be infinite.
+    return round(min(LAST, max(1, minutes * MINUTE)))
 
 
 def is_over(record: Record, now: int) -> bool:

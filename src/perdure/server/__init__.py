@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _OF = {
-    "answer_error": ("faults", "answer"),
+    "answer_error": ("error_handlers", "answer"),
     "checkpoint_lifespan": ("hosting.lifespan", "checkpoint_lifespan"),
     "compile_graph": ("hosting.lifespan", "compile_graph"),
     "Opened": ("hosting.lifespan", "Opened"),

@@ -55,7 +55,7 @@ def _lua(flag: bool) -> str:
 
 
 def _script(name: str) -> Script:
-    folder = files("perdure.storage.kv") / "lua"
+    folder = files("perdure.storage.redis") / "lua"
     shared, own = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("records", name))
     text = (_kinds() + shared + own).encode()
     # Servers name scripts by this digest; it protects nothing.

@@ -8,9 +8,9 @@ import pytest
 
 from perdure.model.ops import Commit
 from perdure.model.records import Partition
+from perdure.runtime.worker import backlog as backlogs
 from perdure.runtime.worker.backlog import Backlog, Foreign
 from perdure.runtime.worker.fairness import Due
-from perdure.runtime.worker import backlog as backlogs
 from perdure.testing.conformance import rows
 from tests.runtime.graphs import Storage, go, stored
 

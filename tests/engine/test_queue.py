@@ -280,6 +280,21 @@ def test_a_stop_is_for_one_run(queue: Queue) -> None:
     assert not queue.run(runs.stop(HERE, held.run.id, "rollback", queue.now))
 
 
+def test_a_run_that_is_to_end_is_known_as_such_until_it_has(queue: Queue) -> None:
+    queue.accept()
+    held = queue.held()
+    queue.accept()
+    queue.run(runs.stop(HERE, held.run.id, "interrupt", queue.now))
+    found = queue.run(inbox.find(HERE, held.run.id))
+    assert found is not None
+    assert (found.stop, found.is_over) == ("interrupt", False)
+    assert [one.stop for one in queue.run(inbox.latest(HERE, 9))] == [None, "interrupt"]
+    queue.finish(held)
+    found = queue.run(inbox.find(HERE, held.run.id))
+    assert found is not None
+    assert (found.stop, found.is_over) == (None, True)
+
+
 def test_a_message_may_end_a_run(queue: Queue) -> None:
     queue.accept(strategy="interrupt")
     assert queue.lane().stop is None, "there was no run"

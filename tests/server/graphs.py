@@ -96,6 +96,26 @@ def slow() -> AnyGraph:
     return builder.compile()
 
 
+def deaf() -> AnyGraph:
+    """Notes, and then goes on for two seconds when it is cancelled."""
+
+    def note(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("noted")]}
+
+    async def rest(state: MessagesState) -> dict[str, Any]:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(2)
+            raise
+        return {}
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([("note", note), ("rest", rest)])
+    builder.add_edge(START, "note")
+    return builder.compile()
+
+
 def both() -> AnyGraph:
     """Two nodes side by side, each of which asks."""
 
@@ -188,6 +208,7 @@ def graphs() -> dict[str, AnyGraph]:
         "ask": _only("ask", _ask),
         "walk": walk(),
         "slow": slow(),
+        "deaf": deaf(),
         "both": both(),
         "nested": nested(),
         "deep": deep(),

@@ -218,7 +218,7 @@ def _known(database: Database, partition: Partition, found: Sequence[object]) ->
 
 
 def _message(standing: Standing, text: bool) -> dict[str, Any]:
-    message, run = standing
+    message, run = standing.message, standing.run
     row = {
         "number": message.seq,
         "id": message.id,

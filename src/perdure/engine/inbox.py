@@ -223,10 +223,12 @@ class _Seen(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a message stands: the run that took it, or none while it waits."""
+    """Where a message stands: the run that took it, or none while it waits. ``stop`` is how the run is to
+    end, where that was asked for and it has not ended yet."""
 
     message: Message
     run: Run | None
+    stop: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -259,7 +261,7 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
     # The first that is left: a run is forgotten message by message.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
     first = [message for message in map(Message.read, left) if message.seq <= run.last]
-    return Standing(first[0], run) if first else None
+    return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id)) if first else None
 
 
 def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
@@ -399,21 +401,23 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:
     """The newest messages of a thread, newest first, before number ``after``, each with where it stands."""
-    messages, runs = yield from ask(
+    messages, runs, lanes = yield from ask(
         Fetch(
             partition,
             (
                 Range(INBOX, reverse=True, after=None if after is None else (after,), limit=limit),
                 # One more than messages: the last one may have begun before them.
                 Range(RUN, by="first", reverse=True, after=after, limit=limit + 1),
+                Get(LANE, (IN,)),
             ),
         )
     )
     found = [Run.read(record) for record in runs]
+    lane = Lane.read(IN, lanes)
     standing: list[Standing] = []
     for message in map(Message.read, messages):
         taken = next((run for run in found if run.first <= message.seq <= run.last), None)
-        standing.append(Standing(message, taken))
+        standing.append(Standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
     return tuple(standing)
 
 

@@ -138,6 +138,10 @@ class Lane(NamedTuple):
         stopped = self._replace(stop=how)
         return stopped if self.owner is not None else stopped._replace(retry_at=now)
 
+    def stop_of(self, run_id: str) -> str | None:
+        """How a run is to be ended, or nothing where it is not open or goes on."""
+        return self.stop if self.run_id == run_id else None
+
     def put(self, fresh: int) -> Put:
         """The operation that stores it over the version that was read. A lane that is new gets a version that
         no earlier one of a thread of this name had."""

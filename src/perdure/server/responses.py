@@ -11,7 +11,8 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.engine.inbox import Standing
 from perdure.errors import Corrupt, TypeNotAllowed
-from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run
+from perdure.model.lane import INTERRUPT
+from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
 from perdure.runtime import encoding
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
@@ -201,11 +202,14 @@ def run_status(standing: Standing) -> str:
     if run is None:
         if not standing.message.is_withdrawn:
             return "pending"
-        return "interrupted" if standing.message.stop == "interrupt" else ""
+        return "interrupted" if standing.message.stop == INTERRUPT else ""
     if run.state == ROLLED_BACK:
         return ""
     if run.state == FAILED and run.note.get("kind") == TIMEOUT:
         return "timeout"
+    # One that is to be taken back goes on until it is gone.
+    if run.state == OPEN and standing.stop == INTERRUPT:
+        return "interrupted"
     return _ENDED.get(run.state, "running")
 
 

@@ -142,6 +142,33 @@ async def test_t09_a_running_run_is_cancelled_and_keeps_what_it_stored(server: S
 
 
 @run
+async def test_t09_a_run_is_interrupted_as_soon_as_its_end_is_asked_for(server: Server) -> None:
+    async with server.client() as client:
+        thread_id = await new(client)
+        made = await client.runs.create(thread_id, "deaf", input=said("1"))
+        await rests(client, thread_id)
+        await client.runs.cancel(thread_id, made["run_id"])
+        # It heeds nothing for a while, and is none of those that go on.
+        assert (await client.runs.get(thread_id, made["run_id"]))["status"] == "interrupted"
+        assert await statuses(client, thread_id) == ["interrupted"]
+        assert await client.runs.list(thread_id, status="running") == []
+        await client.runs.join(thread_id, made["run_id"])
+        assert await statuses(client, thread_id) == ["interrupted"]
+        # One that is taken back goes on until it is gone.
+        other = await new(client)
+        made = await client.runs.create(other, "deaf", input=said("1"))
+        await rests(client, other)
+        await client.runs.cancel(other, made["run_id"], action="rollback")
+
+        async def is_gone() -> bool:
+            found = await statuses(client, other)
+            assert set(found) <= {"running"}
+            return not found
+
+        await eventually(is_gone)
+
+
+@run
 async def test_t09_a_pending_run_is_cancelled_and_never_begins(server: Server) -> None:
     async with server.client() as client, server.http() as http:
         thread_id = await new(client)

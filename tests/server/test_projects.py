@@ -141,6 +141,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from langgraph_sdk import get_client
+from pydantic import BaseModel
 
 lived = []
 
@@ -166,6 +167,15 @@ async def mark(request, call_next):
 async def mine(request: Request):
     user = request.scope.get("user")
     return {"pool": request.state.pool, "user": getattr(user, "identity", None), "lived": lived}
+
+
+class Fault(BaseModel):
+    code: int
+
+
+@app.post("/mine")
+async def made(fault: Fault) -> Fault:
+    return fault
 """
 
 INPUT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -280,6 +290,24 @@ async def test_an_application_beside_the_api_has_its_lifespan_and_middleware(pro
         assert (refused.status_code, refused.json()) == (401, {"detail": "Who are you?"})
         told = await http.get("/mine", headers={"Authorization": "Bearer ada"})
         assert told.json()["user"] == "ada"
+
+
+@run
+async def test_an_application_beside_the_api_is_described_with_it(project: Project) -> None:
+    web = {"app": project.place("web", "app")}
+    async with project.served(("headers",)) as http:
+        alone = (await http.get("/openapi.json")).json()
+    async with project.served(("headers",), http=web) as http:
+        described = (await http.get("/openapi.json")).json()
+        assert (await http.get("/openapi.json")).json() == described
+    assert set(described["paths"]["/mine"]) == {"get", "post"}
+    # What the API says of itself stays, also where both have a schema of one name.
+    assert {path: described["paths"][path] for path in alone["paths"]} == alone["paths"]
+    schemas = described["components"]["schemas"]
+    assert {name: schemas[name] for name in alone["components"]["schemas"]} == alone["components"]["schemas"]
+    body = described["paths"]["/mine"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(schemas[body["$ref"].rpartition("/")[2]]["properties"]) == {"code"}
+    assert set(schemas["Fault"]["properties"]) == {"detail"}
 
 
 @run

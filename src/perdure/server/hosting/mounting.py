@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perdure.server import openapi
 from perdure.server.auth.identity import Gate, Refusal
 
 _POLICY_VIOLATION = 1008
@@ -31,6 +32,8 @@ async def mounted(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterato
         # The middleware is around everything now; the user's object stays as it is.
         inner = copy.copy(own)
         inner.user_middleware, inner.middleware_stack = [], None
+    if isinstance(own, FastAPI) and own.openapi_url is not None:
+        _describe(app, own)
     stateful = _WithState(inner)
     app.mount("", stateful if gate is None else Door(stateful, gate))
     if not isinstance(own, Starlette):
@@ -39,6 +42,17 @@ async def mounted(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterato
     async with own.router.lifespan_context(own) as state:
         stateful.state = dict(state or {})
         yield
+
+
+def _describe(app: FastAPI, own: FastAPI) -> None:
+    alone = app.openapi
+
+    def both() -> dict[str, Any]:
+        # Each keeps its own description once it is made.
+        return openapi.joined(alone(), own.openapi())
+
+    # The way that FastAPI documents for a description of one's own.
+    app.openapi = both  # type: ignore[method-assign]
 
 
 class Door:

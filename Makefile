@@ -39,7 +39,7 @@ chaos: $(OWN_UV) ## Every test at full size: all kill points, mutants, races; ov
 suites: $(OWN_UV) ## Run the test suites of LangGraph and LangChain on Perdure's savers; about an hour
 	$(RUN) --group test --all-extras python -m tools.foreign_suites $(ARGS)
 
-clients: $(OWN_UV) ## Run suites of LangGraph's clients on Perdure's server; ARGS=--reference asks LangGraph's, too
+clients: $(OWN_UV) ## Run suites of clients and other servers on Perdure's; ARGS=--reference asks LangGraph's, too
 	$(RUN) --group test --all-extras python -m tools.foreign_clients $(ARGS)
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from tools.foreign_clients import sources
-from tools.foreign_clients.catalogue import PORTED, SUITES, read_reasons
+from tools.foreign_clients.catalogue import PORTED, REASONS, SUITES
 from tools.foreign_clients.report import Comparison
-from tools.foreign_clients.running import NotRun, Outcome, read_junit, read_vitest
+from tools.foreign_clients.running import NotRun, read_junit, read_vitest
+from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
+from tools.foreign_suites.reasons import read_entries
+from tools.foreign_suites.running import Outcome
 
 PASSED, FAILED = Outcome("passed"), Outcome("failed", "no")
 
@@ -65,11 +68,11 @@ def test_what_fails_without_a_reason_is_noticed() -> None:
 
 def test_reasons_are_given_once(tmp_path: Path) -> None:
     names = {suite.name for suite in SUITES}
-    assert all(suite in names for suite, _ in read_reasons())
+    assert all(suite in names for suite, _ in read_entries(REASONS))
     entry = '[[test]]\nsuite = "s"\nid = "a"\nreason = "x"\n'
     (tmp_path / "twice.toml").write_text(entry + entry)
     with pytest.raises(ValueError, match="needs one reason"):
-        read_reasons(tmp_path / "twice.toml")
+        read_entries(tmp_path / "twice.toml")
 
 
 def test_a_missing_checkout_names_what_to_do(tmp_path: Path) -> None:
@@ -77,9 +80,32 @@ def test_a_missing_checkout_names_what_to_do(tmp_path: Path) -> None:
         sources.checkout(SUITES[0], tmp_path, tmp_path)
 
 
-def test_the_ported_graphs_are_there() -> None:
+def test_what_is_put_beside_a_suite_is_complete() -> None:
     for suite in SUITES:
-        if suite.is_ported:
-            config = json.loads((PORTED / suite.config).read_text())
-            for place in config["graphs"].values():
-                assert (PORTED / place.partition(":")[0]).is_file(), place
+        if suite.ported:
+            config = json.loads((PORTED / suite.ported / suite.config).read_text())
+            places = [*config["graphs"].values(), config.get("http", {}).get("app", "")]
+            own = [place.partition(":")[0] for place in places if place and "/examples/" not in place]
+            assert own
+            for place in own:
+                assert (PORTED / suite.ported / place).is_file(), place
+
+
+def test_a_copy_has_the_suite_and_what_stands_beside_it(tmp_path: Path) -> None:
+    suite = next(suite for suite in SUITES if suite.name == "aegra")
+    for held, _ in suite.copied:
+        (tmp_path / "aegra" / held).mkdir(parents=True)
+        (tmp_path / "aegra" / held / "test_it.py").write_text("pass")
+    folder = sources.copied(suite, sources.checkout(suite, tmp_path, tmp_path), tmp_path / "run")
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"tests/e2e/test_it.py", "examples/test_it.py", "web.py", suite.config} <= found
+    assert "__init__.py" not in found
+
+
+def test_only_suites_that_there_are_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = parser_of("tools.it", "Runs it.", ["a", "b"])
+    assert parser.parse_args([]).suites == ["a", "b"]
+    assert parser.parse_args(["--suites", "b"]).suites == ["b"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--suites", "b,c"])
+    assert "no 'c'; there are a, b" in capsys.readouterr().err

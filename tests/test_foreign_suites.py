@@ -12,7 +12,7 @@ from tools.foreign_suites import places
 from tools.foreign_suites.__main__ import main
 from tools.foreign_suites.catalogue import SAVER_SUITES, SUITES, Reasons, read_reasons
 from tools.foreign_suites.report import compare, lines
-from tools.foreign_suites.running import Backend, Outcome, run_files
+from tools.foreign_suites.running import Backend, Outcome, run_files, run_tests
 
 PASSED, FAILED, SKIPPED = Outcome("passed"), Outcome("failed", "no"), Outcome("skipped")
 
@@ -96,6 +96,21 @@ def test_what_stock_passes_has_to_pass() -> None:
     assert found.excluded == {"f::c[x]": "reads rows"}
     assert found.row == ("s", "memory", "4", "1", "1", "2")
     assert "  f::b: no" in list(lines([found]))
+
+
+def test_what_passes_when_it_is_run_again_alone_is_told_apart() -> None:
+    found = compare("s", "memory", {"f::a": PASSED, "f::b": PASSED}, {"f::a": FAILED}, Reasons({}))
+    again = found.after({"f::a": PASSED, "f::b": FAILED})
+    assert (again.passed, again.failed, again.unsteady) == (1, {"f::b": "it was not run"}, {"f::a": "no"})
+    assert "s on memory, failed, but passed when run again alone:" in "\n".join(lines([again]))
+
+
+def test_a_single_test_can_be_run(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(SUITE)
+    node = "tests/test_it.py::test_of_a_saver"
+    memory = Backend("memory", {"PERDURE_SUITE_URL": "memory://"})
+    assert run_tests(Path(sys.executable), tmp_path, [node], memory) == {node: PASSED}
 
 
 def test_a_reason_covers_what_is_in_a_class_of_its_suite_only() -> None:

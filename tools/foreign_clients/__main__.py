@@ -1,4 +1,4 @@
-"""Runs test suites of LangGraph's clients and servers against Perdure's server.
+"""Runs test suites of clients and of other servers against Perdure's server.
 
     python -m tools.foreign_clients [--suites sdk-py,langgraphjs-auth] [--reference] [--sources FOLDER]
 
@@ -10,15 +10,16 @@ repository, with ports of their graphs where those are not in Python. Exits 1 wh
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
-from tools.foreign_suites import places
+from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
+from tools.foreign_suites.reasons import read_entries
+from tools.foreign_suites.running import Outcome
 
 from . import running, sources
-from .catalogue import PORTED, SUITES, Suite, read_reasons
+from .catalogue import REASONS, SUITES, Suite
 from .report import Comparison
 from .servers import NotStarted, serving
 
@@ -28,10 +29,10 @@ _BY_NAME = {suite.name: suite for suite in SUITES}
 def main(arguments: list[str]) -> int:
     """Run what the arguments name; the exit status."""
     options = _parsed(arguments)
-    reasons = read_reasons()
+    reasons = read_entries(REASONS)
     comparisons: list[Comparison] = []
     try:
-        for name in options.suites.split(","):
+        for name in options.suites:
             suite = _BY_NAME[name]
             ours = _outcomes(suite, "perdure", options)
             reference = _outcomes(suite, "reference", options) if options.reference else {}
@@ -43,17 +44,12 @@ def main(arguments: list[str]) -> int:
     return int(any(comparison.wrong for comparison in comparisons))
 
 
-def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[str, running.Outcome]:
+def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[str, Outcome]:
     work = options.work.resolve()
     root = sources.checkout(suite, work, options.sources)
     folder = sources.copied(suite, root, work / "runs" / f"{suite.name}-{server}")
-    place = folder / "server"
-    if suite.is_ported:
-        shutil.copytree(PORTED, folder / "ported")
-        config = folder / "ported" / suite.config
-    else:
-        config = folder / suite.config
-    with serving(server, sources.python_of(server, work), config, place) as url:
+    python = sources.python_of(server, work)
+    with serving(server, python, folder / suite.config, folder / "server", suite.model) as url:
         sources.pointed(suite, folder, url)
         if suite.kind == "pytest":
             return running.run_pytest(suite, folder, sources.python_of("perdure", work), url)
@@ -61,22 +57,12 @@ def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[st
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.foreign_clients", description=__doc__)
-    parser.add_argument(
-        "--suites",
-        default=",".join(_BY_NAME),
-        help=f"names, separated by commas; all without it: {', '.join(_BY_NAME)}",
-    )
+    parser = parser_of("tools.foreign_clients", __doc__, _BY_NAME)
     parser.add_argument("--reference", action="store_true", help="run LangGraph's own server, too")
     parser.add_argument(
         "--sources", type=Path, help="a folder with checkouts of the suites' repositories, by their names"
     )
-    parser.add_argument("--work", type=Path, default=places.cache_folder(), help="where all is kept and run")
-    options = parser.parse_args(arguments)
-    for name in options.suites.split(","):
-        if name not in _BY_NAME:
-            parser.error(f"no suite {name!r}; there are {', '.join(_BY_NAME)}")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

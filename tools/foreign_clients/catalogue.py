@@ -5,14 +5,15 @@ Nothing of their text is in this repository. Each is taken from its repository a
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-_REASONS = Path(__file__).parent / "excluded.toml"
+REASONS = Path(__file__).parent / "excluded.toml"
+"""The tests that Perdure's server is not held to."""
+
 PORTED = Path(__file__).parent / "ported"
-"""Graphs of our own, for suites whose graphs are not in Python."""
+"""What stands beside the suites' own text: graphs for those whose graphs are not in Python, a model."""
 
 REFERENCE = (
     "langgraph-api==0.16.7",
@@ -21,7 +22,7 @@ REFERENCE = (
 )
 """The server that Perdure's is compared with."""
 
-GRAPHS = ("deepagents>=0.6.2", "langchain>=1.4", "pyjwt>=2.10")
+GRAPHS = ("deepagents>=0.6.2", "fastapi", "langchain>=1.4", "langchain-openai>=1.0", "pyjwt>=2.10")
 """What the suites' graphs need beside Perdure."""
 
 TESTS = ("httpx", "pytest", "pytest-asyncio", "pytest-timeout", "websockets")
@@ -40,21 +41,28 @@ NODE = {
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One suite. ``folder`` is below the root of its repository, ``tests`` below that. ``config`` is the
-    ``langgraph.json`` that the server is started with, below ``folder``, or among the ported graphs.
-    ``address`` stands in the text of the tests, and is replaced by the server's."""
+    """One suite, from its repository at one commit."""
 
     name: str
     repository: str
     commit: str
-    folder: str
+    copied: tuple[tuple[str, str], ...]
+    """What is copied to run in: each folder of the repository, and what it is called there."""
     tests: str
+    """What is run, below the copy."""
     config: str
+    """The ``langgraph.json`` that the server is started with, below the copy."""
     kind: Literal["pytest", "vitest"]
-    address: str
-    is_ported: bool = False
-    copied: tuple[str, ...] = ()
-    """What of ``folder`` is copied to run in."""
+    ported: str = ""
+    """The folder of ``PORTED`` whose files are put into the copy."""
+    address: str = ""
+    """Stands in the text of the tests, and is replaced by the server's; else they read it from a variable."""
+    marked: str = ""
+    """The tests to run, as pytest selects them by their marks."""
+    without: tuple[str, ...] = ()
+    """Folders and files below the copy that are not run, since they need a deployment of their own server."""
+    model: str = ""
+    """The path on the server where its own application answers as OpenAI does, for graphs that call it."""
 
 
 _LANGGRAPH = "https://github.com/langchain-ai/langgraph"
@@ -62,51 +70,71 @@ _LANGGRAPH_COMMIT = "f09cfe8ffc1eeffd68f4b628ed69c30f7cad229f"
 _LANGGRAPHJS = "https://github.com/langchain-ai/langgraphjs"
 _LANGGRAPHJS_COMMIT = "f8bdf16d4fe23a79e945ea5dc6f86bbf09abb77d"
 
+_AEGRA = "https://github.com/ibbybuilds/aegra"
+_AEGRA_COMMIT = "7eaca0b8d275c21bbff7a098e58f527f46ca8d91"
+_OF_AEGRA = (("libs/aegra-api/tests/e2e", "tests/e2e"), ("examples", "examples"))
+_OF_LANGGRAPHJS = (("libs/langgraph-api/tests", "tests"), ("libs/langgraph-api/src", "src"))
+
 SUITES = (
     Suite(
         "sdk-py",
         _LANGGRAPH,
         _LANGGRAPH_COMMIT,
-        "libs/sdk-py",
+        (
+            ("libs/sdk-py/tests", "tests"),
+            ("libs/sdk-py/integration", "integration"),
+            ("libs/sdk-py/langgraph_sdk", "langgraph_sdk"),
+        ),
         "tests/integration",
         "integration/langgraph.json",
         "pytest",
-        "http://localhost:2024",
-        copied=("tests", "integration", "langgraph_sdk"),
+        address="http://localhost:2024",
+        marked="integration",
     ),
     Suite(
         "langgraphjs-auth",
         _LANGGRAPHJS,
         _LANGGRAPHJS_COMMIT,
-        "libs/langgraph-api",
+        _OF_LANGGRAPHJS,
         "tests/auth.test.mts",
         "langgraph.auth.json",
         "vitest",
-        "http://localhost:2025",
-        is_ported=True,
-        copied=("tests", "src"),
+        ported="langgraphjs",
+        address="http://localhost:2025",
     ),
     Suite(
         "langgraphjs-api",
         _LANGGRAPHJS,
         _LANGGRAPHJS_COMMIT,
-        "libs/langgraph-api",
+        _OF_LANGGRAPHJS,
         "tests/api.test.mts",
         "langgraph.json",
         "vitest",
-        "http://localhost:2024",
-        is_ported=True,
-        copied=("tests", "src"),
+        ported="langgraphjs",
+        address="http://localhost:2024",
+    ),
+    Suite(
+        "aegra",
+        _AEGRA,
+        _AEGRA_COMMIT,
+        _OF_AEGRA,
+        "tests/e2e",
+        "langgraph.json",
+        "pytest",
+        ported="aegra",
+        marked="not manual_auth",
+        without=("tests/e2e/multi_instance",),
+        model="/model/v1",
+    ),
+    Suite(
+        "aegra-auth",
+        _AEGRA,
+        _AEGRA_COMMIT,
+        _OF_AEGRA,
+        "tests/e2e/manual_auth_tests",
+        "langgraph.auth.json",
+        "pytest",
+        ported="aegra",
+        marked="manual_auth",
     ),
 )
-
-
-def read_reasons(path: Path = _REASONS) -> dict[tuple[str, str], str]:
-    """Why a test may fail, by suite and name. ``ValueError`` for one without a reason, or named twice."""
-    found: dict[tuple[str, str], str] = {}
-    for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("test", []):
-        key = entry["suite"], entry["id"]
-        if key in found or not entry.get("reason", "").strip():
-            raise ValueError(f"{path.name}: {entry['id']} of {entry['suite']} needs one reason")
-        found[key] = entry["reason"]
-    return found

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .running import Outcome
-
-Outcomes = Mapping[str, Outcome]
+from tools.foreign_suites.running import Outcomes
 
 
 @dataclass(frozen=True, slots=True)

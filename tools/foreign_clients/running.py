@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
-from tools.foreign_suites.running import run_bounded
+from tools.foreign_suites.running import Outcome, own_variables, run_bounded
 
 from .catalogue import Suite
 
 _SUITE_S = 1200
 _TEST_S = 40
-
-
-class Outcome(NamedTuple):
-    """What became of one test: "passed", "failed" or "skipped", and the first line of the error."""
-
-    result: str
-    reason: str = ""
 
 
 class NotRun(Exception):
@@ -31,9 +22,10 @@ class NotRun(Exception):
 def run_pytest(suite: Suite, folder: Path, python: Path, url: str) -> dict[str, Outcome]:
     """Run a suite in Python with the SDK that is beside it."""
     written = folder / "outcomes.xml"
-    options = ["-o", "addopts=", "-o", "asyncio_mode=auto", "--timeout", str(_TEST_S), "-m", "integration"]
+    options = ["-o", "addopts=", "-o", "asyncio_mode=auto", "--timeout", str(_TEST_S), "-m", suite.marked]
+    options += [f"--ignore={name}" for name in suite.without]
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    command += ["-o", "markers=integration", f"--junitxml={written}", suite.tests]
+    command += [f"--junitxml={written}", suite.tests]
     _run(command, folder, {"PYTHONPATH": str(folder), "LANGGRAPH_INTEGRATION_URL": url})
     return read_junit(_existing(written))
 
@@ -79,9 +71,8 @@ def read_vitest(path: Path) -> dict[str, Outcome]:
 
 
 def _run(command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
-    given = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PERDURE_"))}
     log = folder / "suite.log"
-    if run_bounded(command, folder, {**given, **variables}, log, _SUITE_S) is None:
+    if run_bounded(command, folder, {**own_variables(), **variables}, log, _SUITE_S) is None:
         raise NotRun(f"the suite was not over after {_SUITE_S} s; see {log}")
 
 

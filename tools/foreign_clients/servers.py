@@ -14,6 +14,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tools.foreign_suites.running import own_variables
+
 _READY_S = 90
 _STOP_S = 20
 _PERDURE = "import sys; from perdure.cli import main; sys.exit(main())"
@@ -24,8 +26,9 @@ class NotStarted(Exception):
 
 
 @contextmanager
-def serving(server: str, python: Path, config: Path, folder: Path) -> Iterator[str]:
-    """The URL of a server for as long as the block lasts; ``folder`` gets its database and its log.
+def serving(server: str, python: Path, config: Path, folder: Path, model: str = "") -> Iterator[str]:
+    """The URL of a server for as long as the block lasts; ``folder`` gets its database and its log. With
+    ``model`` its graphs call the model at this path of its own.
 
     Raises:
         NotStarted: It does not answer; the message ends with the last lines of its log.
@@ -38,18 +41,20 @@ def serving(server: str, python: Path, config: Path, folder: Path) -> Iterator[s
     else:
         arguments = ["-m", "langgraph_cli", "dev", "--no-browser", "--no-reload", "--n-jobs-per-worker", "10"]
         arguments += ["--config", str(config)]
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("PERDURE_")}
-    variables |= {
+    url = f"http://127.0.0.1:{port}"
+    variables = own_variables() | {
         "FF_OPTIMIZED_STREAMING": "true",
         "LANGGRAPH_CLI_NO_ANALYTICS": "1",
         "LANGSMITH_TRACING": "false",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+    if model:
+        variables |= {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": url + model}
     log = folder / "server.log"
     with open(log, "wb") as written:
         process = subprocess.Popen(
             [str(python), *arguments, "--port", str(port)],
-            cwd=config.parent if server == "perdure" else folder,
+            cwd=config.parent,
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=written,
@@ -57,7 +62,6 @@ def serving(server: str, python: Path, config: Path, folder: Path) -> Iterator[s
             start_new_session=True,
         )
     try:
-        url = f"http://127.0.0.1:{port}"
         _until_ready(process, f"{url}/ok", log)
         yield url
     finally:

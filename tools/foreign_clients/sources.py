@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 from tools.foreign_suites import places
-from tools.foreign_suites.places import Unobtainable
+from tools.foreign_suites.places import Unobtainable, last_line
 
-from .catalogue import GRAPHS, NODE, REFERENCE, TESTS, Suite
+from .catalogue import GRAPHS, NODE, PORTED, REFERENCE, TESTS, Suite
 
 
 def checkout(suite: Suite, work: Path, given: Path | None) -> Path:
@@ -22,8 +22,9 @@ def checkout(suite: Suite, work: Path, given: Path | None) -> Path:
     name = suite.repository.rpartition("/")[2]
     if given is not None:
         root = given.absolute() / name
-        if not (root / suite.folder).is_dir():
-            raise Unobtainable(f"{root} holds no {suite.folder}; check out {suite.repository} there")
+        for held, _ in suite.copied:
+            if not (root / held).is_dir():
+                raise Unobtainable(f"{root} holds no {held}; check out {suite.repository} there")
         return root
     root = work / "checkouts" / f"{name}-{suite.commit[:12]}"
     if (root / ".complete").exists():
@@ -38,24 +39,31 @@ def checkout(suite: Suite, work: Path, given: Path | None) -> Path:
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
         if done.returncode:
             raise Unobtainable(
-                f"{suite.repository} cannot be cloned: {_last(done.stderr)}; check it out at {suite.commit} "
-                f"into FOLDER/{name} and pass --sources FOLDER"
+                f"{suite.repository} cannot be cloned: {last_line(done.stderr)}; check it out at "
+                f"{suite.commit} into FOLDER/{name} and pass --sources FOLDER"
             )
     (root / ".complete").touch()
     return root
 
 
 def copied(suite: Suite, root: Path, folder: Path) -> Path:
-    """A copy of what the suite needs, to run in."""
+    """A copy of what the suite needs, to run in, with what stands beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in suite.copied:
-        shutil.copytree(root / suite.folder / name, folder / name)
+    for held, name in suite.copied:
+        shutil.copytree(root / held, folder / name)
+    if suite.ported:
+        # The folder is no package: its files are imported by their own names.
+        unused = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PORTED / suite.ported, folder, ignore=unused, dirs_exist_ok=True)
+        (folder / "__init__.py").unlink()
     return folder
 
 
 def pointed(suite: Suite, folder: Path, url: str) -> None:
     """Have the tests' text name the server's address."""
+    if not suite.address:
+        return
     tests = folder / suite.tests
     for path in [tests] if tests.is_file() else sorted(tests.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -88,9 +96,5 @@ def modules_of(work: Path) -> Path:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         shutil.rmtree(folder)
-        raise Unobtainable(f"npm cannot install what the suites need: {_last(done.stderr)}")
+        raise Unobtainable(f"npm cannot install what the suites need: {last_line(done.stderr)}")
     return installed
-
-
-def _last(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason was given")

@@ -5,9 +5,10 @@ Nothing of their text is in this repository. Each suite is in the source distrib
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from .reasons import read_entries
 
 _REASONS = Path(__file__).parent / "excluded.toml"
 _COMMON = (
@@ -128,12 +129,9 @@ class Reasons:
 
 def read_reasons(path: Path = _REASONS) -> Reasons:
     """The committed list. `ValueError` for an entry without a reason, or more of them than are allowed."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("test", [])
-    for entry in entries:
-        if not entry.get("reason", "").strip():
-            raise ValueError(f"{path.name}: {entry['id']} has no reason")
+    entries = read_entries(path)
     counted = {suite.name for suite in SUITES}
-    excluded = [entry["id"] for entry in entries if entry["suite"] in counted]
-    if len(excluded) > MAX_EXCLUDED:
-        raise ValueError(f"{path.name}: {len(excluded)} tests are left out, at most {MAX_EXCLUDED} may be")
-    return Reasons({(entry["suite"], entry["id"]): entry["reason"] for entry in entries})
+    excluded = sum(suite in counted for suite, _ in entries)
+    if excluded > MAX_EXCLUDED:
+        raise ValueError(f"{path.name}: {excluded} tests are left out, at most {MAX_EXCLUDED} may be")
+    return Reasons(entries)

@@ -73,7 +73,7 @@ def _download(suite: Suite, work: Path, folder: Path) -> None:
     )
     if done.returncode:
         raise Unobtainable(
-            f"pip cannot download the source of {suite.package} {suite.version}: {_last_line(done.stderr)}; "
+            f"pip cannot download the source of {suite.package} {suite.version}: {last_line(done.stderr)}; "
             "check out its repository at that release and pass it: --source FOLDER"
         )
 
@@ -152,7 +152,7 @@ def _install(command: list[str]) -> None:
     # Not within the repository: uv would take the constraints of Perdure's own tests from there.
     done = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
     if done.returncode:
-        raise Unobtainable(f"the suites' packages cannot be installed: {_last_line(done.stderr)}")
+        raise Unobtainable(f"the suites' packages cannot be installed: {last_line(done.stderr)}")
 
 
 def _uv() -> str | None:
@@ -160,5 +160,6 @@ def _uv() -> str | None:
     return os.environ.get("UV") or shutil.which("uv") or (str(own) if own.exists() else None)
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line with anything in it, which is where programs name what went wrong."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason was given")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .catalogue import Reasons
 from .running import Outcomes
@@ -20,6 +20,16 @@ class Comparison:
     """Node id of a test that failed and may, to the reason."""
     failed: dict[str, str]
     """Node id of a test that failed and may not, to its error."""
+    unsteady: dict[str, str] = field(default_factory=dict)
+    """Node id of a test that failed and passed when it was run again alone, to its error. They count as
+    passed: suites time what they do, which other work on the machine upsets."""
+
+    def after(self, alone: Outcomes) -> Comparison:
+        """This with the outcomes of failed tests that were run again alone."""
+        steady = {n: e for n, e in self.failed.items() if n not in alone or alone[n].result != "passed"}
+        unsteady = {node: error for node, error in self.failed.items() if node not in steady}
+        passed = self.passed + len(unsteady)
+        return Comparison(self.suite, self.backend, passed, self.excluded, steady, unsteady)
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -64,7 +74,11 @@ def lines(comparisons: list[Comparison]) -> Iterator[str]:
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     for comparison in comparisons:
-        for title, found in (("failed", comparison.failed), ("excluded", comparison.excluded)):
+        for title, found in (
+            ("failed", comparison.failed),
+            ("failed, but passed when run again alone", comparison.unsteady),
+            ("excluded", comparison.excluded),
+        ):
             if found:
                 yield f"\n{comparison.suite} on {comparison.backend}, {title}:"
                 yield from (f"  {node}: {reason}" for node, reason in sorted(found.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,12 @@ class Backend:
     variables: Mapping[str, str]
 
 
+def backends() -> tuple[str, ...]:
+    """The names of the backends that there are."""
+    names: tuple[str, ...] = import_module("tests.backends").BACKENDS
+    return names
+
+
 def opened(name: str, stack: ExitStack, *, needs_postgres: bool = False) -> Backend:
     """A backend by its name, with a server where it needs one; its databases are removed with the stack."""
     # The servers of our own tests, which are no package that could be imported from here by type.
@@ -74,6 +81,14 @@ def run_files(
     return outcomes
 
 
+def run_tests(python: Path, folder: Path, nodes: Sequence[str], backend: Backend) -> dict[str, Outcome]:
+    """The outcomes of single tests by their ids, each in a process of its own."""
+    outcomes: dict[str, Outcome] = {}
+    for node in nodes:
+        outcomes.update(_run(python, folder, [node], backend))
+    return outcomes
+
+
 def _batches(folder: Path, files: Sequence[Path]) -> list[list[str]]:
     """The files' names, in order, in batches of a bounded size."""
     batches: list[list[str]] = []
@@ -88,12 +103,13 @@ def _batches(folder: Path, files: Sequence[Path]) -> list[list[str]]:
 
 
 def _run(python: Path, folder: Path, names: list[str], backend: Backend) -> dict[str, Outcome]:
-    written = folder / ".outcomes" / f"{backend.name}-{names[0].replace('/', '-')}.jsonl"
+    named = re.sub(r"[^\w.-]", "-", names[0])[:150]
+    written = folder / ".outcomes" / f"{backend.name}-{named}.jsonl"
     written.parent.mkdir(exist_ok=True)
     written.unlink(missing_ok=True)
     paths = [str(ROOT / "src"), str(Path(__file__).parent)]
     variables = {
-        **{key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PERDURE_"))},
+        **own_variables(),
         **backend.variables,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -136,6 +152,11 @@ def keep(path: Path, outcomes: Outcomes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     read = {node: [outcome.result, outcome.reason] for node, outcome in outcomes.items()}
     path.write_text(json.dumps(read, indent=0, sort_keys=True), encoding="utf-8")
+
+
+def own_variables() -> dict[str, str]:
+    """This process's variables without those of pytest and of Perdure, which are none of a suite's."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PERDURE_"))}
 
 
 def run_bounded(

@@ -1,1 +1,1 @@
-"""Graphs, routes and an auth handler with the names and the behaviour that langgraphjs' suites expect."""
+"""What stands beside suites of other projects when they are run here; copied, never imported from here."""

@@ -11,8 +11,8 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.engine.inbox import Standing
 from perdure.errors import Corrupt, TypeNotAllowed
-from perdure.model.lane import INTERRUPT
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
+from perdure.model.queue import INTERRUPT
 from perdure.runtime import encoding
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded

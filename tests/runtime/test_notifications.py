@@ -290,8 +290,8 @@ def test_a_worker_is_roused_by_what_is_due_for_its_tenant() -> None:
         mine, everybody = Told(), Told()
         due: list[str] = []
         one, two = Signals(mine, "acme"), Signals(everybody, None)
-        one.serve(lambda: due.append("one"), lambda is_meant: None)
-        two.serve(lambda: due.append("two"), lambda is_meant: None)
+        one.serve(lambda: due.append("one"), lambda is_meant: None, lambda is_meant: None)
+        two.serve(lambda: due.append("two"), lambda is_meant: None, lambda is_meant: None)
         for tenant in ("acme", "other"):
             two.due(Partition(tenant, "ada"))
         for word in everybody.rung:

@@ -143,13 +143,20 @@ async def _too_much(url: str) -> None:
                 is_data = bool(line) and not line.startswith(":")
                 to += [line] if is_data else []
 
+        # Nobody keeps what it tells, and it tells more than is held, to those who come in the middle of it.
+        walk = {"steps": 30, "pause": 0.05}
+        walking = asyncio.create_task(
+            parts(alice.runs.stream(thread_id, "walk", input=walk, stream_mode=ALL))
+        )
+        await asyncio.sleep(0.4)
         listening = [
             asyncio.create_task(listen(owner, told["alice"])),
             asyncio.create_task(listen(stranger, told["bob"])),
         ]
-        await asyncio.sleep(0.5)
-        # Nobody keeps what it tells, and it tells more than is held.
-        await parts(alice.runs.stream(thread_id, "walk", input={"steps": 30}, stream_mode=ALL))
+        # The stream of the run itself tells too much as well, and breaks off before the run has ended.
+        await walking
+        (walked,) = await alice.runs.list(thread_id)
+        await alice.runs.join(thread_id, walked["run_id"])
         await asyncio.wait_for(listening[0], 20)
         assert any("faster than it is followed" in line for line in told["alice"])
         # Whoever may not see the thread listens on, as on one that there is not.

@@ -10,29 +10,35 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from perdure.engine import followers
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, OUT, Lane
+from perdure.model.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition
 from perdure.model.versions import successor
 
 
 class Held(NamedTuple):
-    """A run that this process holds, with its messages, the inbox as it was last seen, and the thread's
-    latest checkpoint when the run was claimed."""
+    """A run that this process holds, with its messages, the inbox as it was last seen, the thread's latest
+    checkpoint when the run was claimed, and whether the thread was followed then, from any process."""
 
     partition: Partition
     run: Run
     messages: tuple[Message, ...]
     lane: Lane
     head: str | None
+    is_followed: bool = False
 
     @property
     def epoch(self) -> int:
         return self.run.epoch
+
+
+class Followed(Exception):
+    """A thread has come to be followed, and its run would end without a word to the followers."""
 
 
 class Unserved(NamedTuple):
@@ -63,7 +69,7 @@ class Claim:
         inbox: whole and right, it saves every fetch."""
         guess = None
         if known is not None and known.is_whole and known.lane.is_due(self.now):
-            guess = _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most])
+            guess = _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most], None)
         lane = None if known is None else known.lane
         (held,) = yield from retrying(self.partition, guess, lambda: self._load(lane), self._attempt)
         return held
@@ -71,18 +77,20 @@ class Claim:
     def _load(self, known: Lane | None) -> Program[_Seen]:
         items: tuple[Get | Range, ...] = (
             Get(LANE, (IN,)),
+            followers.GET,
             Get(EPOCH, ()),
             Get(HEAD, ("",)),
             Range(RUN, by="first", reverse=True, limit=1),
         )
         guess = () if known is None or known.run_id is not None else (self._rows(known.bound, self.most),)
-        lanes, epochs, heads, runs, *rows = yield from ask(Fetch(self.partition, (*items, *guess)))
+        lanes, followed, epochs, heads, runs, *rows = yield from ask(Fetch(self.partition, (*items, *guess)))
         lane = Lane.read(IN, lanes)
         epoch = epochs[0].version if epochs else 0
         head = heads[0].fields["checkpoint_id"] if heads else None
         run = Run.read(runs[0]) if runs else None
+        follower = Lane.read(FOLLOWED, followed)
         if not lane.is_due(self.now):
-            return _Seen(lane, epoch, head, run, ())
+            return _Seen(lane, epoch, head, run, (), follower)
         if lane.run_id is not None and (run is None or run.id != lane.run_id):
             raise Corrupt(f"thread {self.partition.thread!r}: its open run {lane.run_id!r} is not stored")
         after = lane.bound if lane.run_id is None or run is None else run.first - 1
@@ -91,7 +99,7 @@ class Claim:
             span = run.last - after if lane.run_id is not None and run is not None else 0
             items = (self._rows(after, max(self.most, span)),)
             rows = list((yield from ask(Fetch(self.partition, items))))
-        return _Seen(lane, epoch, head, run, tuple(map(Message.read, rows[0])))
+        return _Seen(lane, epoch, head, run, tuple(map(Message.read, rows[0])), follower)
 
     def _rows(self, after: int, most: int) -> Range:
         return Range(INBOX, after=(after,), limit=most)
@@ -133,12 +141,16 @@ class Claim:
             return (Unserved(run.graph),)
         lane = lane.held(self.owner, epoch, now, self.ttl)
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
-        outcome = yield from ask(Commit(self.partition, (raised, lane.put(0), run.put())))
+        ops: list[Op] = [raised, lane.put(0), run.put()]
+        if seen.follower is None:
+            # Nothing was read: this is how the claim learns whether the thread is followed.
+            ops.append(followers.unchanged(None))
+        outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
             return None
-        return (
-            Held(self.partition, replace(run, version=run.version + 1), messages, lane.stored(0), seen.head),
-        )
+        run, lane = replace(run, version=run.version + 1), lane.stored(0)
+        is_followed = seen.follower is not None and followers.is_followed(seen.follower, now)
+        return (Held(self.partition, run, messages, lane, seen.head, is_followed),)
 
 
 class Known(NamedTuple):
@@ -167,6 +179,8 @@ class _Seen(NamedTuple):
     head: str | None
     run: Run | None
     messages: tuple[Message, ...]
+    follower: Lane | None
+    """Until when the thread is followed; ``None`` where that was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,30 +212,36 @@ def finish(
     held: Held, ending: Ending, now: int, fresh: int, budget: int, told: Sequence[Put] = ()
 ) -> Program[tuple[Lane, tuple[Reply, ...]]]:
     """End a run: its state, its replies, its lease and its epoch in one commit, with the last of what it
-    ``told``; the inbox and the replies as they are then. ``Fenced`` when somebody else holds it."""
+    ``told``; the inbox and the replies as they are then. ``Fenced`` when somebody else holds it. Where
+    nothing was ``told``, ``Followed`` when the thread is followed from any process: nothing is stored."""
     partition, run = held.partition, held.run
-    if 4 + len(told) + len(ending.replies) > budget:
+    if 5 + len(told) + len(ending.replies) > budget:
         raise TooLarge(
             f"run {run.id!r} of thread {partition.thread!r} has {len(ending.replies)} replies, at most "
-            f"{budget - 4 - len(told)} can be sent at once; join some of them"
+            f"{budget - 5 - len(told)} can be sent at once; join some of them"
         )
     closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
     over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
 
-    def load() -> Program[tuple[Lane, Lane | None]]:
-        lanes = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)))))
-        inbox = Lane.read(IN, lanes[0])
+    def load() -> Program[_Lanes]:
+        items = (Get(LANE, (IN,)), Get(LANE, (OUT,)), followers.GET)
+        inboxes, outboxes, followed = yield from ask(Fetch(partition, items))
+        inbox = Lane.read(IN, inboxes)
         _refuse_lost(held, inbox)
-        return inbox, Lane.read(OUT, lanes[1])
+        return _Lanes(inbox, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed))
 
-    def attempt(lanes: tuple[Lane, Lane | None]) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
+    def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
+        if not told and lanes.follower is not None and followers.is_followed(lanes.follower, now):
+            raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} told nothing")
         # The run of a message that was taken back leaves the thread's question open.
-        question = lanes[0].waiting if held.messages[0].is_withdrawn else None
-        inbox = lanes[0].closed(waiting=run.id if ending.state == WAITING else question)
+        question = lanes.inbox.waiting if held.messages[0].is_withdrawn else None
+        inbox = lanes.inbox.closed(waiting=run.id if ending.state == WAITING else question)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *told]
+        if not told:
+            ops.append(followers.unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
         if ending.replies:
-            outbox = lanes[1] or Lane(OUT)
+            outbox = lanes.outbox or Lane(OUT)
             if not outbox.version:
                 # No sender of an earlier thread of this name may take it for its own.
                 outbox = outbox._replace(epoch=fresh)
@@ -236,8 +256,14 @@ def finish(
         return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
 
     # Without replies the inbox as it was last seen may do; whoever changed it since refuses the commit.
-    known: tuple[Lane, Lane | None] | None = None if ending.replies else (held.lane, None)
+    known = None if ending.replies else _Lanes(held.lane)
     return (yield from retrying(partition, known, load, attempt))
+
+
+class _Lanes(NamedTuple):
+    inbox: Lane
+    outbox: Lane | None = None
+    follower: Lane | None = None
 
 
 def closed_epoch(epoch: int) -> int:

@@ -1,11 +1,11 @@
 """When a thread's queue is to be looked at, by whom, and what it holds: the pure rules of the lane.
 
 A thread has two lanes: its inbox, whose messages become runs, and its outbox, whose replies become
-deliveries. Two more have no numbers: when the next message that waits for its time enters the inbox, and
-when what its runs told is to be forgotten. Numbers are given from 1 without a gap; those up to ``bound``
-were taken, the rest is pending. Times are microseconds of the database's clock. A lease says for how long
-nobody else need look, and nothing about safety: that is the epoch's, which is checked by the database in the
-same commit as every write.
+deliveries. Three more have no numbers: when the next message that waits for its time enters the inbox, when
+what its runs told is to be forgotten, and until when the thread is followed. Numbers are given from 1 without
+a gap; those up to ``bound`` were taken, the rest is pending. Times are microseconds of the database's clock.
+A lease says for how long nobody else need look, and nothing about safety: that is the epoch's, which is
+checked by the database in the same commit as every write.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ IN = "inbox"
 OUT = "outbox"
 TOLD = "told"
 LATER = "later"
+FOLLOWED = "followed"
 
 Stop = Literal["interrupt", "rollback"]
 """How a run is ended: what it stored stays, or is taken back."""

@@ -1,5 +1,5 @@
 """What the runtimes on one database tell each other at once, where it has a bell: something is due, a run is
-to be stopped, a run has ended, an event is stored.
+to be stopped, a run has ended, an event is stored, a thread is followed.
 
 These are hints. A word that is lost costs the time until the next look, and whoever hears one looks for
 himself. A word names a thread by a digest, a keyed one where the database is encrypted: whoever listens to
@@ -27,6 +27,8 @@ ENDED = "run"
 """A run of the thread has ended; what it told is stored."""
 STORED = "ev"
 """Events of the thread are stored."""
+FOLLOWED = "fo"
+"""The thread has come to be followed by a process."""
 
 _SOON_S = 0.02
 _LATEST_S = 0.25
@@ -42,6 +44,7 @@ class Signals:
         self._later: dict[Partition, asyncio.TimerHandle] = {}
         self._due: Callable[[], None] = _nobody
         self._asked: Callable[[Callable[[Partition], bool]], None] = _nobody
+        self._followed: Callable[[Callable[[Partition], bool]], None] = _nobody
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], None] = _nobody
         self._lock = threading.Lock()
@@ -74,6 +77,10 @@ class Signals:
         """Events of a thread are stored."""
         self._tell(STORED, partition)
 
+    def followed(self, partition: Partition) -> None:
+        """A thread has come to be followed here; another process may be at work on its run."""
+        self._database.ring(self._of(FOLLOWED, partition))
+
     def happened(self, kind: str, partition: Partition) -> None:
         """As if a word had been heard, for this process alone."""
         self._set(self._of(kind, partition))
@@ -92,10 +99,15 @@ class Signals:
             self._loop = asyncio.get_running_loop()
             self._stop = self._database.listen(self._come)
 
-    def serve(self, due: Callable[[], None], asked: Callable[[Callable[[Partition], bool]], None]) -> None:
-        """Call ``due`` when something may be due, and ``asked`` when a run may be to be ended: it is given
-        what tells whether a thread is meant."""
-        self._due, self._asked = due, asked
+    def serve(
+        self,
+        due: Callable[[], None],
+        asked: Callable[[Callable[[Partition], bool]], None],
+        followed: Callable[[Callable[[Partition], bool]], None],
+    ) -> None:
+        """Call ``due`` when something may be due, ``asked`` when a run may be to be ended, and ``followed``
+        when threads have come to be followed: the last two are given a test of which threads are meant."""
+        self._due, self._asked, self._followed = due, asked, followed
         self.listen()
 
     def expect(self, kind: str, partition: Partition) -> asyncio.Event:
@@ -111,7 +123,7 @@ class Signals:
     def close(self) -> None:
         """Hear no more, and take back what was to be told later."""
         self._stop()
-        self._due = self._asked = _nobody
+        self._due = self._asked = self._followed = _nobody
         for timer in self._later.values():
             timer.cancel()
         self._later.clear()
@@ -149,6 +161,8 @@ class Signals:
                 self._set(word)
         if any(word.startswith(f"{STOP}:") for word in words):
             self._asked(lambda partition: self._of(STOP, partition) in words)
+        if any(word.startswith(f"{FOLLOWED}:") for word in words):
+            self._followed(lambda partition: self._of(FOLLOWED, partition) in words)
 
     def _set(self, word: str) -> None:
         kind, _, thread = word.partition(":")

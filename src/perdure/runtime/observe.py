@@ -31,6 +31,7 @@ _LEVELS = {
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
     "thread.deleted": logging.INFO,
+    "thread.follow_not_renewed": logging.WARNING,
     "thread.older": logging.WARNING,
     "worker.error": logging.ERROR,
     "worker.failing": logging.WARNING,

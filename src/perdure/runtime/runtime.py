@@ -89,7 +89,7 @@ class Runtime:
         relay = Relay(database, channels or {}, self._settings, self._clock, self._observers, owner)
         self._owner = owner
         self._signals = Signals(database, None if all_tenants else self._tenant)
-        self._following = Following(database, self._signals)
+        self._following = Following(database, self._signals, self._clock, self._observers)
         self._worker = Worker(
             database,
             self._agents,
@@ -119,6 +119,7 @@ class Runtime:
     ) -> None:
         if self._works:
             await self._worker.drain(self._settings.drain)
+        self._following.close()
         self._signals.close()
 
     # Accepting
@@ -351,6 +352,12 @@ class Runtime:
         ``TooSlow`` when what comes next is not held any more."""
         return self._following.thread(self._partition(thread_id, tenant), after)
 
+    async def expect_followers(self, thread_id: str, *, tenant: str | None = None) -> None:
+        """Record that a thread is followed from here: from when this returns, the processes that work on its
+        runs store what these tell. ``follow_thread`` does the same once it is iterated over; call this before
+        ``told`` to miss nothing in between. Without a follower it lasts for a minute and a half."""
+        await self._following.note(self._partition(thread_id, tenant))
+
     async def told(self, thread_id: str, *, tenant: str | None = None) -> int:
         """The number of what was told last on a thread, to ``follow`` only what comes after."""
         return await self._following.latest(self._partition(thread_id, tenant))
@@ -488,6 +495,7 @@ class Runtime:
 
     def _removed(self, partition: Partition) -> None:
         self._lanes.forget(partition)
+        self._following.forget(partition)
         self._signals.ended(partition)
         self._observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)
 

@@ -62,6 +62,8 @@ class Tape:
         self.partition = partition
         self.run_id = run_id
         self.is_stored = stored
+        self._stores_end = stored
+        self._stored_after = first - 1
         self._database = database
         self._epoch = epoch
         self.first = first
@@ -112,10 +114,21 @@ class Tape:
         if isinstance(self._failure, Fenced):
             raise self._failure
 
+    def keep(self) -> None:
+        """Store what was told, as far as it is held here, and what comes; repeatable. Events that could not
+        be stored before are not tried again, except the end."""
+        self._stores_end = True
+        if self.is_stored or self._failure is not None:
+            return
+        self.is_stored, self._stored_after = True, self.floor
+        self._waiting, self._waiting_bytes = list(self._held), self._bytes
+        if self._waiting:
+            self._storing = asyncio.create_task(self._store())
+
     def last(self, data: Any) -> tuple[Event, list[Put]]:
         """The run's end, to be stored in the commit that ends it; ``over`` tells it here after that."""
         event = Event(self._free(), self.run_id, events.END, encoded(data))
-        return event, events.puts(self.run_id, [event]) if self.is_stored else []
+        return event, events.puts(self.run_id, [event]) if self.is_stored or self._stores_end else []
 
     def over(self, event: Event | None) -> None:
         """Nothing more comes: the run has ended, or, without its last event, this attempt has."""
@@ -134,6 +147,11 @@ class Tape:
         if after < self.floor:
             return None
         return [event for event in self._held if event.seq > after]
+
+    def is_in_log(self, after: int) -> bool:
+        """Whether what was told after a number is stored, or will be. For numbers before the first this is so
+        where anything is stored."""
+        return self.is_stored and (after < self.first or after >= self._stored_after)
 
     def _free(self) -> int:
         """The next number. It is as many microseconds above the first as have passed, so that numbers tell

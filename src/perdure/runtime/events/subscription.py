@@ -10,18 +10,22 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from perdure.database import Database
-from perdure.engine import events, inbox
+from perdure.engine import events, followers, inbox
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
-from perdure.errors import NotFound, TooSlow
+from perdure.errors import NotFound, PerdureError, TooSlow
 from perdure.model.records import Partition
+from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.publisher import Tape
 from perdure.runtime.notifications import STORED, Signals
+from perdure.runtime.observe import Observers
 
 _LOOK_S = (0.1, 1.0)
 """How long to wait before the log is looked at again: at first, and when nothing came for a while."""
 _IDLE_S = 3.0
 """The same for a whole thread, on which nothing may happen for long."""
+_FOLLOWED_S = 90.0
+"""How long a process's record that it follows a thread lasts; it is renewed three times as often."""
 _UNHEARD_S = 30.0
 """How long what a run told is held here when nobody followed it and it is stored nowhere."""
 
@@ -29,9 +33,15 @@ _UNHEARD_S = 30.0
 class Following:
     """The tapes of this process, and the way to everything that other processes tell."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(
+        self, database: Database, signals: Signals, clock: DatabaseClock, observers: Observers
+    ) -> None:
         self._database = database
         self._signals = signals
+        self._clock = clock
+        self._observers = observers
+        self._noted: dict[Partition, float] = {}
+        self._renewing: asyncio.Task[None] | None = None
         self._tapes: dict[Partition, Tape] = {}
         self._unheard: dict[tuple[Partition, str], Tape] = {}
         self._waiting: dict[Partition, list[list[Tape]]] = {}
@@ -39,6 +49,55 @@ class Following:
     def is_followed(self, partition: Partition) -> bool:
         """Whether a thread is followed in this process."""
         return partition in self._waiting
+
+    async def note(self, partition: Partition) -> None:
+        """Record that a thread is followed here, for as long as it is and some time more: the processes that
+        work on its runs store from now on what these tell."""
+        time = asyncio.get_running_loop().time
+        if (noted_at := self._noted.get(partition)) is not None and time() - noted_at < _FOLLOWED_S / 3:
+            return
+        began = time()
+        await self._note(partition)
+        self._noted[partition] = began
+        self._signals.followed(partition)
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew())
+
+    def forget(self, partition: Partition) -> None:
+        """A thread was removed, with the record that it is followed."""
+        if partition in self._noted:
+            self._noted[partition] = -_FOLLOWED_S
+
+    def close(self) -> None:
+        """Renew no record any more."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    async def _note(self, partition: Partition) -> None:
+        until = await self._clock.now() + round(_FOLLOWED_S * 1_000_000)
+        await self._database.arun(followers.note(partition, until, self._database.fresh()))
+
+    async def _renew(self) -> None:
+        while self._noted:
+            await asyncio.sleep(_FOLLOWED_S / 3)
+            for partition in [noted for noted in self._noted if noted not in self._waiting]:
+                del self._noted[partition]
+            await asyncio.gather(*map(self._renew_one, list(self._noted)))
+
+    async def _renew_one(self, partition: Partition) -> None:
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._note(partition)
+        except PerdureError as error:
+            # It lasts for two more attempts.
+            self._observers.event(
+                "thread.follow_not_renewed",
+                tenant=partition.tenant,
+                thread=partition.thread,
+                error=type(error).__name__,
+            )
+        else:
+            self._noted[partition] = began
 
     def opened(self, tape: Tape) -> None:
         """A run of this process begins to tell."""
@@ -88,7 +147,7 @@ class Following:
             tape = tape or self._tape(partition, run_id)
             if tape is not None:
                 told = tape.since(after)
-                if told is None and not tape.is_stored:
+                if told is None and not tape.is_in_log(after):
                     if after >= tape.first:
                         raise _too_slow(tape)
                     after, told = tape.floor, tape.since(tape.floor)
@@ -134,6 +193,7 @@ class Following:
         tapes: list[Tape] = [] if current is None else [current]
         self._waiting.setdefault(partition, []).append(tapes)
         try:
+            await self.note(partition)
             pause = _LOOK_S[0]
             while True:
                 news = self._signals.expect(STORED, partition)
@@ -149,7 +209,7 @@ class Following:
                         await self._signals.wait(news, _LOOK_S[1])
                     pause = _LOOK_S[0]
                     continue
-                if tape is not None and not tape.is_stored and after >= tape.first - 1:
+                if tape is not None and after >= tape.first - 1 and not tape.is_in_log(after):
                     if after >= tape.first:
                         raise _too_slow(tape)
                     after = tape.floor

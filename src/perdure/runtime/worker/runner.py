@@ -16,7 +16,7 @@ from langgraph.store.base import TTLConfig
 from perdure.database import Database
 from perdure.engine import events, queue_retention, runs
 from perdure.engine.events import Event
-from perdure.engine.runs import Claim, Ending, Held, Unserved
+from perdure.engine.runs import Claim, Ending, Followed, Held, Unserved
 from perdure.errors import (
     CannotTakeBack,
     Corrupt,
@@ -127,6 +127,12 @@ class Runner:
         """Let go of all runs under way, for other workers."""
         for working in self._working.values():
             working.cancel("drain")
+
+    def keep_tapes(self, is_meant: Callable[[Partition], bool]) -> None:
+        """Store what the runs of some threads tell from now on, and what they told: they are followed."""
+        for tape in self._tapes.values():
+            if is_meant(tape.partition):
+                tape.keep()
 
     # One run
 
@@ -242,14 +248,18 @@ class Runner:
     async def _open_tape(self, held: Held) -> None:
         """Have ready what a run's followers are told with, if it is to tell anything."""
         telling = Options.read(held.messages[0].options).telling
-        if telling is None and self._following.is_followed(held.partition):
-            # It was not asked to tell anything, and its thread is followed here.
+        if telling is None and (held.is_followed or self._following.is_followed(held.partition)):
+            # It was not asked to tell anything, and its thread is followed.
             telling = Telling(modes=("values",), kept=False, by=self._owner)
         if telling is None:
             return
+        is_stored = telling.kept or telling.by != self._owner or held.is_followed
+        tape = await self._new_tape(held, is_stored)
+        tape.telling = telling
+
+    async def _new_tape(self, held: Held, is_stored: bool) -> Tape:
         now = await self._clock.now()
         first = await self._database.arun(events.first_free(held.partition, now))
-        is_stored = telling.kept or telling.by != self._owner
         changed = self._following.changed
         tape = Tape(
             self._database,
@@ -261,24 +271,24 @@ class Runner:
             changed,
             self._signals.stored,
         )
-        tape.telling = telling
         self._tapes[held.run.id] = tape
         self._following.opened(tape)
+        return tape
 
     async def _finish(self, held: Held, ending: Ending) -> bool:
         ending = noticed(held, ending)
-        tape = self._tapes.get(held.run.id)
-        last: Event | None = None
-        told: list[Put] = []
-        if tape is not None:
-            await tape.flush()
-            last, told = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
-            if told:
-                until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
-                told.append(events.keeping(until, self._database.fresh()))
         now = await self._clock.now()
-        program = runs.finish(held, ending, now, self._database.fresh(), self._database.limits.ops, told)
-        lane, replies = await self._database.arun(program)
+        last, told = await self._end_events(held, ending)
+        tape = self._tapes.get(held.run.id)
+        fresh, most = self._database.fresh(), self._database.limits.ops
+        try:
+            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, told))
+        except Followed:
+            # The follower came while the run went on.
+            tape = tape or await self._new_tape(held, is_stored=True)
+            tape.keep()
+            last, told = await self._end_events(held, ending)
+            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, told))
         self._note_end(held, ending)
         if tape is not None:
             del self._tapes[held.run.id]
@@ -293,6 +303,18 @@ class Runner:
             keep = now - round(self._settings.keep * 1_000_000)
             await self._database.arun(queue_retention.forget(held.partition, keep, self._database.limits.ops))
         return lane.is_due(now)
+
+    async def _end_events(self, held: Held, ending: Ending) -> tuple[Event | None, list[Put]]:
+        """The last that a run tells, and the operations that store it, if what it tells is stored."""
+        tape = self._tapes.get(held.run.id)
+        if tape is None:
+            return None, []
+        await tape.flush()
+        last, told = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
+        if told:
+            until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
+            told.append(events.keeping(until, self._database.fresh()))
+        return last, told
 
     def _note_end(self, held: Held, ending: Ending) -> None:
         """Tell those who wait for it in this process."""

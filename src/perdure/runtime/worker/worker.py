@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
-from perdure.engine import events, scheduled
+from perdure.engine import events, followers, scheduled
 from perdure.engine.transact import Budget
-from perdure.model.queue import IN, LATER, OUT, TOLD
+from perdure.model.queue import FOLLOWED, IN, LATER, OUT, TOLD
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.clock import DatabaseClock
@@ -75,10 +75,12 @@ class Worker:
                 OUT: self._relay.deliver,
                 LATER: self._bring,
                 TOLD: self._forget_told,
+                FOLLOWED: self._forget_follower,
             }
         )
         self._loops = [asyncio.create_task(self.dispatch.run()), asyncio.create_task(self.runner.beat())]
-        self._signals.serve(self.dispatch.summons.heard, self.runner.asked)
+        runner = self.runner
+        self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_tapes)
 
     async def drain(self, within: float) -> None:
         """Claim nothing more, let what is under way go on for ``within`` seconds, then hand the rest over: it
@@ -115,3 +117,7 @@ class Worker:
         now = await self._clock.now()
         program = events.forget(partition, now, keep, Budget(limits.ops, limits.bytes))
         return await self._database.arun(program)
+
+    async def _forget_follower(self, partition: Partition) -> bool:
+        """Remove the record that a thread is followed once it has expired."""
+        return await self._database.arun(followers.forget(partition, await self._clock.now()))

@@ -78,6 +78,7 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
         asked.depth,
     )
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
+    await caller.host.runtime.expect_followers(thread_id, tenant=caller.user.tenant)
     start = _Start(asked.since) if asked.since is not None else await _start(caller, thread_id, wanted)
     return streams.stream(caller.host, _frames(caller, thread_id, conditions, wanted, start), {})
 

@@ -87,6 +87,7 @@ async def join(
     modes = _listed([*(stream_mode or ()), *(stream_modes or ())])
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     await caller.visible(thread_id, conditions)
+    await caller.host.runtime.expect_followers(thread_id, tenant=caller.user.tenant)
     after = streams.cursor_of(request)
     if after is None:
         after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)

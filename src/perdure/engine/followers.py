@@ -1,0 +1,41 @@
+"""The record that a thread is followed, which the process that works on its runs reads.
+
+A follower in another process reads a run's events from the log, so they have to be stored. The record expires
+unless it is renewed: what a process that ended has left of it counts for nothing after a while.
+"""
+
+from __future__ import annotations
+
+from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.queue import FOLLOWED, Lane
+from perdure.model.records import LANE, Partition
+
+GET = Get(LANE, (FOLLOWED,))
+"""Reads the record; ``Lane.read(FOLLOWED, answer)`` takes the answer."""
+
+
+def note(partition: Partition, until: int, fresh: int) -> Program[None]:
+    """Record that a thread is followed up to a time, in place of what was recorded before."""
+    lane = Lane(FOLLOWED, last=1, since=until, ready_at=until)
+    yield from ask(Commit(partition, (lane.put(fresh)._replace(expect=Expect.ANY),)))
+
+
+def is_followed(lane: Lane, now: int) -> bool:
+    """Whether a thread is followed, by its record."""
+    return lane.due_at is not None and lane.due_at > now
+
+
+def unchanged(lane: Lane | None) -> Check:
+    """The demand that the record is as it was read, or that there is none."""
+    return Check(LANE, (FOLLOWED,), lane.version if lane is not None and lane.version else Expect.ABSENT)
+
+
+def forget(partition: Partition, now: int) -> Program[bool]:
+    """Remove the record if it has expired; ``False``, as there is never more of it."""
+    (found,) = yield from ask(Fetch(partition, (GET,)))
+    lane = Lane.read(FOLLOWED, found)
+    if lane.version and not is_followed(lane, now):
+        # Refused when it was renewed meanwhile.
+        yield from ask(Commit(partition, (Delete(LANE, (FOLLOWED,), lane.version),)))
+    return False

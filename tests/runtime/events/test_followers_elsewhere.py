@@ -1,0 +1,183 @@
+"""Followers of a thread in another process than the one that works on its runs, which keep nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from perdure.database import open_database
+from perdure.engine import followers
+from perdure.engine.events import END, Event
+from perdure.model.queue import FOLLOWED
+from perdure.model.records import EVENT, LANE, Partition
+from perdure.runtime import Options, Runtime, Telling, Ticket
+from perdure.runtime.events import subscription
+from tests.runtime.graphs import Storage, Talk, eventually, eventually_stored, go, working
+from tests.runtime.test_notifications import listening
+from tests.servers import postgres
+
+UNKEPT = Telling(modes=("values", "updates"), kept=False, by="works")
+
+
+async def say(runtime: Runtime, text: str, how: Telling | None) -> Ticket:
+    given = {"messages": [{"role": "user", "content": text}]}
+    return await runtime.submit("ada", given, options=Options(telling=how, attempts=1))
+
+
+async def until(events: AsyncIterator[Event], ends: int) -> list[Event]:
+    heard: list[Event] = []
+    async for event in events:
+        heard.append(event)
+        ends -= event.name == END
+        if not ends:
+            return heard
+    raise AssertionError("a thread was followed to an end")
+
+
+def is_followed(storage: Storage) -> bool:
+    return any(record.key == (FOLLOWED,) for record in storage.rows("ada", LANE))
+
+
+@pytest.mark.parametrize("how", [UNKEPT, None], ids=["streamed", "silent"])
+def test_a_follower_who_was_there_before_hears_the_whole_run(
+    near: Storage, talk: Talk, how: Telling | None
+) -> None:
+    async def main() -> None:
+        here, there = near.database(), near.database()
+        async with (
+            working(here, talk.graph, name="works") as works,
+            working(there, talk.graph, works=False) as looks,
+        ):
+            # One that is known to this process alone: its claims read nothing.
+            await works.wait(await say(works, "before", how))
+            ear = asyncio.create_task(until(looks.follow_thread("ada", after=0), 2))
+            await eventually_stored(lambda: _followed(near))
+            for text in ("one", "boom"):
+                await works.wait(await say(works, text, how))
+            heard = await ear
+        assert [event.name for event in heard if event.name in ("metadata", END)] == ["metadata", END] * 2
+        assert "values" in {event.name for event in heard}
+        assert [json.loads(e.data)["state"] for e in heard if e.name == END] == ["done", "failed"]
+
+    go(main())
+
+
+async def _followed(storage: Storage) -> bool:
+    return is_followed(storage)
+
+
+@pytest.mark.parametrize("how", [UNKEPT, None], ids=["streamed", "silent"])
+def test_a_follower_who_comes_in_the_middle_hears_the_end(
+    near: Storage, talk: Talk, how: Telling | None
+) -> None:
+    async def main() -> None:
+        here, there = near.database(), near.database()
+        async with (
+            working(here, talk.graph, name="works") as works,
+            working(there, talk.graph, works=False) as looks,
+        ):
+            ticket = await say(works, "hold on", how)
+            await eventually(lambda: talk.under_way)
+            ears = [
+                asyncio.create_task(until(one.follow_thread("ada", after=await one.told("ada")), 1))
+                for one in (looks, works)
+            ]
+            await eventually_stored(lambda: _followed(near))
+            await asyncio.sleep(0.1)
+            talk.gate.set()
+            await works.wait(ticket)
+            for heard in await asyncio.gather(*ears):
+                assert (heard[-1].name, heard[-1].run_id) == (END, ticket.id)
+                assert json.loads(heard[-1].data)["state"] == "done"
+                assert [event.seq for event in heard] == sorted({event.seq for event in heard})
+
+    go(main())
+
+
+def test_what_a_run_streams_is_heard_by_who_came_in_the_middle_while_it_goes_on(talk: Talk) -> None:
+    async def main(url: str) -> None:
+        here, there = open_database(url, migrate=True), open_database(url)
+        async with (
+            working(here, talk.graph, name="works") as works,
+            working(there, talk.graph, works=False) as looks,
+        ):
+            await listening(here, there)
+            ticket = await say(works, "hold on", UNKEPT)
+            await eventually(lambda: talk.under_way)
+            events = looks.follow_thread("ada", after=0)
+            assert (await anext(events)).name == "metadata"
+            assert talk.under_way
+            talk.gate.set()
+            assert (await until(events, 1))[-1].run_id == ticket.id
+        here.close()
+        there.close()
+
+    with postgres.empty() as url:
+        go(main(url))
+
+
+def test_a_thread_that_nobody_follows_any_more_stores_nothing(
+    near: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "_FOLLOWED_S", 0.6)
+
+    async def main() -> None:
+        here, there = near.database(), near.open()
+        async with working(here, talk.graph, name="works") as works:
+            looks = Runtime(there[0], talk.graph, works=False)
+            ear = asyncio.create_task(until(looks.follow_thread("ada", after=0), 1))
+            await eventually_stored(lambda: _followed(near))
+            # Longer than one record of it lasts, it is followed, and that is known.
+            await asyncio.sleep(1.0)
+            assert is_followed(near)
+            await works.wait(await say(works, "one", UNKEPT))
+            await ear
+            # The process ends as a crash ends it.
+            there[1].is_dead = True
+            await eventually_stored(lambda: _unfollowed(near))
+            stored = near.rows("ada", EVENT)
+            assert stored
+            await works.wait(await say(works, "two", UNKEPT))
+            assert near.rows("ada", EVENT) == stored
+            looks._following.close()
+
+    go(main())
+
+
+async def _unfollowed(storage: Storage) -> bool:
+    return not is_followed(storage)
+
+
+def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: Storage, talk: Talk) -> None:
+    """Two runs after the first: a claim and an end, in one commit each, and neither reads."""
+
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, name="works") as works:
+            await works.wait(await say(works, "one", None))
+            counts: list[tuple[int, int]] = []
+            for text in ("two", "three"):
+                before = line.count, line.commits
+                await works.wait(await say(works, text, None))
+                counts.append((line.count - before[0], line.commits - before[1]))
+            assert counts == [COST] * 2
+
+    go(main())
+
+
+COST = (11, 10)
+"""Requests and commits of one run, with the commits of its graph."""
+
+
+def test_a_follower_record_that_was_renewed_is_not_removed(near: Storage) -> None:
+    database = near.database()
+    at = Partition("", "ada")
+    database.run(followers.note(at, 100, database.fresh()))
+    database.run(followers.note(at, 200, database.fresh()))
+    assert database.run(followers.forget(at, 150)) is False
+    assert is_followed(near)
+    database.run(followers.forget(at, 200))
+    assert not is_followed(near)

@@ -31,7 +31,7 @@ from perdure.database import open_database
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.runtime import Runtime, Settings
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 
 R = TypeVar("R")
 Reply = dict[str, Any]
@@ -59,7 +59,7 @@ class Counting:
         self.effects = Effects()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     def perform(self, effect: Effect[R]) -> R:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, KINDS, SERVER, STORE, THREADS, Partition, Record
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 
 R = TypeVar("R")
 Past = dict[Partition, list[Record]]
@@ -55,7 +55,7 @@ class Rewinding:
         self._past: Past = {}
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     def perform(self, effect: Effect[R]) -> R:

@@ -7,20 +7,20 @@
 from perdure.database import Database, Thread, connect, connect_sync
 from perdure.errors import (
     BadUrl,
-    Busy,
     Conflict,
     Corrupt,
     Fenced,
     HeadConflict,
+    MigrationRequired,
     MissingExtra,
     NotFound,
     NotWaiting,
     PerdureError,
-    TryLater,
+    QueueFull,
+    RunInProgress,
     TypeNotAllowed,
     TypeNotFound,
     Unavailable,
-    Unmigrated,
 )
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.saver import PerdureSaver
@@ -28,25 +28,25 @@ from perdure.langgraph.store import PerdureStore
 
 __all__ = [
     "BadUrl",
-    "Busy",
     "Codec",
     "Conflict",
     "Corrupt",
     "Database",
     "Fenced",
     "HeadConflict",
+    "MigrationRequired",
     "MissingExtra",
     "NotFound",
     "NotWaiting",
     "PerdureError",
     "PerdureSaver",
     "PerdureStore",
+    "QueueFull",
+    "RunInProgress",
     "Thread",
-    "TryLater",
     "TypeNotAllowed",
     "TypeNotFound",
     "Unavailable",
-    "Unmigrated",
     "connect",
     "connect_sync",
 ]

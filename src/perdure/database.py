@@ -21,8 +21,8 @@ from perdure.engine.fsck_report import Damage, Finding, Repaired
 from perdure.engine.measure import Measure, measure
 from perdure.engine.stuck import Survey, survey
 from perdure.engine.transact import Budget
-from perdure.engine.transfer import At, Moved, Place, Terms
-from perdure.errors import Corrupt, Sealed
+from perdure.engine.transfer import OnSide, Side, TransferOptions, TransferResult
+from perdure.errors import Corrupt, DecryptionError
 from perdure.langgraph import inspect
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
@@ -31,12 +31,12 @@ from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.arguments import refuse_text
 from perdure.model.chunks import Digester
-from perdure.model.ops import Fetch, Find, Found, Get
+from perdure.model.ops import Fetch, Find, Get, IndexHit
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
 from perdure.storage.archive import Archive
-from perdure.storage.encryption import Keyring, SealedDriver, admit
-from perdure.storage.port import Driver, Limits, arun, bell_of, examine, has_listing, run
+from perdure.storage.encryption import EncryptedDriver, Keyring, admit
+from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, run
 from perdure.storage.url import open_driver, redacted
 
 R = TypeVar("R")
@@ -236,13 +236,13 @@ class Database:
         replace: bool = False,
         dry_run: bool = False,
         report: Report = content.silent,
-    ) -> Moved:
+    ) -> TransferResult:
         """Bring a thread, or a namespace of the store, to another database, as ``into`` if given, and compare
         its digest there. What is there already and the same is left alone; what differs raises ``Conflict``
         unless ``replace``. ``dry_run`` only looks. ``report`` is told of bytes as they are read. Cut short at
         any moment it can be called again, and goes on.
         """
-        terms = Terms(
+        terms = TransferOptions(
             self._digest,
             target._digest,
             Budget(target._driver.limits.ops, target._driver.limits.bytes),
@@ -264,7 +264,7 @@ class Database:
         return self._tenant
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         """What one commit may carry."""
         return self._driver.limits
 
@@ -327,11 +327,11 @@ class Database:
         self._driver.close()
 
 
-def _page(tenant: str, after: Partition | None) -> Program[tuple[Found, ...]]:
+def _page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
     return (yield from ask(Find("threads", tenant, after=after)))
 
 
-def _entry(found: Found) -> Thread | None:
+def _entry(found: IndexHit) -> Thread | None:
     if found.listed is None:
         return None
     try:
@@ -356,17 +356,17 @@ class _Between:
     """Two drivers, for programs that say at which one an effect is to be performed."""
 
     def __init__(self, source: Driver, target: Driver) -> None:
-        self._drivers = {Place.SOURCE: source, Place.TARGET: target}
+        self._drivers = {Side.SOURCE: source, Side.TARGET: target}
         self.limits = target.limits
 
     def perform(self, effect: Effect[R]) -> R:
-        if not isinstance(effect, At):
+        if not isinstance(effect, OnSide):
             raise TypeError(f"not a request to one of two databases: {type(effect).__name__}")
         answer: R = self._drivers[effect.place].perform(effect.effect)
         return answer
 
     async def aperform(self, effect: Effect[R]) -> R:
-        if not isinstance(effect, At):
+        if not isinstance(effect, OnSide):
             raise TypeError(f"not a request to one of two databases: {type(effect).__name__}")
         answer: R = await self._drivers[effect.place].aperform(effect.effect)
         return answer
@@ -395,7 +395,7 @@ def open_database(
         driver.close()
         raise
     return Database(
-        wrap(SealedDriver(driver, keyring)),
+        wrap(EncryptedDriver(driver, keyring)),
         tenant=tenant,
         digest=Digester(*(keyring.digest_keys if keyring is not None else ())),
     )
@@ -418,13 +418,13 @@ def open_archive(
     path: Path, *, encryption_key: bytes | Collection[bytes] | None = None, sealed_only: bool = False
 ) -> Iterator[Database]:
     """The threads in a file, as a database to read. ``encryption_key`` is used if the file is sealed;
-    with ``sealed_only`` one in the clear is refused. ``BadArchive`` when the file is not whole, ``Sealed``
-    when the key is not its own."""
+    with ``sealed_only`` one in the clear is refused. ``BadArchive`` when the file is not whole,
+    ``DecryptionError`` when the key is not its own."""
     archive = Archive.read(path)
     try:
         (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
         if sealed_only and not sealed:
-            raise Sealed(
+            raise DecryptionError(
                 f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
                 "trust whoever wrote it, import it without that key"
             )
@@ -437,7 +437,7 @@ def _archived(archive: Archive, path: Path, key: bytes | Collection[bytes] | Non
     keyring = None if key is None else Keyring.of(key)
     admit(archive, keyring, str(path))
     digest = Digester(*(keyring.digest_keys if keyring is not None else ()))
-    return Database(SealedDriver(archive, keyring), tenant="", digest=digest)
+    return Database(EncryptedDriver(archive, keyring), tenant="", digest=digest)
 
 
 def _now() -> int:
@@ -472,9 +472,9 @@ async def connect(
 
     ``url`` is ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db`` or ``memory://``. A URL that
     cannot be used raises ``BadUrl`` or ``Unavailable``, a database without this release's schema
-    ``Unmigrated`` unless ``migrate`` is true. ``tenant`` separates threads of equal names.
+    ``MigrationRequired`` unless ``migrate`` is true. ``tenant`` separates threads of equal names.
     ``encryption_key`` is 32 bytes, or several such keys of which the first seals and all open; a database
-    that is encrypted otherwise, or not at all, raises ``Sealed``.
+    that is encrypted otherwise, or not at all, raises ``DecryptionError``.
     """
     opening = asyncio.create_task(
         asyncio.to_thread(open_database, url, migrate=migrate, tenant=tenant, encryption_key=encryption_key)

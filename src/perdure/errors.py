@@ -6,26 +6,26 @@
     │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
     │   ├── Contention      a commit lost every one of its bounded retries
     │   ├── CannotTakeBack  what was there before a run is not stored any more
-    │   ├── Busy            a run is open or messages wait, and the caller did not want to
+    │   ├── RunInProgress   a run is open or messages wait, and the caller did not want to
     │   └── NotWaiting      an answer to a thread that waits for none, or no more
     ├── NotFound            the named checkpoint, thread or tag is not stored
     ├── NotAllowed          the caller did not ask for this right by name
     ├── Corrupt             stored bytes are not what their name says
-    │   └── Sealed          stored bytes do not open with the keys at hand, or ought to be sealed and are not
+    │   └── DecryptionError stored bytes do not open with the keys at hand, or ought to be encrypted
     ├── Unreadable          stored values are whole, and this program does not build them
     │   ├── TypeNotAllowed  a value's type is none that this checkpointer builds
     │   └── TypeNotFound    a stored value's type is not here, under its name: renamed, removed, not imported
     ├── Unserialisable      a value cannot be written so that it comes back
     ├── TooLarge            a value passes what the backend takes
-    ├── TryLater            a queue is full
-    ├── TooSlow             a run tells more than its follower takes
+    ├── QueueFull           a queue is full
+    ├── SubscriberTooSlow   a run tells more than its follower takes
     ├── Unavailable         the database does not answer or takes no writes
-    │   └── DatabaseReplaced    the database is no more what was opened
-    ├── Unmigrated          the database's schema is absent, older or newer than this release
+    │   └── DatabaseReplaced  the database is no more what was opened
+    ├── MigrationRequired   the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
     ├── BadArchive          a file to import is no export, or not a whole one
     ├── BadSetting          a setting cannot work
-    ├── NotLoaded           what was named cannot be loaded, or is no graph
+    ├── GraphLoadError      what was named cannot be loaded, or is no graph
     └── MissingExtra        an optional dependency is not installed
 
 A message says what happened, to which thread, and what to do; the client library's own exception is kept
@@ -59,7 +59,7 @@ class CannotTakeBack(Conflict):
     """A run cannot be taken back: the latest checkpoint before it was pruned since. Nothing was removed."""
 
 
-class Busy(Conflict):
+class RunInProgress(Conflict):
     """A run is open on the thread or messages wait for one, and the message was to be rejected then: send it
     again when they are done, or choose another strategy."""
 
@@ -80,7 +80,7 @@ class Corrupt(PerdureError):
     """Stored bytes are missing or are not what their name says: run ``perdure fsck``."""
 
 
-class Sealed(Corrupt):
+class DecryptionError(Corrupt):
     """Stored bytes do not open with the keys at hand, or are in the clear although a key is set."""
 
 
@@ -108,11 +108,11 @@ class TooLarge(PerdureError):
     """A value passes what the backend takes."""
 
 
-class TryLater(PerdureError):
+class QueueFull(PerdureError):
     """A queue is full; nothing of the message was stored. Send it again later."""
 
 
-class TooSlow(PerdureError):
+class SubscriberTooSlow(PerdureError):
     """A run told more than its follower took, and what it told is not kept: read the thread's state."""
 
 
@@ -126,7 +126,7 @@ class DatabaseReplaced(Unavailable):
     older state. Nothing is read or acknowledged until it is opened again."""
 
 
-class Unmigrated(PerdureError):
+class MigrationRequired(PerdureError):
     """The database's schema is absent, older or newer than this release."""
 
 
@@ -142,7 +142,7 @@ class BadSetting(PerdureError):
     """A setting that cannot work; the message has its name and the mend."""
 
 
-class NotLoaded(PerdureError):
+class GraphLoadError(PerdureError):
     """What was named cannot be loaded, or is not what a runtime needs."""
 
 

@@ -99,7 +99,7 @@ def test_a_file_that_was_not_migrated_is_refused_with_the_command(tmp_path: Path
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE mine (a)")
         connection.commit()
-    with pytest.raises(perdure.Unmigrated, match="perdure migrate"), perdure.connect_sync(url):
+    with pytest.raises(perdure.MigrationRequired, match="perdure migrate"), perdure.connect_sync(url):
         pass
     assert backend_of(url).migrate(url) == 0
     with perdure.connect_sync(url) as database:
@@ -115,7 +115,7 @@ def test_a_file_of_a_newer_release_is_refused_and_not_touched(tmp_path: Path) ->
         connection.commit()
     for migrate in (False, True):
         with (
-            pytest.raises(perdure.Unmigrated, match="upgrade perdure"),
+            pytest.raises(perdure.MigrationRequired, match="upgrade perdure"),
             perdure.connect_sync(url, migrate=migrate),
         ):
             pass

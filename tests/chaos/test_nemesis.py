@@ -33,7 +33,7 @@ from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import LANE, Partition
 from perdure.storage.url import open_driver
-from perdure.testing.hirelings import SCENARIOS, Job, Journal, said_in
+from perdure.testing.hirelings import SCENARIOS, JsonLines, ProcessJob, said_in
 from perdure.testing.history import Expected, audit
 from perdure.testing.nemesis import Agency, Battery, forks, repetitions
 from tests.backends import BACKENDS, EMPTY
@@ -133,7 +133,7 @@ def live(agency: Agency, backend: str, point: Point) -> Lived:
     """Kill one process at a point, let another one finish, and look."""
     with migrated(backend) as url, folder() as path:
         # The first one is told of all that is due: it need not ask, and its effects are the scenario's.
-        job = Job(
+        job = ProcessJob(
             "lone",
             "first",
             url,
@@ -152,7 +152,7 @@ def live(agency: Agency, backend: str, point: Point) -> Lived:
         if code:
             said = error.read_text()[-2000:] if error.exists() else "nothing"
             return Lived(killed, 0, (f"the last process ended with {code} and said {said}",), "")
-        journal = Journal.lines(str(path), "journal")
+        journal = JsonLines.lines(str(path), "journal")
         database = open_database(url)
         try:
             wrong = [*violations(database, point.scenario, journal), *map(str, database.fsck())]
@@ -162,7 +162,7 @@ def live(agency: Agency, backend: str, point: Point) -> Lived:
         return Lived(killed, int((path / "effects").read_text()), tuple(wrong), stored)
 
 
-def end_of(agency: Agency, job: Job) -> int:
+def end_of(agency: Agency, job: ProcessJob) -> int:
     """Let a process come to its end; its exit code. One that does not is killed, and the test fails."""
     hireling = agency.hire(job)
     poll = select.poll()

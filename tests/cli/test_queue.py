@@ -150,7 +150,7 @@ def test_the_inbox_lists_messages_with_their_runs_and_no_text_unless_asked(shell
 
 
 def test_a_run_of_several_messages_stands_by_each_of_them(shell: Shell) -> None:
-    leave(*(("ada", f"part {n}") for n in range(4)), options={"quiet": 0.0})
+    leave(*(("ada", f"part {n}") for n in range(4)), options={"debounce": 0.0})
     talk(("ada", "the end"))
     rows = shell("inbox", "ada", "--json").rows
     assert [row["number"] for row in rows] == [5, 4, 3, 2, 1]
@@ -257,7 +257,7 @@ def test_an_empty_list_is_told_from_a_thread_that_is_not_there(shell: Shell, com
 
 def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:
     async def go(runtime: Runtime) -> None:
-        tickets = [await runtime.accept("ada", f"part {n}", quiet=0.2) for n in range(3)]
+        tickets = [await runtime.accept("ada", f"part {n}", debounce=0.2) for n in range(3)]
         await runtime.wait(tickets[-1], WITHIN)
 
     graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()

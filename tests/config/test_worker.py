@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace
-from perdure.config.worker import Address, WorkerConfig, load
-from perdure.errors import BadSetting, NotLoaded
+from perdure.config.worker import HostPort, WorkerConfig, load
+from perdure.errors import BadSetting, GraphLoadError
 from perdure.runtime import Settings
 from perdure.server.config import load as load_server
 
@@ -60,12 +60,12 @@ def test_it_reads_what_a_server_reads() -> None:
             {"graphs": {"a": "./a.py:graph"}, "store": {"ttl": {"default_ttl": 5}}, "dependencies": []}
         )
     )
-    Path(".env").write_text("DATABASE_URL=sqlite:///t.db\nPERDURE_RUNTIME_QUIET=2\nKEY=k\n")
+    Path(".env").write_text("DATABASE_URL=sqlite:///t.db\nPERDURE_RUNTIME_DEBOUNCE=2\nKEY=k\n")
     own('env = ".env"\n[runtime]\nlease = 9\n[http]\nwebhook_hosts = ["hooks.internal"]\n')
     mine, servers = told(), load_server(file=None, environ={})
     for name in ("database_url", "graphs", "store", "development", "env", "root", "sources", "ignored"):
         assert getattr(mine, name) == getattr(servers, name), name
-    assert mine.settings == Settings(**servers.runtime) == Settings(lease=9.0, quiet=2.0)
+    assert mine.settings == Settings(**servers.runtime) == Settings(lease=9.0, debounce=2.0)
     assert mine.webhook_hosts == servers.http.webhook_hosts == ("hooks.internal",)
     assert mine.env["KEY"] == "k"
 
@@ -75,11 +75,11 @@ def test_flags_win_over_variables_over_the_file() -> None:
     environ = {"PERDURE_RUNTIME_LEASE": "2", "PERDURE_RUNTIME_POLL": "2", "PERDURE_METRICS_PORT": "2"}
     config = told(environ=environ, runtime={"lease": 1.0, "deadline": None}, metrics_port=1)
     assert config.settings == Settings(lease=1.0, poll=2.0, attempts=3)
-    assert config.metrics == Address("127.0.0.1", 1)
+    assert config.metrics == HostPort("127.0.0.1", 1)
     assert (config.database_url, list(config.graphs)) == (URL, ["a"])
     instead = told("b=b:graph", environ=environ, db="sqlite:///t.db")
     assert (instead.database_url, list(instead.graphs)) == ("sqlite:///t.db", ["b"])
-    assert instead.metrics == Address("127.0.0.1", 2)
+    assert instead.metrics == HostPort("127.0.0.1", 2)
 
 
 def test_places_start_where_they_were_written() -> None:
@@ -138,7 +138,7 @@ def test_without_graphs_or_a_database_it_stops() -> None:
         told(db=URL)
     with pytest.raises(BadSetting, match=r"which database\? Pass --db .* PERDURE_URL or DATABASE_URL"):
         told("app:graph")
-    with pytest.raises(NotLoaded, match="two graphs are called 'agent'"):
+    with pytest.raises(GraphLoadError, match="two graphs are called 'agent'"):
         told("a:graph", "b:graph", db=URL)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from perdure.engine import outbox, runs
 from perdure.engine.inbox import Accept, Accepted
-from perdure.engine.outbox import Sending, Settled, Take
-from perdure.engine.runs import Claim, Ending, Held, Known
+from perdure.engine.outbox import DeliveryOutcome, Sending, Take
+from perdure.engine.runs import Claim, Ending, HeldRun, RememberedInbox
 from perdure.model.messages import DONE, Message, Mode, dedupe_digest
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Effect, Program
@@ -79,20 +79,20 @@ class Queue:
         self,
         owner: str = "w",
         *,
-        known: Known | None = None,
+        known: RememberedInbox | None = None,
         graphs: Sequence[str] = ("g",),
         most: int = 100,
         between: Callable[[Effect[Any]], None] | None = None,
-    ) -> Held | None:
+    ) -> HeldRun | None:
         claim = Claim(HERE, owner, graphs, self.now, TTL, most, self.fresh)
         return self.run(claim.take(known), between)
 
-    def held(self, owner: str = "w", **options: Any) -> Held:
+    def held(self, owner: str = "w", **options: Any) -> HeldRun:
         held = self.claim(owner, **options)
         assert held is not None
         return held
 
-    def finish(self, held: Held, state: str = DONE, replies: Sequence[Any] = (), **note: Any) -> Lane:
+    def finish(self, held: HeldRun, state: str = DONE, replies: Sequence[Any] = (), **note: Any) -> Lane:
         program = runs.finish(held, Ending(state, note, replies), self.now, self.fresh, BUDGET)
         lane, _ = self.run(program)
         return lane
@@ -100,7 +100,7 @@ class Queue:
     def take(self, owner: str = "s", channels: Sequence[str] = ("post",), most: int = 20) -> Sending | None:
         return self.run(Take(HERE, owner, channels, self.now, TTL, most).take())
 
-    def settle(self, sending: Sending, settled: Settled) -> Sending | None:
+    def settle(self, sending: Sending, settled: DeliveryOutcome) -> Sending | None:
         return self.run(outbox.settle(sending, settled, ("post",), self.now, TTL))
 
     def rows(self, kind: Kind) -> tuple[Record, ...]:

@@ -10,12 +10,12 @@ import pytest
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.transact import ATTEMPTS
-from perdure.errors import Contention, Sealed, TooLarge, Unserialisable
+from perdure.errors import Contention, DecryptionError, TooLarge, Unserialisable
 from perdure.model.messages import MESSAGE_MAX
 from perdure.model.ops import Commit, Drop, Expect
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER, Partition
-from perdure.storage.encryption import Keyring, SealedDriver, admit
+from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, run
 from perdure.testing.conformance import rows
@@ -191,22 +191,22 @@ def test_documents_in_the_clear_admit_no_key(driver: MemoryDriver) -> None:
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
     keyring = Keyring.of(bytes(32))
     put(driver, "a", n=1)
-    with pytest.raises(Sealed, match="in the clear"):
+    with pytest.raises(DecryptionError, match="in the clear"):
         admit(driver, keyring, "memory://")
     with pytest.raises(
-        Sealed, match="what the server keeps as 'threads': document c/a is stored in the clear"
+        DecryptionError, match="what the server keeps as 'threads': document c/a is stored in the clear"
     ):
-        get(SealedDriver(driver, keyring), "a")
+        get(EncryptedDriver(driver, keyring), "a")
     other = MemoryDriver()
-    put(SealedDriver(other, keyring), "a", n=1)
-    with pytest.raises(Sealed, match="document c/a is encrypted; pass the key"):
-        get(SealedDriver(other, None), "a")
+    put(EncryptedDriver(other, keyring), "a", n=1)
+    with pytest.raises(DecryptionError, match="document c/a is encrypted; pass the key"):
+        get(EncryptedDriver(other, None), "a")
 
 
 def test_every_backend_keeps_documents(anywhere: Driver) -> None:
     driver = anywhere
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
-    sealed = SealedDriver(driver, Keyring.of(bytes(32)))
+    sealed = EncryptedDriver(driver, Keyring.of(bytes(32)))
     largest = "x" * (MESSAGE_MAX - len('{"x":""}'))
     for door, at in ((driver, AT), (sealed, AT._replace(thread="sealed"))):
         for n, name in enumerate(rows.NAMES):

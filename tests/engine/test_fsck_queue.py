@@ -9,7 +9,7 @@ import pytest
 from perdure.engine.fsck import check, repair
 from perdure.engine.fsck_queue import check_queue
 from perdure.engine.fsck_report import Damage, Finding
-from perdure.engine.outbox import Settled
+from perdure.engine.outbox import DeliveryOutcome
 from perdure.errors import Contention
 from perdure.model.chunks import Digester
 from perdure.model.messages import DEAD, SENT, WAITING
@@ -59,10 +59,10 @@ def test_a_sound_queue_has_no_findings_wherever_it_stands(queue: Queue) -> None:
     sending = queue.take(most=1)
     assert sending is not None
     assert found(queue) == []
-    assert queue.settle(sending, Settled(DEAD, error="no")) is None
+    assert queue.settle(sending, DeliveryOutcome(DEAD, error="no")) is None
     sending = queue.take()
     assert sending is not None
-    queue.settle(sending, Settled(SENT))
+    queue.settle(sending, DeliveryOutcome(SENT))
     assert found(queue) == []
 
 

@@ -16,7 +16,7 @@ from perdure.model.ops import Commit, Delete, Expect, Fetch, Find, Get, Put, Ran
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, Record
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Limits, run
+from perdure.storage.port import CommitLimits, run
 from perdure.testing.conformance import Backend, Narrow
 from perdure.testing.conformance.expiry import Hand
 from perdure.testing.conformance.memories import HOME, keys, there
@@ -151,7 +151,7 @@ def test_a_batch_that_is_cut_anywhere_leaves_whole_items() -> None:
     for narrow in (False, True):
         for at in range(1, 40):
             memory = MemoryDriver()
-            driver = Narrow(memory, Limits(ops=1, bytes=100)) if narrow else memory
+            driver = Narrow(memory, CommitLimits(ops=1, bytes=100)) if narrow else memory
             clean = Backend(driver).store()
             clean.batch([PutOp(HOME, "changed", {"v": "old"}), PutOp(HOME, "gone", {"v": "old"})])
 
@@ -180,7 +180,7 @@ def test_a_batch_that_is_cut_anywhere_leaves_whole_items() -> None:
 
 
 def test_an_item_that_no_commit_takes_is_refused_before_anything_is_written() -> None:
-    driver = MemoryDriver(Limits(ops=10, bytes=100))
+    driver = MemoryDriver(CommitLimits(ops=10, bytes=100))
     store = Backend(driver).store()
     ops: list[Op] = [PutOp(HOME, "small", {}), PutOp(HOME, "big", {"x": "y" * 100})]
     with pytest.raises(TooLarge, match=r"item 'big' of \('users', 'ada'\) has 108 bytes"):

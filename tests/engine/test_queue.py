@@ -9,9 +9,9 @@ import pytest
 
 from perdure.engine import inbox, journal, queue_retention, retention, runs
 from perdure.engine.inbox import Accepted
-from perdure.engine.outbox import Settled
-from perdure.engine.runs import Ending, Held, Known
-from perdure.errors import Busy, Corrupt, Fenced, NotFound, NotWaiting, TooLarge, TryLater
+from perdure.engine.outbox import DeliveryOutcome
+from perdure.engine.runs import Ending, HeldRun, RememberedInbox
+from perdure.errors import Corrupt, Fenced, NotFound, NotWaiting, QueueFull, RunInProgress, TooLarge
 from perdure.model.messages import ANSWERS, DEAD, DONE, SENT, WAITING, Run
 from perdure.model.ops import Check, Commit, Delete, Find, Put
 from perdure.model.program import Effect
@@ -79,14 +79,14 @@ def test_a_full_queue_and_a_busy_thread(queue: Queue) -> None:
     for n in range(3):
         queue.accept(key=f"k{n}")
     before = queue.lane()
-    with pytest.raises(TryLater):
+    with pytest.raises(QueueFull):
         queue.accept(most=3)
-    with pytest.raises(Busy):
+    with pytest.raises(RunInProgress):
         queue.accept(strategy="reject")
     assert queue.accept(key="k1", most=3, strategy="reject").seq == 2, "it was accepted before"
     assert queue.lane() == before
     held = queue.held()
-    with pytest.raises(Busy):
+    with pytest.raises(RunInProgress):
         queue.accept(strategy="reject")
     assert queue.accept(most=1).seq == 4, "those that a run has taken wait no more"
     queue.finish(held)
@@ -158,7 +158,7 @@ def test_there_is_one_holder(queue: Queue) -> None:
 
 def test_of_two_claims_at_once_one_holds(queue: Queue) -> None:
     queue.accept()
-    others: list[Held | None] = []
+    others: list[HeldRun | None] = []
 
     def other(effect: Effect[Any]) -> None:
         if isinstance(effect, Commit) and not others:
@@ -183,7 +183,7 @@ def test_a_message_that_comes_while_a_run_is_claimed_is_not_lost(queue: Queue) -
     queue.accept("three")
     lane = queue.finish(held)
     assert lane.is_due(queue.now)
-    assert [m.payload for m in queue.held(known=Known(lane)).messages] == ["three"]
+    assert [m.payload for m in queue.held(known=RememberedInbox(lane)).messages] == ["three"]
 
 
 @pytest.mark.parametrize("guess", ["right", "lane", "none", "old", "stale epoch", "fewer", "wrong"])
@@ -195,13 +195,13 @@ def test_what_is_remembered_of_a_queue_changes_nothing_that_a_run_takes(queue: Q
     epoch, lane, old = runs.closed_epoch(first.epoch), queue.lane(), accepted[2].lane
     assert old is not None
     known = {
-        "right": Known(lane, epoch, messages[2:]),
-        "lane": Known(lane),
+        "right": RememberedInbox(lane, epoch, messages[2:]),
+        "lane": RememberedInbox(lane),
         "none": None,
-        "old": Known(old, 0, messages),
-        "stale epoch": Known(lane, first.epoch, messages[2:]),
-        "fewer": Known(lane, epoch),
-        "wrong": Known(Lane(IN, 3, last=9, bound=8, ready_at=0), epoch, messages[:1]),
+        "old": RememberedInbox(old, 0, messages),
+        "stale epoch": RememberedInbox(lane, first.epoch, messages[2:]),
+        "fewer": RememberedInbox(lane, epoch),
+        "wrong": RememberedInbox(Lane(IN, 3, last=9, bound=8, ready_at=0), epoch, messages[:1]),
     }[guess]
     held = queue.held(known=known)
     assert [m.payload for m in held.messages] == ["2"]
@@ -416,7 +416,7 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     queue.finish(opened)
     sending = queue.take()
     assert sending is not None
-    queue.settle(sending, Settled(SENT))
+    queue.settle(sending, DeliveryOutcome(SENT))
     queue.now += 100
     queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
     assert queue.rows(OUTBOX) == ()
@@ -433,7 +433,7 @@ def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int)
         queue.run(journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
         queue.finish(held, replies=["a"])
     while (sending := queue.take(most=1)) is not None:
-        queue.settle(sending, Settled(SENT))
+        queue.settle(sending, DeliveryOutcome(SENT))
     queue.now += 1
     for _ in range(200):
         if queue.run(queue_retention.forget(HERE, queue.now, budget)) == 0:
@@ -547,9 +547,9 @@ def test_what_is_given_up_is_found(queue: Queue) -> None:
     queue.finish(held, "failed", ("sorry", "once more"), error="boom")
     sending = queue.take()
     assert sending is not None
-    sending = queue.settle(sending, Settled(DEAD, error="blocked"))
+    sending = queue.settle(sending, DeliveryOutcome(DEAD, error="blocked"))
     assert sending is not None
-    queue.settle(sending, Settled(SENT))
+    queue.settle(sending, DeliveryOutcome(SENT))
     found = queue.run(inbox.given_up(HERE))
     assert [r.note for r in found.runs] == [{"error": "boom"}]
     assert [(r.payload, r.error) for r in found.replies] == [("sorry", "blocked")]

@@ -10,7 +10,7 @@ import pytest
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import Limits
+from perdure.storage.port import CommitLimits
 from perdure.testing.conformance import Backend, Narrow
 from perdure.testing.conformance.backend import THREAD, at, load, long, put
 from perdure.testing.faults import FaultyDriver
@@ -45,7 +45,7 @@ def test_a_thread_that_is_deleted_while_its_first_values_are_staged_is_written_a
         if staged and isinstance(effect, Commit) and due:
             backend.saver().delete_thread(due.pop())
 
-    narrow = Limits(ops=8, bytes=20_000)
+    narrow = CommitLimits(ops=8, bytes=20_000)
     write(backend.saver(wrap=lambda driver: Narrow(FaultyDriver(driver, on_effect=hook), narrow)))
     assert staged
     assert not due

@@ -29,7 +29,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
 from tests.backends import BACKENDS, EMPTY
 from tests.houses import furnish, seen
@@ -38,7 +38,7 @@ from tests.langgraph.session import config
 
 R = TypeVar("R")
 KEY_A, KEY_B = bytes(range(32)), bytes(range(1, 33))
-DYNAMODB = Limits(ops=95, bytes=3_500_000)
+DYNAMODB = CommitLimits(ops=95, bytes=3_500_000)
 WAY = ["sqlite", "postgresql", "dynamodb", "d1", "redis"]
 CHAIN = sorted(set(BACKENDS) - {"memory"}, key=lambda name: (*WAY, name).index(name))
 FORK = Partition("", "tagged_fork 4")
@@ -47,7 +47,7 @@ FORK = Partition("", "tagged_fork 4")
 class Narrow:
     """A driver that takes no more at once than its limits say."""
 
-    def __init__(self, inner: Driver, limits: Limits) -> None:
+    def __init__(self, inner: Driver, limits: CommitLimits) -> None:
         self._inner = inner
         self.limits = limits
 
@@ -203,8 +203,8 @@ def test_a_thread_that_moved_goes_on(house: perdure.Database) -> None:
         assert target.fsck(there.thread) == []
 
 
-@pytest.mark.parametrize("limits", [DYNAMODB, Limits(ops=4, bytes=1)])
-def test_a_house_moves_through_narrow_doors(house: perdure.Database, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [DYNAMODB, CommitLimits(ops=4, bytes=1)])
+def test_a_house_moves_through_narrow_doors(house: perdure.Database, limits: CommitLimits) -> None:
     target = in_memory(wrap=lambda driver: Narrow(driver, limits))
     assert move_all(house, target) == {State.ABSENT}
     assert digests(target) == digests(house)
@@ -217,7 +217,7 @@ def test_a_move_that_is_cut_short_anywhere_goes_on(house: perdure.Database, side
 
     def attempt(*faults: Fault) -> tuple[perdure.Database, FaultyDriver, BaseException | None]:
         made: list[FaultyDriver] = []
-        store = Narrow(MemoryDriver(), Limits(ops=8, bytes=4000))
+        store = Narrow(MemoryDriver(), CommitLimits(ops=8, bytes=4000))
 
         def wrap(driver: Driver) -> Driver:
             made.append(FaultyDriver(driver, *faults))
@@ -263,7 +263,7 @@ def test_what_is_there_already_is_not_written_twice(house: perdure.Database) -> 
         made.append(FaultyDriver(driver, Fault(4, fail("unavailable")), counts=WRITES))
         return made[0]
 
-    target = in_memory(wrap=lambda driver: wrap(Narrow(driver, Limits(ops=1000, bytes=400_000))))
+    target = in_memory(wrap=lambda driver: wrap(Narrow(driver, CommitLimits(ops=1000, bytes=400_000))))
     with pytest.raises(Unavailable):
         house.move(there, target)
     rest = house.move(there, target)
@@ -338,7 +338,7 @@ class Crossed:
 
     def __init__(self, number: int, act: Callable[[perdure.Database], object]) -> None:
         self.writes = 0
-        store = Narrow(MemoryDriver(), Limits(ops=8, bytes=4000))
+        store = Narrow(MemoryDriver(), CommitLimits(ops=8, bytes=4000))
 
         def before(effect: Effect[Any]) -> None:
             if isinstance(effect, Commit | Stage):

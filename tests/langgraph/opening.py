@@ -16,7 +16,7 @@ from perdure.database import open_database
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 from tests.backends import EMPTY
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
@@ -79,7 +79,7 @@ class Watched:
         self.before: Callable[[Effect[Any]], Awaitable[object]] | None = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     def perform(self, effect: Effect[R]) -> R:

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.storage.encryption import Keyring
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Backend, Narrow, SaverContract
 from tests.backends import BACKENDS, fresh
 
@@ -34,7 +34,7 @@ class TestSealed(SaverContract):
 class TestNarrow(SaverContract):
     @pytest.fixture
     def opened(self) -> Iterator[Driver]:
-        driver = Narrow(MemoryDriver(), Limits(ops=16, bytes=24_000))
+        driver = Narrow(MemoryDriver(), CommitLimits(ops=16, bytes=24_000))
         yield driver
         driver.close()
 

@@ -21,7 +21,7 @@ import perdure
 from perdure.engine import journal
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, Ending, finish
-from perdure.errors import Corrupt, MissingExtra, PerdureError, Sealed, Unserialisable
+from perdure.errors import Corrupt, DecryptionError, MissingExtra, PerdureError, Unserialisable
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model import refs
 from perdure.model.messages import Message, dedupe_digest
@@ -259,7 +259,7 @@ def test_a_damaged_row_is_refused(two: File, kind: str, how: str) -> None:
         two.sql(
             f"UPDATE perdure_{kind} SET body = ? WHERE {where}", bytes(new), body if rowid is None else rowid
         )
-    refused(two, kind=Sealed)
+    refused(two, kind=DecryptionError)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_row_put_in_anothers_place_is_refused(two: File, kind: str, source: st
         "WHERE", 1
     )[1]
     two.sql(f"UPDATE perdure_{kind} SET body = ? WHERE {condition}", body)
-    refused(two, kind=Sealed)
+    refused(two, kind=DecryptionError)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_row_put_in_anothers_place_is_refused(two: File, kind: str, source: st
 def test_a_changed_clear_column_is_refused(two: File, kind: str, change: str) -> None:
     where = the(kind, HEADS[kind] or "AND idx = 0 AND task_id = 'task'").split("WHERE", 1)[1]
     two.sql(f"UPDATE perdure_{kind} SET {change} WHERE {where}")
-    refused(two, kind=Sealed)
+    refused(two, kind=DecryptionError)
 
 
 def test_a_row_that_is_gone_is_corrupt(two: File) -> None:
@@ -322,7 +322,7 @@ def test_a_row_that_is_gone_is_corrupt(two: File) -> None:
 def test_an_encrypted_database_does_not_open_without_its_key(two: File, key: Any, reason: str) -> None:
     """It does not even open: a put without a read would store a row in the clear beside sealed ones."""
     before = two.content()
-    with pytest.raises(Sealed, match=reason) as caught, two.open(key):
+    with pytest.raises(DecryptionError, match=reason) as caught, two.open(key):
         pass
     assert repr(KEY) not in str(caught.value)
     assert two.content() == before
@@ -331,7 +331,7 @@ def test_an_encrypted_database_does_not_open_without_its_key(two: File, key: Any
 def test_a_database_in_the_clear_does_not_open_with_a_key(file: File) -> None:
     with file.open() as db:
         put(db.checkpointer(), {"text": CANARY})
-    with pytest.raises(Sealed, match="in the clear"), file.open(KEY):
+    with pytest.raises(DecryptionError, match="in the clear"), file.open(KEY):
         pass
     with file.open() as db:
         assert load(db).checkpoint["channel_values"]["text"] == CANARY
@@ -342,7 +342,7 @@ def test_an_empty_database_takes_the_first_key(file: File) -> None:
         pass
     with file.open(KEY) as db:
         assert list(db.threads_sync()) == []
-    with pytest.raises(Sealed), file.open():
+    with pytest.raises(DecryptionError), file.open():
         pass
 
 
@@ -363,13 +363,13 @@ def test_keys_rotate(two: File) -> None:
         assert [m.content for m in load(db).checkpoint["channel_values"]["messages"]] == [LONG, "new"]
     with two.open([KEY, NEW_KEY]) as db:
         assert load(db, "young").checkpoint["channel_values"]["text"].startswith("born")
-    with pytest.raises(Sealed, match="another key"), two.open(NEW_KEY):
+    with pytest.raises(DecryptionError, match="another key"), two.open(NEW_KEY):
         pass
     with two.open(both):
         """The first key of the last opening is the one that a database asks for."""
     with two.open(NEW_KEY) as db:
         assert load(db, "young").checkpoint["channel_values"]["text"].startswith("born")
-        with pytest.raises(Sealed, match=r"not among the keys given.*add the old key"):
+        with pytest.raises(DecryptionError, match=r"not among the keys given.*add the old key"):
             load(db, "second")
 
 

@@ -17,7 +17,7 @@ from perdure import Database
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.ops import Commit, Fetch
 from perdure.model.records import WRITE
-from perdure.storage.port import Limits
+from perdure.storage.port import CommitLimits
 from perdure.testing.conformance import Narrow
 from tests.backends import BACKENDS
 from tests.langgraph.opening import (
@@ -112,7 +112,7 @@ def test_a_turn_takes_three_trips_to_postgresql() -> None:
 
 
 def test_what_does_not_fit_one_commit_leaves_apart() -> None:
-    with watched("memory", lambda inner: Narrow(inner, Limits(ops=16, bytes=24_000))) as (db, driver):
+    with watched("memory", lambda inner: Narrow(inner, CommitLimits(ops=16, bytes=24_000))) as (db, driver):
         saver = db.checkpointer()
         app = graph(saver)
         for letter in "abc":

@@ -16,7 +16,7 @@ from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore, Op, PutOp
 
 import perdure
-from perdure.errors import Sealed
+from perdure.errors import DecryptionError
 from perdure.storage.port import Driver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.memories import HOME, keys, there
@@ -229,7 +229,7 @@ def test_under_a_key_values_are_sealed_and_names_are_clear(tmp_path: Path) -> No
     assert b"clearname" in raw
     assert b"clearkey" in raw
     assert b"hidden" not in raw
-    with pytest.raises(Sealed):
+    with pytest.raises(DecryptionError):
         perdure.connect_sync(url).__enter__()
 
 
@@ -237,7 +237,7 @@ def test_a_database_with_items_in_the_clear_takes_no_key(tmp_path: Path) -> None
     url = f"sqlite:///{tmp_path / 'clear.db'}"
     with perdure.connect_sync(url, migrate=True) as db:
         db.store().put(HOME, "k", {})
-    with pytest.raises(Sealed, match="items that are stored in the clear"):
+    with pytest.raises(DecryptionError, match="items that are stored in the clear"):
         perdure.connect_sync(url, encryption_key=KEY).__enter__()
 
 
@@ -253,7 +253,7 @@ def test_an_item_that_was_moved_or_stripped_is_refused() -> None:
     sealed.put(HOME, "k", {"n": 1}, ttl=5)
     ((record,),) = driver.perform(Fetch(partition_of("", HOME), (Range(ITEM),)))
     with pytest.raises(
-        Sealed, match=r"store namespace \('users', 'ada'\): item k is encrypted; pass the key"
+        DecryptionError, match=r"store namespace \('users', 'ada'\): item k is encrypted; pass the key"
     ):
         Backend(driver).store().get(HOME, "k")
     longer = {**record.fields, "expires_at": record.fields["expires_at"] + 1}
@@ -264,7 +264,7 @@ def test_an_item_that_was_moved_or_stripped_is_refused() -> None:
     ):
         put = Put(ITEM, (key,), fields, record.body, version=1)
         driver.perform(Commit(partition_of("", namespace), (put,)))
-        with pytest.raises(Sealed, match="was changed or moved"):
+        with pytest.raises(DecryptionError, match="was changed or moved"):
             sealed.get(namespace, key)
 
 

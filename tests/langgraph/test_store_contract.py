@@ -8,7 +8,7 @@ import pytest
 
 from perdure.storage.encryption import Keyring
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Awaited, Backend, Narrow, StoreContract
 from tests.backends import BACKENDS, fresh
 
@@ -42,5 +42,5 @@ class TestAwaited(StoreContract):
 class TestNarrow(StoreContract):
     @pytest.fixture(params=[None, KEYRING], ids=["clear", "sealed"])
     def backend(self, request: pytest.FixtureRequest) -> Backend:
-        driver: Driver = Narrow(MemoryDriver(), Limits(ops=3, bytes=400))
+        driver: Driver = Narrow(MemoryDriver(), CommitLimits(ops=3, bytes=400))
         return Backend(driver, request.param)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.model.lineage import ROOT, Loaded, Verdict, judge
+from perdure.model.lineage import ROOT, LoadedHead, Verdict, judge
 
 ADVANCE, FORK, LOST = Verdict.ADVANCE, Verdict.FORK, Verdict.LOST
-AT_HEAD, BEHIND, ABSENT = Loaded("a", True), Loaded("a", False), Loaded(None, True)
+AT_HEAD, BEHIND, ABSENT = LoadedHead("a", True), LoadedHead("a", False), LoadedHead(None, True)
 
 
 @pytest.mark.parametrize(
@@ -37,29 +37,29 @@ AT_HEAD, BEHIND, ABSENT = Loaded("a", True), Loaded("a", False), Loaded(None, Tr
     ],
 )
 def test_the_verdict_in_the_root_namespace(
-    head: str | None, parent: str | None, source: str | None, loaded: Loaded | None, verdict: Verdict
+    head: str | None, parent: str | None, source: str | None, loaded: LoadedHead | None, verdict: Verdict
 ) -> None:
     assert judge(namespace=ROOT, head=head, parent=parent, source=source, loaded=loaded) is verdict
 
 
 IDS = st.sampled_from([None, "a", "b", "c"])
-LOADED = st.one_of(st.none(), st.builds(Loaded, IDS, st.booleans()))
+LOADED = st.one_of(st.none(), st.builds(LoadedHead, IDS, st.booleans()))
 
 
 @given(st.sampled_from(["sub", "sub:1|x"]), IDS, IDS, st.sampled_from(["loop", "fork"]), LOADED)
 def test_a_subgraph_always_advances(
-    namespace: str, head: str | None, parent: str | None, source: str, loaded: Loaded | None
+    namespace: str, head: str | None, parent: str | None, source: str, loaded: LoadedHead | None
 ) -> None:
     assert judge(namespace=namespace, head=head, parent=parent, source=source, loaded=loaded) is ADVANCE
 
 
 @given(IDS, IDS, st.sampled_from(["loop", "input", "update", None]), LOADED, st.permutations(["a", "b", "c"]))
 def test_ids_are_never_ordered(
-    head: str | None, parent: str | None, source: str | None, loaded: Loaded | None, names: list[str]
+    head: str | None, parent: str | None, source: str | None, loaded: LoadedHead | None, names: list[str]
 ) -> None:
     """Renaming the checkpoints changes no verdict: only equality of ids counts."""
     new = dict(zip(["a", "b", "c"], names, strict=True))
-    renamed = loaded and Loaded(loaded.addressed and new[loaded.addressed], loaded.was_head)
+    renamed = loaded and LoadedHead(loaded.addressed and new[loaded.addressed], loaded.was_head)
     assert judge(namespace=ROOT, head=head, parent=parent, source=source, loaded=loaded) is judge(
         namespace=ROOT, head=head and new[head], parent=parent and new[parent], source=source, loaded=renamed
     )

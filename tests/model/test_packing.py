@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perdure.errors import Corrupt
 from perdure.model import refs
 from perdure.model.packing import SNAPSHOT_EXT, array_header, ext_header, joined, map_header, packed
-from perdure.model.tree import Leaf, Listed, Mapped, Snapshot, Tree
+from perdure.model.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
 
 SCALARS = st.one_of(
     st.none(),
@@ -33,9 +33,9 @@ def split(value: Any, draw: Any) -> Tree:
         if isinstance(value, bytes):
             return Leaf(refs.BYTES, value)
         if isinstance(value, list):
-            return Listed([b""] * len(value), [split(v, draw) for v in value])
+            return EncodedList([b""] * len(value), [split(v, draw) for v in value])
         if isinstance(value, dict):
-            return Mapped([(ormsgpack.packb(k), split(v, draw)) for k, v in value.items()])
+            return EncodedDict([(ormsgpack.packb(k), split(v, draw)) for k, v in value.items()])
     return Leaf(refs.MSGPACK, ormsgpack.packb(value))
 
 
@@ -72,4 +72,4 @@ def test_a_whole_payload_keeps_its_type(kind: int, body: bytes) -> None:
 
 def test_a_payload_type_that_stands_only_alone_is_refused_inside() -> None:
     with pytest.raises(Corrupt):
-        packed(Listed([b""], [Leaf(refs.BYTEARRAY, b"x")]))
+        packed(EncodedList([b""], [Leaf(refs.BYTEARRAY, b"x")]))

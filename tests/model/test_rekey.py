@@ -89,9 +89,9 @@ def _plain(tree: Any) -> Any:
     kind = type(tree).__name__
     if kind == "Leaf":
         return tree.type, tree.body
-    if kind == "Listed":
+    if kind == "EncodedList":
         return [_plain(item) for item in tree.items]
-    if kind == "Mapped":
+    if kind == "EncodedDict":
         return [(key, _plain(item)) for key, item in tree.items]
     return "snapshot", _plain(tree.inner)
 

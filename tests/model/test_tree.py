@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perdure.errors import Corrupt
 from perdure.model import refs
 from perdure.model.chunks import CHUNK_MAX, Digester
-from perdure.model.tree import Builder, Expansion, Leaf, Listed, Mapped, Shape, Snapshot, Tree
+from perdure.model.tree import Builder, EncodedDict, EncodedList, Expansion, Leaf, ListCuts, Snapshot, Tree
 
 DIGEST = Digester()
 BODIES = st.one_of(
@@ -52,9 +52,9 @@ def build(builder: Builder, value: Any) -> bytes:
 def as_value(tree: Tree) -> Any:
     if isinstance(tree, Leaf):
         return ("leaf", tree.body)
-    if isinstance(tree, Listed):
+    if isinstance(tree, EncodedList):
         return ("list", tuple(map(as_value, tree.items)))
-    if isinstance(tree, Mapped):
+    if isinstance(tree, EncodedDict):
         return ("dict", tuple((key, as_value(item)) for key, item in tree.items))
     return ("snapshot", as_value(tree.inner))
 
@@ -203,7 +203,7 @@ def test_growing_one_by_one_writes_n_log_n_and_not_n_squared(make: Maker) -> Non
     n = 2000
     elements: list[bytes] = []
     builder = Builder(DIGEST)
-    shape: Shape | None = None
+    shape: ListCuts | None = None
     written = 0
     for place in range(n):
         before = len(elements)
@@ -248,7 +248,7 @@ def test_a_list_cut_like_its_predecessor_is_cut_as_from_scratch(data: st.DataObj
         assert shape == scratch.list_like(elements, None, 0)[1]
         maker.fresh.update(later.fresh)
         tree = expand(ref, maker.fresh)
-        assert isinstance(tree, Listed)
+        assert isinstance(tree, EncodedList)
         assert tree.refs == elements
 
 
@@ -256,4 +256,4 @@ def test_a_snapshot_is_not_its_value() -> None:
     builder = Builder(DIGEST)
     inner = builder.list_of([builder.payload(refs.MSGPACK, b"x")])
     assert isinstance(expand(builder.snapshot_of(inner), builder.fresh), Snapshot)
-    assert isinstance(expand(inner, builder.fresh), Listed)
+    assert isinstance(expand(inner, builder.fresh), EncodedList)

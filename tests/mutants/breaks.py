@@ -17,7 +17,7 @@ from perdure.engine.threads import View
 from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.lineage import Loaded
+from perdure.model.lineage import LoadedHead
 from perdure.model.ops import Check, Commit, Committed, Expect, Put
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Driver
@@ -81,9 +81,9 @@ def no_epoch_needed(patch: pytest.MonkeyPatch) -> None:
 def head_taken_for_a_fork(patch: pytest.MonkeyPatch) -> None:
     real = checkpoints.judge
 
-    def judge(*, loaded: Loaded | None, **rest: Any) -> Any:
+    def judge(*, loaded: LoadedHead | None, **rest: Any) -> Any:
         if loaded is not None and loaded.addressed is not None:
-            loaded = Loaded(loaded.addressed, was_head=False)
+            loaded = LoadedHead(loaded.addressed, was_head=False)
         return real(loaded=loaded, **rest)
 
     patch.setattr(checkpoints, "judge", judge)
@@ -92,7 +92,7 @@ def head_taken_for_a_fork(patch: pytest.MonkeyPatch) -> None:
 def forks_inherited(patch: pytest.MonkeyPatch) -> None:
     real = checkpoints.judge
 
-    def judge(*, loaded: Loaded | None, parent: str | None, **rest: Any) -> Any:
+    def judge(*, loaded: LoadedHead | None, parent: str | None, **rest: Any) -> Any:
         if loaded is not None and loaded.addressed is not None and not loaded.was_head:
             parent = loaded.addressed
         return real(loaded=loaded, parent=parent, **rest)

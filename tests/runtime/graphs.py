@@ -26,9 +26,9 @@ from perdure.model.ops import Commit, Fetch, Now, Range
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Partition, Record
 from perdure.runtime import Channel, Runtime, Settings
-from perdure.storage.encryption import SealedDriver
+from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Driver, Limits, has_listing
+from perdure.storage.port import CommitLimits, Driver, has_listing
 from tests.backends import EMPTY
 
 R = TypeVar("R")
@@ -190,7 +190,7 @@ class Line:
         self.before: Callable[[Effect[Any]], Awaitable[None]] | None = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     @property
@@ -271,7 +271,7 @@ class Storage:
             return lines[0]
 
         if self.backend == "memory":
-            database = Database(wrap(SealedDriver(self._memory, None)), tenant=tenant, digest=Digester())
+            database = Database(wrap(EncryptedDriver(self._memory, None)), tenant=tenant, digest=Digester())
         else:
             database = open_database(self.url, migrate=not self._opened, tenant=tenant, wrap=wrap)
         self._opened.append(database)

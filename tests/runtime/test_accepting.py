@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import NotFound, TooLarge, TryLater, Unserialisable
+from perdure.errors import NotFound, QueueFull, TooLarge, Unserialisable
 from perdure.model.messages import MESSAGE_MAX
 from perdure.model.records import INBOX
 from perdure.runtime import Runtime, Ticket
@@ -66,9 +66,9 @@ def test_a_full_queue_takes_no_more_and_then_again(storage: Storage, talk: Talk)
         full = settings(max_pending=2)
         async with working(storage.database(), talk.graph, works=False, settings=full) as runtime:
             tickets = [await runtime.accept("ada", f"m{n}", dedupe_key=f"k{n}") for n in range(2)]
-            with pytest.raises(TryLater, match=r"2 messages waiting.*nothing of this one was stored"):
+            with pytest.raises(QueueFull, match=r"2 messages waiting.*nothing of this one was stored"):
                 await runtime.accept("ada", "m2", dedupe_key="k2")
-            with pytest.raises(TryLater):
+            with pytest.raises(QueueFull):
                 await runtime.submit("ada", {"messages": []})
             assert len(storage.rows("ada", INBOX)) == 2
             assert (await runtime.accept("ada", "m1", dedupe_key="k1")).is_duplicate, "it was accepted before"
@@ -91,7 +91,7 @@ def test_a_full_queue_takes_no_more_and_then_again(storage: Storage, talk: Talk)
         (lambda r: r.accept("ada", "x", config={"tags": {1}}), Unserialisable, "plain JSON"),
         (lambda r: r.accept("ada", "x", config={"configurable": {"__x": 1}}), ValueError, "__x"),
         (lambda r: r.accept("ada", "x", strategy="drop"), ValueError, "drop"),
-        (lambda r: r.accept("ada", "x", quiet=-1), ValueError, "less than 0"),
+        (lambda r: r.accept("ada", "x", debounce=-1), ValueError, "less than 0"),
         (lambda r: r.accept("ada", "x", graph="other"), NotFound, "other"),
         (lambda r: r.accept("", "x"), ValueError, "thread_id is empty"),
     ],
@@ -118,7 +118,7 @@ def test_fragments_become_one_run(storage: Storage, talk: Talk) -> None:
         database = storage.database()
         async with working(database, talk.graph) as runtime:
             fragments = ("one", "two", "three")
-            tickets = [await runtime.accept("ada", text, quiet=1.0, max_wait=30) for text in fragments]
+            tickets = [await runtime.accept("ada", text, debounce=1.0, max_wait=30) for text in fragments]
             ended = [await runtime.wait(ticket, 30) for ticket in tickets]
             assert len({run.id for run in ended}) == 1
             assert (ended[0].first, ended[0].last, ended[0].state) == (1, 3, "done")
@@ -134,7 +134,7 @@ def test_a_steady_stream_is_not_waited_out(storage: Storage, talk: Talk) -> None
             async with asyncio.timeout(30):
                 while not talk.calls:
                     sent.append(f"m{len(sent)}")
-                    await runtime.accept("ada", sent[-1], quiet=0.5, max_wait=1.0)
+                    await runtime.accept("ada", sent[-1], debounce=0.5, max_wait=1.0)
                     await asyncio.sleep(0.05)
             taken = talk.calls[0][1].split(" + ")
             assert taken == sent[: len(taken)]
@@ -145,8 +145,8 @@ def test_a_steady_stream_is_not_waited_out(storage: Storage, talk: Talk) -> None
 def test_a_message_that_does_not_wait_lets_those_before_it_go(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph) as runtime:
-            first = await runtime.accept("ada", "one", quiet=600, max_wait=600)
-            second = await runtime.accept("ada", "two", quiet=0)
+            first = await runtime.accept("ada", "one", debounce=600, max_wait=600)
+            second = await runtime.accept("ada", "two", debounce=0)
             run = await runtime.wait(second, 30)
             assert (await runtime.wait(first, 30)).id == run.id
             assert talk.calls == [("ada", "one + two")]
@@ -170,7 +170,7 @@ def test_one_run_has_one_channel_and_one_graph(storage: Storage) -> None:
     async def main() -> None:
         async with working(storage.database(), graphs, works=False) as front:
             tickets = [
-                await front.accept("ada", text, graph=graph, channel=channel, together=together)
+                await front.accept("ada", text, graph=graph, channel=channel, coalesce=together)
                 for text, graph, channel, together in said
             ]
         async with working(storage.database(), graphs) as worker:
@@ -194,7 +194,7 @@ def test_a_run_takes_no_more_than_a_batch(memory: Storage, talk: Talk) -> None:
     async def main() -> None:
         few = settings(max_batch=2)
         async with working(memory.database(), talk.graph, works=False) as front:
-            tickets = [await front.accept("ada", f"m{n}", quiet=0.1) for n in range(5)]
+            tickets = [await front.accept("ada", f"m{n}", debounce=0.1) for n in range(5)]
         async with working(memory.database(), talk.graph, settings=few) as worker:
             await worker.wait(tickets[-1], 30)
         assert [text for _, text in talk.calls] == ["m0 + m1", "m2 + m3", "m4"]

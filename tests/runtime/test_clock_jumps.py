@@ -80,9 +80,9 @@ async def _talk(url: str, journal: Path, jumped: Callable[[], None]) -> None:
         tickets: list[Ticket] = []
         for when in ("before", "after"):
             tickets += [await front.accept(f"plain {n}", f"{when} plain {n}") for n in range(6)]
-            tickets += [await front.accept(f"quiet {n}", f"{when} quiet {n}", quiet=1.5) for n in range(3)]
+            tickets += [await front.accept(f"quiet {n}", f"{when} quiet {n}", debounce=1.5) for n in range(3)]
             given = {"messages": [{"role": "user", "content": f"{when} delayed"}]}
-            tickets.append(await front.submit("delayed", given, after=2.0))
+            tickets.append(await front.submit("delayed", given, delay=2.0))
             if when == "before":
                 await eventually(lambda: "first before plain" in journal.read_text())
                 await asyncio.to_thread(jumped)
@@ -95,6 +95,6 @@ async def _talk(url: str, journal: Path, jumped: Callable[[], None]) -> None:
 
 
 async def _said(front: Runtime, text: str) -> Ticket:
-    ticket = await front.accept("stream", text, quiet=1.0, max_wait=2.0)
+    ticket = await front.accept("stream", text, debounce=1.0, max_wait=2.0)
     await asyncio.sleep(0.2)
     return ticket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.errors import Busy
+from perdure.errors import RunInProgress
 from perdure.model.messages import OPEN
 from perdure.model.records import INBOX
 from tests.runtime.graphs import (
@@ -30,7 +30,7 @@ def test_it_waits_for_its_turn(near: Storage, talk: Talk) -> None:
             await eventually(lambda: talk.under_way)
             second = await runtime.accept("ada", "two")
             third = await runtime.accept("ada", "three")
-            alone = await runtime.accept("ada", "four", together=False)
+            alone = await runtime.accept("ada", "four", coalesce=False)
             talk.gate.set()
             runs = [await runtime.wait(t, 30) for t in (first, second, third, alone)]
         assert [(run.first, run.last) for run in runs] == [(1, 1), (2, 3), (2, 3), (4, 4)]
@@ -44,11 +44,11 @@ def test_it_is_refused(storage: Storage, talk: Talk) -> None:
         async with working(storage.database(), talk.graph) as runtime:
             first = await runtime.accept("ada", "hold one", strategy="reject", dedupe_key="k")
             await eventually(lambda: talk.under_way)
-            with pytest.raises(Busy, match="nothing of this message was stored"):
+            with pytest.raises(RunInProgress, match="nothing of this message was stored"):
                 await runtime.accept("ada", "two", strategy="reject")
             # Somebody else's process, which has never seen the thread.
             async with working(storage.database(), talk.graph, works=False) as front:
-                with pytest.raises(Busy):
+                with pytest.raises(RunInProgress):
                     await front.accept("ada", "two", strategy="reject", dedupe_key="k2")
                 again = await front.accept("ada", "hold one", strategy="reject", dedupe_key="k")
                 assert again.is_duplicate
@@ -66,7 +66,7 @@ def test_it_is_refused_while_others_wait(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(near.database(), talk.graph, works=False) as front:
             await front.accept("ada", "one")
-            with pytest.raises(Busy):
+            with pytest.raises(RunInProgress):
                 await front.accept("ada", "two", strategy="reject")
             assert len(near.rows("ada", INBOX)) == 1
 

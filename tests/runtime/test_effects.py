@@ -29,11 +29,11 @@ from perdure.runtime import (
     Runtime,
     Settings,
     Ticket,
-    distilled,
     effect,
     effect_key,
     effects,
     effects_sync,
+    isolated_subgraph,
 )
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance.backend import AT, Backend
@@ -179,7 +179,9 @@ def test_a_subagent_leaves_only_its_result() -> None:
         return {"messages": out["messages"][-1:]}
 
     builder = StateGraph(MessagesState)
-    builder.add_node("work", distilled(inner, lambda state: {"messages": state["messages"][-1:]}, result))
+    builder.add_node(
+        "work", isolated_subgraph(inner, lambda state: {"messages": state["messages"][-1:]}, result)
+    )
     builder.add_edge(START, "work")
 
     async def main() -> tuple[list[str], set[str]]:
@@ -204,7 +206,7 @@ def test_a_subgraph_without_checkpoints_is_refused_where_langgraph_would_fail() 
 
     inner = StateGraph(MessagesState).add_node(think).add_edge(START, "think").compile(checkpointer=False)
     outer = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
-    with pytest.raises(ValueError, match=r"\['inner'\] are compiled with checkpointer=False.*distilled"):
+    with pytest.raises(ValueError, match=r"\['inner'\] are compiled.*isolated_subgraph"):
         Agent(outer)
 
     async def main() -> str:
@@ -232,7 +234,7 @@ def isolated(inner: Any) -> Any:
     def give(state: Items) -> Items:
         return {"item": state.get("item", 0), "rounds": 0, "seen": []}
 
-    return distilled(inner, give, lambda out: {"seen": out["seen"]})
+    return isolated_subgraph(inner, give, lambda out: {"seen": out["seen"]})
 
 
 def one_step(node: Any, name: str = "work") -> StateGraph[Any, Any, Any, Any]:

@@ -190,7 +190,7 @@ def test_an_answer_after_a_message_answers_nothing_that_the_message_leads_to(
         async with working(database, talk.graph) as runtime:
             await asked(runtime)
         async with working(database, talk.graph, works=False) as front:
-            ticket = await front.accept("ada", "ask something else", quiet=600, max_wait=600)
+            ticket = await front.accept("ada", "ask something else", debounce=600, max_wait=600)
             with suppress(NotWaiting):
                 ticket = await front.answer("ada", "yes to the first")
         late, line = near.open()
@@ -207,7 +207,7 @@ def test_an_answer_after_a_message_is_refused(near: Storage, talk: Talk) -> None
     async def main() -> None:
         async with working(near.database(), talk.graph) as runtime:
             await asked(runtime)
-            await runtime.accept("ada", "never mind", quiet=600, max_wait=600)
+            await runtime.accept("ada", "never mind", debounce=600, max_wait=600)
             with pytest.raises(NotWaiting):
                 await runtime.answer("ada", "yes")
             assert len(near.rows("ada", INBOX)) == 2
@@ -483,7 +483,7 @@ def test_an_answer_does_not_go_behind_a_message_when_another_is_taken_back(near:
             await asked(runtime)
         async with working(near.database(), talk.graph, works=False) as front:
             first = await front.answer("ada", "one")
-            await front.accept("ada", "ask something else", quiet=600, max_wait=600)
+            await front.accept("ada", "ask something else", debounce=600, max_wait=600)
             assert await front.withdraw("ada", first.id)
             with pytest.raises(NotWaiting):
                 await front.answer("ada", "two")

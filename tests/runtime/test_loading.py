@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from perdure.errors import NotLoaded
+from perdure.errors import GraphLoadError
 from perdure.runtime import loading
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.module_files import names_file
@@ -157,7 +157,7 @@ def test_a_package_of_that_name_from_elsewhere_is_no_substitute(write: Write) ->
     write("two/pi_pack/__init__.py", "")
     write("two/pi_pack/chat.py", "a = 2\n")
     assert found("./one/pi_pack/chat.py:a") == 1
-    with pytest.raises(NotLoaded, match=r"pi_pack is imported from .*one.*; rename the package pi_pack"):
+    with pytest.raises(GraphLoadError, match=r"pi_pack is imported from .*one.*; rename the package pi_pack"):
         found("./two/pi_pack/chat.py:a")
 
 
@@ -167,7 +167,7 @@ def test_a_package_that_is_found_earlier_is_no_substitute(write: Write, tmp_path
         write(f"{folder}/pi_pack/chat.py", "a = 1\n")
         sys.path.insert(0, str(tmp_path / folder))
     with pytest.raises(
-        NotLoaded, match=r"pi_pack\.chat is imported from .*two.*; rename the package pi_pack"
+        GraphLoadError, match=r"pi_pack\.chat is imported from .*two.*; rename the package pi_pack"
     ):
         found("./one/pi_pack/chat.py:a")
 
@@ -178,7 +178,7 @@ def test_a_file_hides_no_module_that_is_there(write: Write) -> None:
     write("turtledemo.py", "a = 1\n")
     assert "turtledemo" not in sys.modules
     for place in ("./email.py:a", "./langgraph.py:a", "./turtledemo.py:a"):
-        with pytest.raises(NotLoaded, match="there is another of this name; rename the file"):
+        with pytest.raises(GraphLoadError, match="there is another of this name; rename the file"):
             found(place)
     import email
 
@@ -187,7 +187,7 @@ def test_a_file_hides_no_module_that_is_there(write: Write) -> None:
 
 def test_a_file_that_fails_leaves_no_half_of_a_module(write: Write) -> None:
     path = write("pi_agent.py", "a = 1\nraise LookupError('not now')\n")
-    with pytest.raises(NotLoaded, match=r"pi_agent\.py, line 2: LookupError: not now"):
+    with pytest.raises(GraphLoadError, match=r"pi_agent\.py, line 2: LookupError: not now"):
         found("./pi_agent.py:a")
     path.write_text("a = 2\n")
     os.utime(path, (0, 0))
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_used_is_told_with_the_mend(write: Write, place: s
     write("packed/__init__.py", "")
     write("packed/needy.py", "import no_such_library\n")
     write("leaving.py", "raise SystemExit(3)\n")
-    with pytest.raises(NotLoaded, match=mend):
+    with pytest.raises(GraphLoadError, match=mend):
         found(place)
 
 
@@ -236,9 +236,13 @@ def test_a_file_is_told_from_a_module(place: str, is_file: bool) -> None:
 
 def test_a_graph_that_forbids_saving_is_refused(write: Write) -> None:
     write("pi_agent.py", GRAPH)
-    with pytest.raises(NotLoaded, match=r"compiled with checkpointer=False, .* compile it without that arg"):
+    with pytest.raises(
+        GraphLoadError, match=r"compiled with checkpointer=False, .* compile it without that arg"
+    ):
         agent("./pi_agent.py:unsaved")
-    with pytest.raises(NotLoaded, match=r"the subgraphs \['inner'\] are compiled with checkpointer=False"):
+    with pytest.raises(
+        GraphLoadError, match=r"the subgraphs \['inner'\] are compiled with checkpointer=False"
+    ):
         agent("./pi_agent.py:outer")
 
 
@@ -291,5 +295,5 @@ def test_a_factory_of_a_config_is_called_for_each_use_and_one_of_nothing_once(wr
     for name in ("of_default", "of_config", "context"):
         assert isinstance(agent(f"./pi_agent.py:{name}").graph, Factory), name
     assert agent("./pi_agent.py:of_nothing").graph is found("./pi_agent.py:graph")
-    with pytest.raises(NotLoaded, match="needs other arguments than a run's config and a ServerRuntime"):
+    with pytest.raises(GraphLoadError, match="needs other arguments than a run's config and a ServerRuntime"):
         agent("./pi_agent.py:of_much")

@@ -19,7 +19,7 @@ import perdure
 import perdure.runtime
 from perdure.database import open_database
 from perdure.engine.runs import Claim
-from perdure.errors import MissingExtra, TryLater
+from perdure.errors import MissingExtra, QueueFull
 from perdure.model.messages import Reply
 from perdure.model.ops import Now
 from perdure.model.program import ask
@@ -73,8 +73,8 @@ def test_a_runtime_at_work(registry: CollectorRegistry, tmp_path: Path) -> None:
                 ticket = await runtime.accept("ada", text, channel="post", dedupe_key=text)
                 await runtime.accept("ada", text, channel="post", dedupe_key=text)
                 await runtime.wait(ticket, 20)
-            await runtime.accept("full", "first", quiet=60, max_wait=60)
-            with pytest.raises(TryLater):
+            await runtime.accept("full", "first", debounce=60, max_wait=60)
+            with pytest.raises(QueueFull):
                 await runtime.accept("full", "second")
             async with asyncio.timeout(20):
                 while {r.state for r in await runtime.replies("ada")} & {"ready", "sending"}:  # noqa: ASYNC110

@@ -17,7 +17,7 @@ from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime import notifications as tuning
 from perdure.runtime import runtime as runtimes
-from perdure.runtime.notifications import ENDED, STORED, Signals, Summons
+from perdure.runtime.notifications import ENDED, STORED, Notifications, PollDelay
 from perdure.storage.memory import MemoryDriver
 from tests.runtime.graphs import Post, Talk, eventually, go, settings, working
 from tests.servers import postgres, valkey
@@ -96,7 +96,7 @@ def test_a_message_begins_in_another_process_long_before_it_looks(
             await listening(here, there)
             for thread in ("ada", "bob"):
                 for text in ("one", "two"):
-                    ticket = await front.accept(thread, text, quiet=quiet)
+                    ticket = await front.accept(thread, text, debounce=quiet)
                 run = await front.wait(ticket, BOUND_S)
                 assert run.state == "done"
                 assert run.last == 2
@@ -204,7 +204,7 @@ def test_a_worker_that_has_no_room_lets_others_know(place: Place, monkeypatch: p
 def test_whoever_waits_for_events_hears_that_some_are_stored(place: Place) -> None:
     async def main() -> None:
         here, there = place.database(), place.database()
-        teller, hearer = Signals(here, ""), Signals(there, "")
+        teller, hearer = Notifications(here, ""), Notifications(there, "")
         thread, other = Partition("", "ada"), Partition("", "bob")
         hearer.listen()
         await listening(here, there)
@@ -289,7 +289,7 @@ def test_a_worker_is_roused_by_what_is_due_for_its_tenant() -> None:
     async def main() -> None:
         mine, everybody = Told(), Told()
         due: list[str] = []
-        one, two = Signals(mine, "acme"), Signals(everybody, None)
+        one, two = Notifications(mine, "acme"), Notifications(everybody, None)
         one.serve(lambda: due.append("one"), lambda is_meant: None, lambda is_meant: None)
         two.serve(lambda: due.append("two"), lambda is_meant: None, lambda is_meant: None)
         for tenant in ("acme", "other"):
@@ -307,7 +307,7 @@ def test_a_worker_is_roused_by_what_is_due_for_its_tenant() -> None:
 def test_what_is_due_later_is_told_when_it_is_due_and_once() -> None:
     async def main() -> None:
         told = Told()
-        signals = Signals(told, "")
+        signals = Notifications(told, "")
         at = Partition("", "ada")
         for _ in range(5):
             signals.due(at, 0.1)
@@ -337,7 +337,7 @@ def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain
     async def main() -> None:
         loop = asyncio.get_running_loop()
         looks: list[float] = []
-        summons = Summons(lambda: looks.append(loop.time()))
+        summons = PollDelay(lambda: looks.append(loop.time()))
         began = loop.time()
         while loop.time() - began < 0.3:
             summons.heard()

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.errors import TryLater
+from perdure.errors import QueueFull
 from perdure.model import messages
 from perdure.model.messages import Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
@@ -65,8 +65,8 @@ async def scenario(*observers: Any) -> None:
             assert (await runtime.accept("ada", f"{text} {SECRET}", dedupe_key=text)).is_duplicate
             await runtime.wait(ticket, 10)
         for _ in range(2):
-            await runtime.accept("full", SECRET, quiet=60, max_wait=60)
-        with pytest.raises(TryLater):
+            await runtime.accept("full", SECRET, debounce=60, max_wait=60)
+        with pytest.raises(QueueFull):
             await runtime.accept("full", SECRET)
         async with asyncio.timeout(10):
             while {r.state for r in await runtime.replies("ada")} & {"ready", "sending"}:  # noqa: ASYNC110

@@ -61,7 +61,7 @@ def test_replies_arrive_in_order_under_keys_of_their_own(storage: Storage) -> No
         channels = {"post": post.channel()}
         async with working(storage.database(), several(Talk()), channels=channels) as runtime:
             ids = [
-                (await runtime.accept("ada", text, channel="post", together=False)).id
+                (await runtime.accept("ada", text, channel="post", coalesce=False)).id
                 for text in ("a b c", "d", "e f")
             ]
             replies = await settled(runtime, *["sent"] * 6)

@@ -46,8 +46,8 @@ def test_a_message_that_always_fails_is_given_up(storage: Storage, talk: Talk) -
         }
         async with working(database, talk.graph, **options) as runtime:
             await runtime.wait(await runtime.accept("ada", "hello", channel="post"), 30)
-            poison = await runtime.accept("ada", "boom", channel="post", together=False)
-            behind = await runtime.accept("ada", "after", channel="post", together=False)
+            poison = await runtime.accept("ada", "boom", channel="post", coalesce=False)
+            behind = await runtime.accept("ada", "after", channel="post", coalesce=False)
             run = await runtime.wait(poison, 30)
             assert (run.state, run.attempts, run.note) == ("failed", 3, _BOOM)
             assert (await runtime.wait(behind, 30)).state == "done"
@@ -262,7 +262,7 @@ def test_a_database_that_is_away_now_and_then_loses_nothing(memory: Storage, tal
     async def insist(runtime: Runtime, text: str) -> Ticket:
         while True:
             try:
-                return await runtime.accept("ada", text, channel="post", dedupe_key=text, together=False)
+                return await runtime.accept("ada", text, channel="post", dedupe_key=text, coalesce=False)
             except Unavailable:
                 await asyncio.sleep(0.01)
 
@@ -296,9 +296,9 @@ def test_a_database_that_is_away_now_and_then_loses_nothing(memory: Storage, tal
     "options",
     [
         {"durability": "for ever"},
-        {"telling": {"modes": ["thoughts"], "subgraphs": False, "kept": True, "by": ""}},
-        {"telling": {"modes": ["values"]}},
-        {"telling": "values"},
+        {"stream": {"modes": ["thoughts"], "subgraphs": False, "kept": True, "by": ""}},
+        {"stream": {"modes": ["values"]}},
+        {"stream": "values"},
         {"config": ["a", "list"]},
         {"attempts": "three"},
         {"config": {"configurable": {"__pregel_read": 1}}, "webhook": "https://127.0.0.1/"},
@@ -316,8 +316,8 @@ def test_a_run_whose_options_cannot_be_read_is_given_up(
         async with working(database, talk.graph, works=False) as runtime:
             channel = "webhook" if "webhook" in options else ""
             asked = Options(webhook=options.get("webhook"))
-            poison = await runtime.accept("ada", "hello", together=False, channel=channel, options=asked)
-            behind = await runtime.accept("ada", "after", together=False)
+            poison = await runtime.accept("ada", "hello", coalesce=False, channel=channel, options=asked)
+            behind = await runtime.accept("ada", "after", coalesce=False)
             other = await runtime.accept("bob", "hello")
         (found,) = line.perform(Fetch(Partition("", "ada"), (Get(INBOX, (1,)),)))[0]
         message = replace(Message.read(found), options=options)

@@ -18,8 +18,8 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.config import Http, Limits
-from perdure.server.state import Host
+from perdure.server.config import Http, RequestLimits
+from perdure.server.state import ServerState
 from tests.conftest import missing
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Site:
         database: str,
         graphs: Mapping[str, Any],
         gate: Gate | None = None,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
     ) -> None:
         self._database, self._graphs, self._gate, self._limits = database, graphs, gate, limits
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -94,7 +94,7 @@ class Site:
                 perdure.connect(self._database, migrate=True) as database,
                 Runtime(database, self._graphs, settings=settings, all_tenants=True) as runtime,
             ):
-                app.state.perdure = self.host = Host.over(runtime, self._gate or Open(), self._limits)
+                app.state.perdure = self.host = ServerState.over(runtime, self._gate or Open(), self._limits)
                 yield
                 await self.host.close()
 

@@ -23,8 +23,8 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.config import Http, Limits
-from perdure.server.state import Host
+from perdure.server.config import Http, RequestLimits
+from perdure.server.state import ServerState
 from tests.server.ports import served
 
 P = ParamSpec("P")
@@ -117,7 +117,7 @@ def run(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 class Served:
     """A server that listens, and clients of it. A user's token is the user's name."""
 
-    def __init__(self, url: str, host: Host, stack: AsyncExitStack) -> None:
+    def __init__(self, url: str, host: ServerState, stack: AsyncExitStack) -> None:
         self.url, self.host = url, host
         self._stack = stack
 
@@ -137,7 +137,7 @@ async def serving(
     url: str,
     *,
     gate: Gate | None = None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     http: Http | None = None,
     observers: Any = None,
     of: Mapping[str, Any] | None = None,
@@ -149,7 +149,7 @@ async def serving(
         perdure.connect(url, migrate=True) as db,
         Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers) as runtime,
     ):
-        host = Host.over(runtime, gate or Open(), limits)
+        host = ServerState.over(runtime, gate or Open(), limits)
         async with served(create_app(None, http), host) as address:
             yield Served(address, host, clients)
 

@@ -15,7 +15,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 from tests.server.graphs import graphs
 from tests.server.ports import served
 
@@ -27,7 +27,7 @@ _TIMEOUT = httpx.Timeout(60, connect=10)
 class Place:
     """A server that listens, and how to get there. A user's token is the user's name."""
 
-    def __init__(self, url: str, host: Host) -> None:
+    def __init__(self, url: str, host: ServerState) -> None:
         self.url, self.host = url, host
 
     def client(self, user: str = "") -> LangGraphClient:
@@ -48,7 +48,7 @@ async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> As
         perdure.connect(url, migrate=True) as db,
         Runtime(db, graphs(), settings=Settings(poll=0.1), works=works, all_tenants=True) as runtime,
     ):
-        host = Host.over(runtime, gate or Open())
+        host = ServerState.over(runtime, gate or Open())
         async with served(create_app(None), host) as address:
             yield Place(address, host)
 

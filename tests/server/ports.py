@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 
 
 @asynccontextmanager
-async def served(app: FastAPI, host: Host) -> AsyncIterator[str]:
+async def served(app: FastAPI, host: ServerState) -> AsyncIterator[str]:
     """The address of an application over a host that is open, for as long as the block lasts."""
     app.state.perdure = host
     # Of a socket that says it is TCP's asyncio sends small answers at once.

@@ -12,13 +12,13 @@ from typing import Any
 from perdure.model.messages import Reply
 from perdure.runtime import Options, Runtime
 from perdure.runtime.options import WEBHOOK
-from perdure.server.outbound_policy import Reach
+from perdure.server.outbound_policy import OutboundPolicy
 from perdure.server.webhooks import Webhooks
 from tests.runtime.graphs import Storage, eventually, eventually_stored, settings
 from tests.server.graphs import graphs
 
 SECRET = "token=s3cret"
-NEAR = Reach.of((), loopback=True)
+NEAR = OutboundPolicy.of((), loopback=True)
 
 
 @dataclass
@@ -80,12 +80,12 @@ async def receiving(*answers: int | None) -> AsyncIterator[Receiver]:
         yield receiver
 
 
-def made(storage: Storage, reach: Reach = NEAR, **options: Any) -> Runtime:
+def made(storage: Storage, reach: OutboundPolicy = NEAR, **options: Any) -> Runtime:
     """A runtime that tells webhooks."""
     return opened(storage.database(), reach, **options)
 
 
-def opened(database: Any, reach: Reach = NEAR, **options: Any) -> Runtime:
+def opened(database: Any, reach: OutboundPolicy = NEAR, **options: Any) -> Runtime:
     hooks = Webhooks(reach)
     served, quick = options.pop("graphs", None) or graphs(), options.pop("settings", settings())
     more: dict[str, Any] = {"observers": [], "channels": hooks.channels(quick), **options}

@@ -25,7 +25,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate
 from perdure.server.auth.jwt import Jwt, JwtSettings
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 from tests.server.acceptance.serving import eventually
 from tests.server.issuer import AUDIENCE, ISSUER, OTHER_SECRET, SECRET, token
 from tests.server.ports import served
@@ -160,7 +160,7 @@ def graphs() -> dict[str, Any]:
 
 class Served(NamedTuple):
     url: str
-    host: Host
+    host: ServerState
     app: Any
 
     def http(self, headers: Mapping[str, str]) -> httpx.AsyncClient:
@@ -174,7 +174,7 @@ async def serving(url: str, gate: Gate, *, serves: Any = None) -> AsyncIterator[
         perdure.connect(url, migrate=True) as db,
         Runtime(db, serves or graphs(), settings=Settings(poll=0.1, drain=0.1), all_tenants=True) as runtime,
     ):
-        app, host = create_app(None), Host.over(runtime, gate)
+        app, host = create_app(None), ServerState.over(runtime, gate)
         async with served(app, host) as address:
             yield Served(address, host, app)
 

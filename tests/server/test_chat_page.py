@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from langgraph.checkpoint.base import id as ids
 
-from perdure.server.config import Limits
+from perdure.server.config import RequestLimits
 from tests.server.acceptance.saying import said
 from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
 from tests.server.hosting import owners
@@ -487,7 +487,7 @@ def test_who_is_asked_for_gives_a_token(chromium: str, tmp_path: Path) -> None:
 
 
 def test_the_page_asks_for_no_more_at_once_than_the_server_gives(chromium: str, tmp_path: Path) -> None:
-    site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), limits=Limits(page_max=2))
+    site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), limits=RequestLimits(page_max=2))
     try:
         turns = [(f"before-{number}", f"hello {number}") for number in range(5)]
         for thread, text in (*turns, ("before-0", "once more"), ("before-0", "and again")):

@@ -12,14 +12,14 @@ import pytest
 
 from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, make_folder_of
 from perdure.config.settings import EXPOSED, SETTINGS, Setting
-from perdure.errors import BadSetting, NotLoaded, PerdureError
+from perdure.errors import BadSetting, GraphLoadError, PerdureError
 from perdure.runtime.settings import Settings
 from perdure.server.auth.jwt import JwtSettings
 from perdure.server.config import (
     Config,
     Cors,
     Http,
-    Limits,
+    RequestLimits,
     ThreadTtl,
     load,
 )
@@ -74,7 +74,7 @@ def test_a_graph_and_a_database_are_enough() -> None:
         "support": GraphPlace("./desk/agents.py:graph"),
     }
     assert config.database_url == "sqlite:///t.db"
-    assert (config.http, config.limits, config.runtime) == (Http(), Limits(), {})
+    assert (config.http, config.limits, config.runtime) == (Http(), RequestLimits(), {})
     assert (config.store, config.checkpointer, config.env) == (None, None, {})
     assert (config.auth.handlers, config.auth.jwt, config.auth.tenant_claims) == (None, None, ())
     assert (config.sources, config.ignored, config.development) == ((), (), False)
@@ -84,7 +84,12 @@ def test_a_graph_and_a_database_are_enough() -> None:
 def test_the_defaults_of_the_table_are_those_of_the_parts() -> None:
     """Whoever builds a part in a test gets what a server without settings has."""
     table = {key: setting.default for key, setting in SETTINGS.items()}
-    parts = {"http": Http(), "http.cors": Cors(), "limits": Limits(), "checkpointer.ttl": ThreadTtl(1.0)}
+    parts = {
+        "http": Http(),
+        "http.cors": Cors(),
+        "limits": RequestLimits(),
+        "checkpointer.ttl": ThreadTtl(1.0),
+    }
     for prefix, part in parts.items():
         for name, value in asdict(part).items():
             if f"{prefix}.{name}" != "checkpointer.ttl.default_ttl" and name != "cors":
@@ -179,7 +184,7 @@ def test_development_s_database_is_kept_in_a_folder_that_git_leaves_alone() -> N
 def test_without_a_graph_it_stops() -> None:
     with pytest.raises(BadSetting, match=r"which graph\? .*perdure serve \./agent\.py:graph"):
         loaded(db="memory://")
-    with pytest.raises(NotLoaded, match="two graphs are called 'agent'"):
+    with pytest.raises(GraphLoadError, match="two graphs are called 'agent'"):
         loaded("a:graph", "b:graph", db="memory://")
 
 
@@ -240,7 +245,7 @@ def test_a_langgraph_json_is_read_for_what_it_means_here() -> None:
     assert config.http.cors.allow_origins == ("*",)
     assert config.store == {"default_ttl": 60.0, "refresh_on_read": False}
     assert config.checkpointer == ThreadTtl(10.0, "keep_latest", 2.0, 1000)
-    assert config.limits == Limits()
+    assert config.limits == RequestLimits()
     assert config.ignored == (
         "limits.body_bytes in langgraph.json",
         "novelty in langgraph.json",

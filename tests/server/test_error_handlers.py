@@ -25,8 +25,8 @@ from perdure.runtime import Event, Runtime
 from perdure.server import commands, error_handlers, responses
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.protocol_events import Wanted, project
-from perdure.server.state import Host
+from perdure.server.protocol_events import EventFilter, project
+from perdure.server.state import ServerState
 from tests.server.acceptance.saying import detail, said
 from tests.server.acceptance.serving import run
 from tests.server.applications import QUICK, postgresql
@@ -41,15 +41,15 @@ TOLD = (
     errors.CannotTakeBack,
     errors.Fenced,
     errors.Contention,
-    errors.Busy,
+    errors.RunInProgress,
     errors.NotWaiting,
     errors.NotFound,
     errors.NotAllowed,
     errors.Unreadable,
     errors.TypeNotAllowed,
     errors.TypeNotFound,
-    errors.TryLater,
-    errors.TooSlow,
+    errors.QueueFull,
+    errors.SubscriberTooSlow,
 )
 """Whose sentences are for clients: they are of threads, runs and types. All others are not."""
 
@@ -108,7 +108,7 @@ def test_only_sentences_about_threads_and_runs_are_told(
     assert shown["error"] == kind.__name__
     assert not any(word in shown["message"] for word in WORDS)
     end = Event(7, "r", "end", json.dumps({"state": FAILED, "error": f"{kind.__name__}: {error}"}))
-    (event,) = project(end, Wanted(frozenset(["lifecycle"])))
+    (event,) = project(end, EventFilter(frozenset(["lifecycle"])))
     assert json.loads(event.text)["params"]["data"]["error"].startswith(f"{kind.__name__}: ")
     assert not any(word in event.text for word in WORDS)
     for stored in (error, repr(error)):
@@ -145,7 +145,7 @@ async def served(url: str) -> AsyncIterator[httpx.AsyncClient]:
         Runtime(db, {"turn": _stumbling()}, settings=QUICK, all_tenants=True) as works,
     ):
         app: FastAPI = create_app(None)
-        app.state.perdure = host = Host.over(works, Open())
+        app.state.perdure = host = ServerState.over(works, Open())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as http:
             try:

@@ -151,7 +151,7 @@ def test_openapi_describes_every_route() -> None:
 def test_openapi_is_whole() -> None:
     document = create_app().openapi()
     assert document["openapi"].startswith("3.1")
-    fault = document["components"]["schemas"]["Fault"]
+    fault = document["components"]["schemas"]["ErrorBody"]
     assert fault["required"] == ["detail"]
     assert fault["properties"]["detail"]["type"] == "string"
     assert "HTTPValidationError" not in document["components"]["schemas"]

@@ -13,10 +13,10 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.errors import BadSetting, NotLoaded, PerdureError, Unavailable
+from perdure.errors import BadSetting, GraphLoadError, PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.server import compile_graph, perdure_app
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 from tests.server.applications import (
     QUICK,
     Place,
@@ -40,7 +40,7 @@ def _broken_factory(app_of: Callable[..., FastAPI], place: Place, monkeypatch: A
     def factory() -> Any:
         raise RuntimeError("it broke")
 
-    return app_of(place.migrated().url, graphs={"chat": factory}, serve=True), NotLoaded
+    return app_of(place.migrated().url, graphs={"chat": factory}, serve=True), GraphLoadError
 
 
 def _unmigrated(app_of: Callable[..., FastAPI], place: Place, monkeypatch: Any) -> tuple[FastAPI, type]:
@@ -179,7 +179,7 @@ def test_it_stops_in_order_and_goes_on_when_a_step_fails(
 
         monkeypatch.setattr(owner, method, stopped)
 
-    noted(Host, "close", "streams")
+    noted(ServerState, "close", "streams")
     noted(Runtime, "__aexit__", "runtime")
     close = perdure.Database.close
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.server.auth.identity import Refusal, User
-from perdure.server.config import Cors, Http, Limits
+from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.limits import USERS_MOST, Throttle
 from tests.backends import EMPTY
 from tests.server.hosting import run, serving, tenants
@@ -40,7 +40,7 @@ def refused(throttle: Throttle, user: User = ADA) -> int | None:
 
 def test_a_minutes_worth_may_come_at_once_and_grows_back_evenly() -> None:
     clock = Clock()
-    throttle = Throttle(Limits(requests_per_minute=6), clock)
+    throttle = Throttle(RequestLimits(requests_per_minute=6), clock)
     assert [refused(throttle) for _ in range(8)] == [None] * 6 + [10, 10]
     assert refused(throttle, BOB) is None
     assert refused(throttle, User("ada", "another tenant")) is None
@@ -53,7 +53,7 @@ def test_a_minutes_worth_may_come_at_once_and_grows_back_evenly() -> None:
 
 
 def test_users_are_not_counted_without_end() -> None:
-    throttle = Throttle(Limits(requests_per_minute=1), Clock())
+    throttle = Throttle(RequestLimits(requests_per_minute=1), Clock())
     for number in range(USERS_MOST + 10):
         assert refused(throttle, User(str(number), "")) is None
     assert len(throttle._left) == USERS_MOST
@@ -61,7 +61,7 @@ def test_users_are_not_counted_without_end() -> None:
 
 
 def test_a_stream_counts_until_it_is_closed() -> None:
-    throttle = Throttle(Limits(streams=2))
+    throttle = Throttle(RequestLimits(streams=2))
     closed = [throttle.stream(ADA) for _ in range(2)]
     with pytest.raises(Refusal):
         throttle.stream(ADA)
@@ -74,7 +74,7 @@ def test_a_stream_counts_until_it_is_closed() -> None:
 
 
 def test_without_limits_nothing_is_counted() -> None:
-    throttle = Throttle(Limits())
+    throttle = Throttle(RequestLimits())
     for _ in range(3):
         throttle.request(ADA)
         throttle.stream(ADA)
@@ -85,7 +85,7 @@ def test_without_limits_nothing_is_counted() -> None:
 @run
 async def test_a_body_that_is_too_large_is_refused_before_it_was_read(url: str) -> None:
     cors = Http(cors=Cors(allow_origins=("https://a.example",)))
-    async with serving(url, limits=Limits(body_bytes=1000), http=cors) as server:
+    async with serving(url, limits=RequestLimits(body_bytes=1000), http=cors) as server:
         http = await server.http()
         origin = {"Origin": "https://a.example", "Content-Type": "application/json"}
         for body in (b" " * 1001, b" " * 20_000_000):
@@ -115,7 +115,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_was_read(url: str) 
 
 @run
 async def test_too_many_requests_of_a_user(url: str) -> None:
-    async with serving(url, limits=Limits(requests_per_minute=3), gate=tenants()) as server:
+    async with serving(url, limits=RequestLimits(requests_per_minute=3), gate=tenants()) as server:
         ada, bob, nobody = await server.http("ada"), await server.http("bob"), await server.http()
         codes = [(await ada.post("/threads/count", json={})).status_code for _ in range(5)]
         assert codes == [200, 200, 200, 429, 429]
@@ -131,7 +131,7 @@ async def test_too_many_requests_of_a_user(url: str) -> None:
 
 @run
 async def test_too_many_streams_of_a_user_make_no_run(url: str) -> None:
-    async with serving(url, limits=Limits(streams=1), gate=tenants()) as server:
+    async with serving(url, limits=RequestLimits(streams=1), gate=tenants()) as server:
         ada, bob = await server.http("ada"), await server.http("bob")
         client = await server.client("ada")
         threads = [(await client.threads.create())["thread_id"] for _ in range(2)]
@@ -158,7 +158,7 @@ async def test_too_many_streams_of_a_user_make_no_run(url: str) -> None:
 
 @run
 async def test_a_page_is_as_long_as_was_set(url: str) -> None:
-    async with serving(url, limits=Limits(page_max=5)) as server:
+    async with serving(url, limits=RequestLimits(page_max=5)) as server:
         http = await server.http()
         thread_id = (await http.post("/threads", json={})).json()["thread_id"]
         asked = (
@@ -176,6 +176,6 @@ async def test_a_page_is_as_long_as_was_set(url: str) -> None:
                 given = {"params": {"limit": limit}} if method == "GET" else {"json": {"limit": limit}}
                 answer = await http.request(method, path, **given)  # type: ignore[arg-type]
                 assert answer.status_code == status, (method, path, limit, answer.text)
-    async with serving(url, limits=Limits(page_max=2000)) as server:
+    async with serving(url, limits=RequestLimits(page_max=2000)) as server:
         http = await server.http()
         assert (await http.post("/threads/search", json={"limit": 2000})).status_code == 200

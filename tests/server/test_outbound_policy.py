@@ -10,7 +10,7 @@ from ipaddress import ip_address
 import pytest
 
 from perdure.config.hosts import hosts
-from perdure.server.outbound_policy import Reach, Unreachable, resolved
+from perdure.server.outbound_policy import OutboundPolicy, Unreachable, resolved
 
 PUBLIC = ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 NOT_PUBLIC = [
@@ -50,21 +50,21 @@ NOT_PUBLIC = [
 ]
 
 
-def named(*addresses: str, allowed: tuple[str, ...] = (), loopback: bool = False) -> Reach:
+def named(*addresses: str, allowed: tuple[str, ...] = (), loopback: bool = False) -> OutboundPolicy:
     """A reach for which every name has these addresses."""
 
     async def resolve(host: str, port: int) -> list[str]:
         return list(addresses)
 
-    reach = Reach.of(allowed, loopback=loopback)
-    return Reach(reach.names, reach.networks, resolve)
+    reach = OutboundPolicy.of(allowed, loopback=loopback)
+    return OutboundPolicy(reach.names, reach.networks, resolve)
 
 
 def url_of(address: str) -> str:
     return f"https://[{address}]/hook" if ":" in address else f"https://{address}/hook"
 
 
-def called(reach: Reach, url: str = "https://hooks.example/") -> list[str]:
+def called(reach: OutboundPolicy, url: str = "https://hooks.example/") -> list[str]:
     return asyncio.run(reach.addresses(reach.url(url)))
 
 
@@ -77,7 +77,7 @@ def test_a_public_address_may_be_called(address: str) -> None:
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_any_other_address_is_refused_as_it_stands_and_behind_a_name(address: str) -> None:
     with pytest.raises(Unreachable, match="not a public address"):
-        Reach().url(url_of(address))
+        OutboundPolicy().url(url_of(address))
     with pytest.raises(Unreachable, match="no public address"):
         called(named(address))
 
@@ -88,7 +88,7 @@ def test_any_other_address_is_refused_as_it_stands_and_behind_a_name(address: st
 )
 def test_another_way_to_write_an_address_is_the_same_address(host: str) -> None:
     with pytest.raises(Unreachable, match="not a public address"):
-        Reach().url(f"http://{host}/")
+        OutboundPolicy().url(f"http://{host}/")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_another_way_to_write_an_address_is_the_same_address(host: str) -> None:
 )
 def test_what_is_no_url_of_a_host_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(Unreachable) as refused:
-        Reach().url(url)
+        OutboundPolicy().url(url)
     assert len(str(refused.value)) < 100
     assert "s3cret" not in str(refused.value)
 

@@ -240,7 +240,7 @@ async def test_a_graph_is_made_for_each_use_by_a_function_of_its_config_and_runt
         assert await answer(http, "plain_context") == "plain"
         # Whatever a function raises is its run's error; the others are served.
         assert await answer(http, "broken") == "ValueError: no such model"
-        assert (await answer(http, "wrong")).startswith("NotLoaded: ")
+        assert (await answer(http, "wrong")).startswith("GraphLoadError: ")
 
 
 @run

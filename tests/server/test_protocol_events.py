@@ -11,16 +11,16 @@ import pytest
 from perdure.engine.events import END
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
-from perdure.server.protocol_events import CHANNELS, Wanted, is_channel, project
+from perdure.server.protocol_events import CHANNELS, EventFilter, is_channel, project
 
-ALL = Wanted(frozenset(CHANNELS))
+ALL = EventFilter(frozenset(CHANNELS))
 
 
 def event(name: str, data: Any, seq: int = 1_000_007) -> Event:
     return Event(seq, "r", name, encoded(data))
 
 
-def said(told: Event, wanted: Wanted = ALL) -> list[dict[str, Any]]:
+def said(told: Event, wanted: EventFilter = ALL) -> list[dict[str, Any]]:
     return [json.loads(one.text) for one in project(told, wanted)]
 
 
@@ -66,7 +66,7 @@ def test_each_question_is_an_event_with_a_number_of_its_own() -> None:
     assert first["method"] == second["method"] == "input.requested"
     assert first["params"]["namespace"] == ["n:1"]
     assert first["params"]["data"] == {"interrupt_id": "i", "payload": {"q": 1}, "value": {"q": 1}}
-    assert said(event("updates", asked), Wanted(frozenset({"updates"}))) == []
+    assert said(event("updates", asked), EventFilter(frozenset({"updates"}))) == []
     assert said(event("updates", {"__interrupt__": []})) == []
 
 
@@ -75,14 +75,14 @@ def test_each_node_that_updated_the_state_is_an_event() -> None:
     assert [one["seq"], two["seq"]] == [1_000_006, 1_000_007]
     assert one["params"]["data"] == {"node": "a", "values": {"x": 1}}
     assert (one["params"]["node"], two["params"]["node"]) == ("a", "b")
-    assert said(event("updates", {"a": 1}), Wanted(frozenset({"input"}))) == []
+    assert said(event("updates", {"a": 1}), EventFilter(frozenset({"input"}))) == []
 
 
 def test_what_a_graph_writes_is_told_under_its_name() -> None:
     named, plain = event("custom", {"name": "a2a", "payload": {"x": 1}}), event("custom", [1])
     assert said(named)[0]["params"]["data"] == {"name": "a2a", "payload": {"x": 1}}
     assert said(plain)[0]["params"]["data"] == {"payload": [1]}
-    only = Wanted(frozenset({"custom:a2a"}))
+    only = EventFilter(frozenset({"custom:a2a"}))
     assert len(said(named, only)) == 1
     assert said(plain, only) == []
     assert said(event("custom", {"name": "other", "payload": 1}), only) == []
@@ -121,14 +121,14 @@ def test_a_channel_has_only_what_is_its_own(channel: str) -> None:
         event("messages", [{}, {}]),
         event("debug", {}),
     ]
-    wanted = Wanted(frozenset({channel}))
+    wanted = EventFilter(frozenset({channel}))
     methods = [one["method"] for one in chain.from_iterable(said(one, wanted) for one in told)]
     assert methods == ["input.requested" if channel == "input" else channel]
 
 
 def test_namespaces_are_prefixes_and_the_depth_is_below_them() -> None:
     def reached(namespaces: list[tuple[str, ...]] | None, depth: int | None) -> list[str]:
-        wanted = Wanted(frozenset({"values"}), None if namespaces is None else tuple(namespaces), depth)
+        wanted = EventFilter(frozenset({"values"}), None if namespaces is None else tuple(namespaces), depth)
         names = ["values", "values|a:1", "values|a:2", "values|a:1|b:1", "values|c:1"]
         return [name for name in names if said(event(name, {}), wanted)]
 
@@ -146,7 +146,7 @@ def test_channels_are_those_of_the_protocol() -> None:
 
 
 def test_what_a_graph_writes_has_its_own_fields_and_a_payload() -> None:
-    wanted = Wanted(frozenset({"custom"}))
+    wanted = EventFilter(frozenset({"custom"}))
     for written, expected in (
         ({"percent": 50}, {"percent": 50, "payload": {"percent": 50}}),
         ({"name": "p", "percent": 50}, {"name": "p", "percent": 50, "payload": {"name": "p", "percent": 50}}),

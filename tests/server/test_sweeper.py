@@ -17,7 +17,7 @@ from perdure.model.records import OUTBOX, Partition
 from perdure.runtime import Runtime, Ticket
 from perdure.server.config import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
-from perdure.server.thread_index import THERE, Catalogue
+from perdure.server.thread_index import THERE, ThreadIndex
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -33,20 +33,20 @@ def test_what_is_over_is_swept_and_nothing_else(storage: Storage, talk: Talk) ->
     async def main() -> None:
         database, line = storage.open()
         async with working(database, talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             await catalogue.create(Partition("", "stays"), {})
             await catalogue.create(Partition("", "goes"), {}, {"ttl": 30})
             await catalogue.create(Partition("other", "goes, too"), {}, {"ttl": 30})
             await catalogue.create(Partition("", "shrinks"), {}, {"ttl": 30, "strategy": "keep_latest"})
             await catalogue.create(Partition("", "lives"), {}, {"ttl": 90})
             for name in ("goes", "shrinks"):
-                await runtime.wait(await runtime.submit(name, {"messages": []}, within=THERE), 30)
+                await runtime.wait(await runtime.submit(name, {"messages": []}, precondition=THERE), 30)
             before = len(storage.rows("shrinks"))
             assert await Sweeper(catalogue, runtime).sweep() == 0
         again, line = storage.open()
         line.ahead_us = HOUR_US
         async with working(again, talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             sweeper = Sweeper(catalogue, runtime)
             assert await sweeper.sweep() == 3
             assert {row.thread_id async for row in catalogue.search("")} == {"stays", "lives", "shrinks"}
@@ -64,13 +64,13 @@ def test_a_thread_that_is_spoken_to_lives_on_and_one_at_work_is_not_swept(
     async def main() -> None:
         database, line = memory.open()
         async with working(database, talk.graph) as runtime:
-            catalogue = Catalogue(runtime, ThreadTtl(default_ttl=30))
+            catalogue = ThreadIndex(runtime, ThreadTtl(default_ttl=30))
             for name in ("spoken to", "at work"):
                 await catalogue.create(Partition("", name), {})
             line.ahead_us = HOUR_US
             runtime._clock._asked_at = None
             await catalogue.touched(Partition("", "spoken to"))
-            held = await runtime.submit("at work", {"messages": [("user", "hold on")]}, within=THERE)
+            held = await runtime.submit("at work", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
             assert await Sweeper(catalogue, runtime).sweep() == 0
             talk.gate.set()
@@ -87,10 +87,10 @@ def test_what_waits_for_its_time_or_is_to_be_sent_is_not_swept(close: Storage, t
     async def main() -> None:
         database, line = close.open()
         async with working(database, talk.graph) as runtime:
-            catalogue = Catalogue(runtime, ThreadTtl(default_ttl=30))
+            catalogue = ThreadIndex(runtime, ThreadTtl(default_ttl=30))
             for name in ("later", "unsent", "idle"):
                 await catalogue.create(Partition("", name), {})
-            late = await runtime.submit("later", {"messages": []}, within=THERE, after=7200.0)
+            late = await runtime.submit("later", {"messages": []}, precondition=THERE, delay=7200.0)
             await runtime.wait(await runtime.accept("unsent", "hello", channel="post"), 30)
             line.ahead_us = HOUR_US
             runtime._clock._asked_at = None
@@ -113,7 +113,7 @@ def test_a_run_that_is_accepted_at_any_moment_of_a_sweep_is_kept(
             if how == "library":
                 return await front.accept(thread, "hello")
             after = 60.0 if how == "postponed" else 0.0
-            return await front.submit(thread, {"messages": []}, within=THERE, after=after)
+            return await front.submit(thread, {"messages": []}, precondition=THERE, delay=after)
         except NotFound:
             return None
 
@@ -128,7 +128,7 @@ def test_a_run_that_is_accepted_at_any_moment_of_a_sweep_is_kept(
             working(database, talk.graph, works=False) as front,
             working(sweeping, talk.graph, works=False) as back,
         ):
-            await Catalogue(front).create(Partition("", thread), {}, {"ttl": 1})
+            await ThreadIndex(front).create(Partition("", thread), {}, {"ttl": 1})
             line.ahead_us = HOUR_US
             back._clock._asked_at = None
 
@@ -137,7 +137,7 @@ def test_a_run_that_is_accepted_at_any_moment_of_a_sweep_is_kept(
                     tickets.append(await accept(front, thread))
 
             line.before = between
-            await Sweeper(Catalogue(back), back).sweep()
+            await Sweeper(ThreadIndex(back), back).sweep()
             line.before = None
             for ticket in tickets:
                 if ticket is not None:
@@ -171,7 +171,7 @@ def test_of_many_runs_accepted_during_sweeps_none_is_gone(storage: Storage, talk
             working(database, talk.graph, works=False) as front,
             working(sweeping, talk.graph, works=False) as back,
         ):
-            catalogue = Catalogue(front)
+            catalogue = ThreadIndex(front)
             for n in range(most):
                 await catalogue.create(Partition("", f"t{n}"), {}, {"ttl": 1})
             line.ahead_us = HOUR_US
@@ -180,11 +180,11 @@ def test_of_many_runs_accepted_during_sweeps_none_is_gone(storage: Storage, talk
             async def accept(n: int) -> Ticket | None:
                 await asyncio.sleep(0.0004 * n)
                 try:
-                    return await front.submit(f"t{n}", {"messages": []}, within=THERE)
+                    return await front.submit(f"t{n}", {"messages": []}, precondition=THERE)
                 except NotFound:
                     return None
 
-            sweeper = Sweeper(Catalogue(back), back)
+            sweeper = Sweeper(ThreadIndex(back), back)
             swept, *tickets = await asyncio.gather(sweeper.sweep(), *(accept(n) for n in range(most)))
             kept = [ticket for ticket in tickets if ticket is not None]
             for ticket in kept:
@@ -206,7 +206,7 @@ def test_items_whose_time_is_over_are_swept_for_every_tenant(tmp_path: Path, tal
                 await store.aput(("notes",), "short", {"n": 1}, ttl=0.0001)
                 await store.aput(("notes",), "long", {"n": 2}, ttl=60)
             await asyncio.sleep(0.05)
-            assert await Sweeper(Catalogue(runtime), runtime).sweep() == 0
+            assert await Sweeper(ThreadIndex(runtime), runtime).sweep() == 0
             for tenant in ("", "other"):
                 assert await runtime.store(tenant=tenant).asweep_ttl() == 0, "nothing was left to be swept"
                 assert [i.key for i in await runtime.store(tenant=tenant).asearch(("notes",))] == ["long"]

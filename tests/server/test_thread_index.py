@@ -12,18 +12,18 @@ from perdure.cli.app import app
 from perdure.database import connect
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
-from perdure.server.thread_index import THERE, Catalogue, contains
+from perdure.server.thread_index import THERE, ThreadIndex, contains
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
 
 
-async def found(catalogue: Catalogue, **asked: Any) -> list[str]:
+async def found(catalogue: ThreadIndex, **asked: Any) -> list[str]:
     return [row.thread_id async for row in catalogue.search("", **asked)]
 
 
 def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             for name, metadata in (("a", {"n": 1, "tags": ["x", "y"]}), ("b", {"n": 2}), ("c", {"n": 1})):
                 assert await catalogue.create(Partition("", name), metadata) is not None
             assert await catalogue.create(Partition("", "a"), {}) is None
@@ -37,7 +37,7 @@ def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk:
             row = await catalogue.change(Partition("", "b"), {"m": 3})
             assert row.metadata == {"n": 2, "m": 3}
             assert await found(catalogue, metadata={"m": 3}) == ["b"]
-            ticket = await runtime.submit("c", {"messages": [("user", "hold on")]}, within=THERE)
+            ticket = await runtime.submit("c", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
             assert await found(catalogue, status="busy") == ["c"]
             talk.gate.set()
@@ -53,7 +53,7 @@ def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk:
 def test_more_threads_than_a_page_are_each_found_once(memory: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(memory.database(), talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             names = [f"thread {n}" for n in range(350)]
             for name in names:
                 await catalogue.create(Partition("", name), {})
@@ -65,12 +65,12 @@ def test_more_threads_than_a_page_are_each_found_once(memory: Storage, talk: Tal
 def test_no_run_is_accepted_on_a_thread_that_was_deleted(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             await catalogue.create(Partition("", "a"), {})
-            await runtime.wait(await runtime.submit("a", {"messages": []}, within=THERE), 30)
+            await runtime.wait(await runtime.submit("a", {"messages": []}, precondition=THERE), 30)
             await catalogue.remove(Partition("", "a"))
             with pytest.raises(Exception, match="there is no thread 'a'"):
-                await runtime.submit("a", {"messages": []}, within=THERE)
+                await runtime.submit("a", {"messages": []}, precondition=THERE)
             assert storage.rows("a") == []
 
     go(main())
@@ -79,7 +79,7 @@ def test_no_run_is_accepted_on_a_thread_that_was_deleted(storage: Storage, talk:
 def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(memory.database(), talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             await runtime.wait(await runtime.accept("a", "hello"), 30)
             row = await catalogue.get(Partition("", "a"))
             assert (row.status, row.has_state, row.metadata) == ("idle", True, {"graph_id": "agent"})
@@ -118,17 +118,17 @@ def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk:
             connect(urls[0], migrate=True) as database,
             Runtime(database, {"agent": talk.graph}, settings=settings(), observers=()) as runtime,
         ):
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             await catalogue.create(Partition("", "a"), {"n": 1})
             await catalogue.create(Partition("", "empty"), {"n": 2})
-            await runtime.wait(await runtime.submit("a", {"messages": []}, within=THERE), 30)
+            await runtime.wait(await runtime.submit("a", {"messages": []}, precondition=THERE), 30)
 
     async def look() -> list[tuple[str, Any]]:
         async with (
             connect(urls[1]) as database,
             Runtime(database, {"agent": talk.graph}, settings=settings(), observers=()) as runtime,
         ):
-            return [(row.thread_id, row.metadata) async for row in Catalogue(runtime).search("")]
+            return [(row.thread_id, row.metadata) async for row in ThreadIndex(runtime).search("")]
 
     asyncio.run(fill())
     runner = CliRunner()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from perdure.model.ops import Fetch
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
-from perdure.server.thread_index import THERE, Catalogue
+from perdure.server.thread_index import THERE, ThreadIndex
 from perdure.server.thread_order import Order, SortBy
 from perdure.server.thread_rows import Status
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
@@ -15,30 +15,32 @@ from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
-async def _filled(runtime: Runtime, catalogue: Catalogue, talk: Talk) -> None:
+async def _filled(runtime: Runtime, catalogue: ThreadIndex, talk: Talk) -> None:
     """Threads of every status, some of which came to it by an edit."""
     for name in ("empty", "talked", "failed", "edited", "edited to go on", "asks", "busy"):
         await catalogue.create(Partition("", name), {"name": name})
     for name in ("talked", "edited", "edited to go on"):
-        await runtime.wait(await runtime.submit(name, {"messages": [("user", "hello")]}, within=THERE), 30)
+        await runtime.wait(
+            await runtime.submit(name, {"messages": [("user", "hello")]}, precondition=THERE), 30
+        )
     for name, text in (("failed", "boom"), ("asks", "ask")):
-        await runtime.wait(await runtime.submit(name, {"messages": [("user", text)]}, within=THERE), 30)
+        await runtime.wait(await runtime.submit(name, {"messages": [("user", text)]}, precondition=THERE), 30)
     for name, goes_on in (("edited", False), ("edited to go on", True)):
         row = await catalogue.get(Partition("", name))
         assert row.run is not None
         await catalogue.edited(Partition("", name), row.run.id, goes_on=goes_on)
-    await runtime.submit("busy", {"messages": [("user", "hold on")]}, within=THERE)
+    await runtime.submit("busy", {"messages": [("user", "hold on")]}, precondition=THERE)
     await eventually(lambda: talk.under_way)
 
 
-async def found(catalogue: Catalogue, **asked: Any) -> list[str]:
+async def found(catalogue: ThreadIndex, **asked: Any) -> list[str]:
     return [row.thread_id async for row in catalogue.search("", **asked)]
 
 
 def test_a_search_by_status_finds_what_a_look_at_each_thread_shows(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph, settings=settings(attempts=1)) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             await _filled(runtime, catalogue, talk)
             every = await found(catalogue)
             rows = {name: await catalogue.get(Partition("", name)) for name in every}
@@ -74,7 +76,7 @@ def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
     async def main() -> None:
         database, line = storage.open()
         async with working(database, talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             for n in range(300):
                 await catalogue.create(Partition("", f"t{n:03}"), {})
             fetched: set[str] = set()

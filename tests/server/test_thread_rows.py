@@ -16,9 +16,9 @@ import perdure
 from perdure.model.records import Partition
 from perdure.server.config import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
-from perdure.server.thread_index import Catalogue
+from perdure.server.thread_index import ThreadIndex
 from perdure.server.thread_order import Order
-from perdure.server.thread_rows import Row, time_of
+from perdure.server.thread_rows import ThreadRow, time_of
 from tests.runtime.graphs import HOUR_US, Storage, Talk, go, working
 from tests.server.acceptance.saying import said
 from tests.server.listening import place
@@ -46,7 +46,7 @@ def spoken(storage: Storage, *threads: str, asks: bool = False, **metadata: Any)
         graph.invoke({"messages": [("user", "hello")]}, config(thread, **metadata))
 
 
-async def rows(catalogue: Catalogue, **asked: Any) -> list[Row]:
+async def rows(catalogue: ThreadIndex, **asked: Any) -> list[ThreadRow]:
     return [row async for row in catalogue.search("", **asked)]
 
 
@@ -64,7 +64,7 @@ def test_a_programs_threads_are_listed_with_their_times_and_status(storage: Stor
         await asyncio.to_thread(spoken, storage, "one")
         after = now_us()
         async with working(storage.database(), talk.graph) as runtime:
-            catalogue = Catalogue(runtime)
+            catalogue = ThreadIndex(runtime)
             await catalogue.create(Partition("", "of a client"), {"user": "bob"})
             await runtime.wait(await runtime.accept("of the runtime", "hello"), 30)
             found = await rows(catalogue)
@@ -98,20 +98,20 @@ def test_a_programs_threads_that_are_over_are_swept(storage: Storage, talk: Talk
         database, line = storage.open()
         async with working(database, talk.graph) as runtime:
             usual = ThreadTtl(default_ttl=30)
-            assert await Sweeper(Catalogue(runtime, usual), runtime, usual).sweep() == 0
+            assert await Sweeper(ThreadIndex(runtime, usual), runtime, usual).sweep() == 0
         database, line = storage.open()
         line.ahead_us = HOUR_US
         async with working(database, talk.graph) as runtime:
-            assert await Sweeper(Catalogue(runtime), runtime).sweep() == 0, "nobody set a time to live"
+            assert await Sweeper(ThreadIndex(runtime), runtime).sweep() == 0, "nobody set a time to live"
             kept = ThreadTtl(default_ttl=30, strategy="keep_latest")
-            sweeper = Sweeper(Catalogue(runtime, kept), runtime, kept)
+            sweeper = Sweeper(ThreadIndex(runtime, kept), runtime, kept)
             before = len(storage.rows("old"))
             assert await sweeper.sweep() == 1
             assert 0 < len(storage.rows("old")) < before
             assert await sweeper.sweep() == 0, "what shrank has time again"
             await asyncio.to_thread(spoken, storage, "older")
             usual = ThreadTtl(default_ttl=30)
-            assert await Sweeper(Catalogue(runtime, usual), runtime, usual).sweep() == 1
+            assert await Sweeper(ThreadIndex(runtime, usual), runtime, usual).sweep() == 1
             assert storage.rows("older") == []
 
     go(main())

@@ -20,8 +20,8 @@ from perdure.runtime import Options, Runtime, Settings
 from perdure.runtime.options import WEBHOOK
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.outbound_policy import Reach
-from perdure.server.state import Host
+from perdure.server.outbound_policy import OutboundPolicy
+from perdure.server.state import ServerState
 from perdure.server.webhooks import Webhooks, of_variables
 from tests.runtime.graphs import Heard, Storage, eventually, eventually_stored, go
 from tests.server.receiving import NEAR, SECRET, begun, made, notices, receiving, said, texts
@@ -29,7 +29,7 @@ from tests.server.receiving import NEAR, SECRET, begun, made, notices, receiving
 # ---------------------------------------------------------------- nowhere else
 
 
-def reaching(*answers: list[str]) -> Reach:
+def reaching(*answers: list[str]) -> OutboundPolicy:
     """A reach whose names have these addresses, each time the next ones."""
     left = list(answers)
 
@@ -37,13 +37,13 @@ def reaching(*answers: list[str]) -> Reach:
         assert host == "hooks.example"
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return Reach(NEAR.names, NEAR.networks, resolve)
+    return OutboundPolicy(NEAR.names, NEAR.networks, resolve)
 
 
 def test_a_name_of_a_private_address_is_refused_when_it_is_sent(memory: Storage) -> None:
     async def main() -> None:
         async with receiving() as receiver:
-            private = Reach(resolve=reaching(["127.0.0.1"]).resolve)
+            private = OutboundPolicy(resolve=reaching(["127.0.0.1"]).resolve)
             async with made(memory, private) as runtime:
                 await begun(runtime, f"http://hooks.example:{receiver.port}/?{SECRET}", "chat", "hi")
                 (notice,) = await notices(runtime, DEAD)
@@ -57,7 +57,7 @@ def test_a_name_of_a_private_address_is_refused_when_it_is_sent(memory: Storage)
 
 def test_a_literal_address_is_refused_when_it_is_sent_too(memory: Storage) -> None:
     async def main() -> None:
-        async with receiving() as receiver, made(memory, Reach()) as runtime:
+        async with receiving() as receiver, made(memory, OutboundPolicy()) as runtime:
             await begun(runtime, receiver.url, "chat", "hi")
             (notice,) = await notices(runtime, DEAD)
         assert receiver.calls == []
@@ -141,9 +141,9 @@ def test_the_secret_of_a_url_is_in_no_log_and_no_error(
 
 
 @asynccontextmanager
-async def api(runtime: Runtime, reach: Reach | None) -> AsyncIterator[httpx.AsyncClient]:
+async def api(runtime: Runtime, reach: OutboundPolicy | None) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(None)
-    app.state.perdure = host = Host.over(runtime, Open(), webhooks=reach)
+    app.state.perdure = host = ServerState.over(runtime, Open(), webhooks=reach)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
     await host.close()
@@ -207,7 +207,7 @@ def test_a_thread_of_its_own_stays_until_it_is_told(memory: Storage, path: str) 
 )
 def test_a_url_that_may_not_be_called_is_refused_and_nothing_is_stored(memory: Storage, url: str) -> None:
     async def main() -> None:
-        async with made(memory) as runtime, api(runtime, Reach()) as client:
+        async with made(memory) as runtime, api(runtime, OutboundPolicy()) as client:
             await client.post("/threads", json={"thread_id": "ada"})
             for path in ("/threads/ada/runs", "/runs/wait"):
                 answer = await client.post(path, json=body(url))
@@ -245,7 +245,7 @@ def test_a_channel_of_this_name_is_for_webhooks_only(memory: Storage) -> None:
 
 def test_a_notice_takes_less_time_than_a_lease() -> None:
     for lease in (1.0, 30.0, 600.0):
-        channel = Webhooks(Reach()).channels(Settings(lease=lease))[WEBHOOK]
+        channel = Webhooks(OutboundPolicy()).channels(Settings(lease=lease))[WEBHOOK]
         assert channel.timeout < lease
     assert channel.in_doubt == "resend"
 

@@ -15,7 +15,7 @@ import pytest
 import perdure
 from perdure.database import new_archive, open_archive
 from perdure.engine.transfer import State
-from perdure.errors import BadArchive, NotFound, Sealed, Unavailable
+from perdure.errors import BadArchive, DecryptionError, NotFound, Unavailable
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Find, Get, Put, Range, Refused
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, KINDS, TAG, Partition
 from perdure.storage.archive import Archive
@@ -100,7 +100,7 @@ def test_a_sealed_file_needs_its_key(path: Path) -> None:
     export(path, key=KEY)
     for key in (None, bytes(32)):
         with (
-            pytest.raises(Sealed, match=r"threads\.perdure is encrypted"),
+            pytest.raises(DecryptionError, match=r"threads\.perdure is encrypted"),
             open_archive(path, encryption_key=key),
         ):
             pass
@@ -121,7 +121,7 @@ def test_a_failed_export_leaves_nothing(path: Path) -> None:
 def test_a_file_in_the_clear_is_refused_where_a_sealed_one_is_expected(path: Path) -> None:
     export(path)
     with (
-        pytest.raises(Sealed, match=r"threads\.perdure is in the clear, although a key was given"),
+        pytest.raises(DecryptionError, match=r"threads\.perdure is in the clear, although a key was given"),
         open_archive(path, encryption_key=KEY, sealed_only=True),
     ):
         pass

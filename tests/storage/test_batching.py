@@ -21,7 +21,7 @@ from perdure.model.ops import Commit, Committed, Fetch, Get
 from perdure.model.program import Effect
 from perdure.model.records import GC, Partition
 from perdure.storage import batching
-from perdure.storage.batching import Gatherer, Job
+from perdure.storage.batching import Batcher, PendingRequest
 
 PATIENCE = 10
 
@@ -34,7 +34,7 @@ class Gate:
         self.begun = threading.Semaphore(0)
         self.go = threading.Semaphore(0)
 
-    def __call__(self, jobs: Sequence[Job]) -> None:
+    def __call__(self, jobs: Sequence[PendingRequest]) -> None:
         self.groups.append([_thread(job.effect) for job in jobs])
         self.begun.release()
         assert self.go.acquire(timeout=PATIENCE)
@@ -55,7 +55,7 @@ def commit(thread: str) -> Commit:
 
 def test_writes_of_a_partition_that_has_one_under_way_share_the_next_trip() -> None:
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=2)
+    gatherer = Batcher(gate, name="gate", workers=2)
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(gatherer.perform, commit("a"))]
         assert gate.begun.acquire(timeout=PATIENCE)
@@ -79,7 +79,7 @@ def test_writes_of_a_partition_that_has_one_under_way_share_the_next_trip() -> N
 def test_an_error_is_everybody_s_who_shared_the_trip_and_nobody_else_s() -> None:
     gate = Gate()
     gate.go.release(10)
-    gatherer = Gatherer(gate, name="gate")
+    gatherer = Batcher(gate, name="gate")
     with pytest.raises(ValueError, match="this group fails"):
         gatherer.perform(commit("bad"))
     assert gatherer.perform(commit("good")) == Committed()
@@ -91,7 +91,7 @@ def test_an_error_is_everybody_s_who_shared_the_trip_and_nobody_else_s() -> None
 
 def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
     gate = Gate()
-    gatherer = Gatherer(gate, name="the gate", workers=3)
+    gatherer = Batcher(gate, name="the gate", workers=3)
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(gatherer.perform, commit("a"))
         assert gate.begun.acquire(timeout=PATIENCE)
@@ -114,7 +114,7 @@ class Slow:
         self.groups: list[list[str]] = []
         self.begun = threading.Event()
 
-    def __call__(self, jobs: Sequence[Job]) -> None:
+    def __call__(self, jobs: Sequence[PendingRequest]) -> None:
         self.groups.append([_thread(job.effect) for job in jobs])
         self.begun.set()
         threading.Event().wait(0.1)
@@ -128,7 +128,7 @@ def test_after_a_long_trip_writes_that_waited_go_with_the_one_that_its_answer_ca
     # On a busy machine the moment must not be over before the loop has heard its answer.
     monkeypatch.setattr(batching, "_MOMENT_MOST_S", PATIENCE)
     slow = Slow()
-    gatherer = Gatherer(slow, name="slow", workers=4, moment=100.0)
+    gatherer = Batcher(slow, name="slow", workers=4, moment=100.0)
 
     async def loop() -> None:
         first = asyncio.ensure_future(gatherer.aperform(commit("a")))
@@ -145,7 +145,7 @@ def test_after_a_long_trip_writes_that_waited_go_with_the_one_that_its_answer_ca
 
 def test_after_a_long_trip_writes_that_get_no_company_go_alone() -> None:
     slow = Slow()
-    gatherer = Gatherer(slow, name="slow", workers=4)
+    gatherer = Batcher(slow, name="slow", workers=4)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(gatherer.perform, commit("a"))
         assert slow.begun.wait(PATIENCE)
@@ -157,7 +157,7 @@ def test_after_a_long_trip_writes_that_get_no_company_go_alone() -> None:
 
 def test_where_trips_are_short_requests_wait_for_the_one_under_way() -> None:
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer = Batcher(gate, name="gate", workers=4)
     gatherer.company = PATIENCE
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(gatherer.perform, commit("a"))]
@@ -173,7 +173,7 @@ def test_where_trips_are_short_requests_wait_for_the_one_under_way() -> None:
 
 def test_a_trip_that_takes_long_is_not_waited_for_for_ever() -> None:
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer = Batcher(gate, name="gate", workers=4)
     gatherer.company = 0.05
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(gatherer.perform, commit("a"))]
@@ -192,7 +192,7 @@ def test_who_is_under_way_for_long_is_waited_for_by_nobody(monkeypatch: pytest.M
     real, later = time.monotonic, [0.0]
     monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: real() + later[0]))
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer = Batcher(gate, name="gate", workers=4)
     gatherer.company = PATIENCE * 10
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
@@ -214,7 +214,7 @@ def test_time_that_passes_between_a_look_and_the_sleep_after_it_is_slept_for_by_
     readings = itertools.count()
     monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: float(next(readings))))
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=2)
+    gatherer = Batcher(gate, name="gate", workers=2)
     gatherer.company = company
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
@@ -226,18 +226,18 @@ def test_time_that_passes_between_a_look_and_the_sleep_after_it_is_slept_for_by_
     gatherer.close()
 
 
-def submitted(gatherer: Gatherer, *threads: str) -> list[Future[Any]]:
+def submitted(gatherer: Batcher, *threads: str) -> list[Future[Any]]:
     """Writes that come at once, before anybody takes the first."""
     futures: list[Future[Any]] = [Future() for _ in threads]
     with gatherer._wake:
         for thread, future in zip(threads, futures, strict=True):
-            gatherer._submit(Job(commit(thread), future=future))
+            gatherer._submit(PendingRequest(commit(thread), future=future))
     return futures
 
 
 def test_what_one_trip_cannot_carry_does_not_wait_for_that_of_others_to_end() -> None:
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=4, most=2)
+    gatherer = Batcher(gate, name="gate", workers=4, most=2)
     gatherer.company = 0.005
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
@@ -252,7 +252,7 @@ def test_what_one_trip_cannot_carry_does_not_wait_for_that_of_others_to_end() ->
 
 def test_who_came_before_it_was_known_that_trips_are_short_waits_no_longer_than_who_came_after() -> None:
     gate = Gate()
-    gatherer = Gatherer(gate, name="gate", workers=4)
+    gatherer = Batcher(gate, name="gate", workers=4)
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
     with gatherer._wake:
@@ -267,7 +267,7 @@ def test_who_came_before_it_was_known_that_trips_are_short_waits_no_longer_than_
 def test_a_request_that_names_no_partition_fails_alone() -> None:
     gate = Gate()
     gate.go.release()
-    gatherer = Gatherer(gate, name="gate")
+    gatherer = Batcher(gate, name="gate")
     with pytest.raises(TypeError):
         gatherer.perform(Commit(Partition(cast(str, []), "a"), ()))
     assert not gatherer._queue
@@ -279,7 +279,7 @@ def test_a_request_that_names_no_partition_fails_alone() -> None:
 def test_a_forked_child_hears_at_once_that_it_has_to_open_for_itself() -> None:
     """Also when, at the fork, a thread that is not there afterwards holds the lock."""
     gate = Gate()
-    gatherer = Gatherer(gate, name="the gate")
+    gatherer = Batcher(gate, name="the gate")
     taken, go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -315,7 +315,7 @@ def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
     under_way: set[str] = set()
     beside: list[str] = []
 
-    def brief(jobs: Sequence[Job]) -> None:
+    def brief(jobs: Sequence[PendingRequest]) -> None:
         names = {_thread(job.effect) for job in jobs}
         beside.extend(under_way & names)
         under_way.update(names)
@@ -326,8 +326,8 @@ def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
 
     looks = itertools.count()
 
-    class Counted(Gatherer):
-        def _take(self, now: float) -> list[Job]:
+    class Counted(Batcher):
+        def _take(self, now: float) -> list[PendingRequest]:
             next(looks)
             return super()._take(now)
 

@@ -14,13 +14,13 @@ from types import NoneType, SimpleNamespace
 
 import pytest
 
-from perdure.errors import TooLarge, Unavailable, Unmigrated, Unserialisable
+from perdure.errors import MigrationRequired, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused, Stage
 from perdure.model.records import CHUNK, HEAD, KINDS, TAG, WRITE, Partition
 from perdure.storage.d1 import batch as sql
 from perdure.storage.d1 import driver as backend
-from perdure.storage.d1.rest import Rest
-from perdure.storage.d1.url import Target
+from perdure.storage.d1.rest import RestTransport
+from perdure.storage.d1.url import D1Url
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.rows import HERE
@@ -43,7 +43,7 @@ class Bench:
 
     proxy: Proxy
     driver: backend.D1Driver
-    direct: Rest
+    direct: RestTransport
     naps: list[float] = field(default_factory=list)
 
     def ask(self, *statements: str) -> list[sql.Rows]:
@@ -58,10 +58,10 @@ class Bench:
 def bench() -> Iterator[Bench]:
     with migrated() as id_, proxy(d1.started().origin) as between:
         naps: list[float] = []
-        target = Target.of(d1.started().url(id_, between.endpoint))
+        target = D1Url.of(d1.started().url(id_, between.endpoint))
         with (
             closing(backend.D1Driver(target.connect(), target.name, sleep=naps.append)) as driver,
-            Target.of(d1.started().url(id_)).session() as direct,
+            D1Url.of(d1.started().url(id_)).session() as direct,
         ):
             yield Bench(between, driver, direct, naps)
 
@@ -182,7 +182,7 @@ def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) ->
 def test_a_batch_that_a_gateway_delivers_twice_is_answered_as_applied(bench: Bench, writers: int) -> None:
     rows.stored(bench.driver, rows.head(seq=0, version=1))
     jobs = [Commit(HERE, (rows.head(seq=1, expect=1, version=2),)), Commit(THERE, (rows.tag("t"),))]
-    group = [backend.Job(effect) for effect in jobs[:writers]]
+    group = [backend.PendingRequest(effect) for effect in jobs[:writers]]
     delivered: list[Request] = []
 
     def deliver(request: Request) -> Fault:
@@ -247,7 +247,7 @@ def test_reads_that_shared_a_lost_request_are_read_again(bench: Bench) -> None:
         Commit(HERE, (rows.tag("t", 1, 2),)),
         Stage(HERE, (rows.chunk(b"d"),)),
     ]
-    group = [backend.Job(effect) for effect in jobs]
+    group = [backend.PendingRequest(effect) for effect in jobs]
     bench.proxy.fault = once(Lose())
     bench.driver._execute(group)
     assert [job.error for job in group] == [None] * 3
@@ -360,7 +360,9 @@ def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -
         "CREATE TRIGGER no AFTER INSERT ON perdure_tag WHEN new.name = 'bad'"
         " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
     )
-    group = [backend.Job(Commit(HERE, (rows.tag(name, Expect.ABSENT),))) for name in ("a", "bad", "b")]
+    group = [
+        backend.PendingRequest(Commit(HERE, (rows.tag(name, Expect.ABSENT),))) for name in ("a", "bad", "b")
+    ]
     bench.driver._execute(group)
     assert [job.answer for job in group] == [Committed(), None, Committed()]
     assert isinstance(group[1].error, Unavailable)
@@ -371,11 +373,11 @@ def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -
 def test_text_that_is_not_unicode_is_an_error_of_its_own_caller_alone(bench: Bench) -> None:
     odd = Partition("", "\ud800")
     group = [
-        backend.Job(Commit(THERE, (rows.tag("t", Expect.ABSENT),))),
-        backend.Job(Fetch(odd, (Get(HEAD, ("",)),))),
-        backend.Job(Find("runs", None, "\ud800")),
-        backend.Job(Drop(odd)),
-        backend.Job(Fetch(THERE, (Get(TAG, ("t",)),))),
+        backend.PendingRequest(Commit(THERE, (rows.tag("t", Expect.ABSENT),))),
+        backend.PendingRequest(Fetch(odd, (Get(HEAD, ("",)),))),
+        backend.PendingRequest(Find("runs", None, "\ud800")),
+        backend.PendingRequest(Drop(odd)),
+        backend.PendingRequest(Fetch(THERE, (Get(TAG, ("t",)),))),
     ]
     bench.driver._execute(group)
     assert [type(job.error) for job in group] == [NoneType, *[Unserialisable] * 3, NoneType]
@@ -390,7 +392,10 @@ def test_a_request_that_is_too_large_for_the_sum_of_its_callers_is_split(bench: 
 
     bench.proxy.fault = heavy
     sizes = (300_000, 300_000, 10, 600_000)
-    group = [backend.Job(Stage(HERE, (rows.chunk(b"%d" % n, body=bytes(s)),))) for n, s in enumerate(sizes)]
+    group = [
+        backend.PendingRequest(Stage(HERE, (rows.chunk(b"%d" % n, body=bytes(s)),)))
+        for n, s in enumerate(sizes)
+    ]
     bench.driver._execute(group)
     assert [type(job.error) for job in group] == [NoneType] * 3 + [TooLarge]
     assert "write smaller values" in str(group[3].error)
@@ -399,7 +404,7 @@ def test_a_request_that_is_too_large_for_the_sum_of_its_callers_is_split(bench: 
 
 def test_a_table_that_is_gone_is_named_as_unmigrated(bench: Bench) -> None:
     bench.ask("DROP TABLE perdure_tag")
-    with pytest.raises(Unmigrated, match="run `perdure migrate d1://"):
+    with pytest.raises(MigrationRequired, match="run `perdure migrate d1://"):
         rows.get(bench.driver, TAG, "t")
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import Unmigrated
+from perdure.errors import MigrationRequired
 from perdure.model.ops import Find, Put
 from perdure.storage.d1 import driver as backend
-from perdure.storage.d1.url import Target
+from perdure.storage.d1.url import D1Url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
@@ -28,7 +28,7 @@ FORMAT_2 = Path(__file__).with_name("d1_2.sql")
 def url() -> Iterator[str]:
     """A database of schema version 2."""
     with d1.empty() as url:
-        with Target.of(url).session() as transport:
+        with D1Url.of(url).session() as transport:
             transport.batch([(line.rstrip(";"), ()) for line in FORMAT_2.read_text().splitlines()])
         yield url
 
@@ -49,7 +49,9 @@ def insert(put: Put) -> str:
 
 
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
-    with pytest.raises(Unmigrated, match=f"has schema version 2, not {backend.SCHEMA_VERSION}; run `perdure"):
+    with pytest.raises(
+        MigrationRequired, match=f"has schema version 2, not {backend.SCHEMA_VERSION}; run `perdure"
+    ):
         open_driver(url)
     assert backend.schema_version(url) == 2
     assert backend.pending(url)
@@ -60,7 +62,7 @@ def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
 
 def test_threads_are_kept_and_queues_work(url: str) -> None:
     thread = "INSERT INTO perdure_thread (pk, tenant, thread, space) VALUES (1, '{}', '{}', '{}')"
-    with Target.of(url).session() as transport:
+    with D1Url.of(url).session() as transport:
         transport.batch([(thread.format(*rows.HERE), ()), *((insert(put), ()) for put in held())])
     with closing(open_driver(url, migrate=True)) as driver:
         for put in held():
@@ -84,7 +86,7 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str) -> None:
 
 def shape(url: str) -> set[tuple[str, ...]]:
     """The tables and indexes, as they were declared; a column that was added stands last in its table."""
-    with Target.of(url).session() as transport:
+    with D1Url.of(url).session() as transport:
         question = "SELECT type AS c0, name AS c1, sql AS c2 FROM sqlite_schema WHERE name LIKE 'perdure_%'"
         (found,) = transport.batch([(question, ())])
     out = {

@@ -24,7 +24,7 @@ from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
 from perdure.storage.d1 import batch as sql
 from perdure.storage.d1 import driver as backend
-from perdure.storage.d1.url import Target
+from perdure.storage.d1.url import D1Url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from tests.servers import d1
@@ -146,7 +146,7 @@ def test_no_statement_scans_a_table(between: tuple[Proxy, str]) -> None:
         driver.perform(Now())
     texts = {text for request in wire.requests for text, _ in request}
     assert len(texts) > 40
-    with Target.of(url).session() as transport:
+    with D1Url.of(url).session() as transport:
         found = {text: bad for text in texts if (bad := scans(plan(transport, text)))}
     assert not found, "\n".join(f"{bad}\n    {text}" for text, bad in found.items())
 
@@ -164,7 +164,7 @@ def test_a_record_is_found_by_its_whole_key(between: tuple[Proxy, str], kind: Ki
     ]
     whole = "(" + " AND ".join(f"{name}=?" for name in ("t", *(c.name for c in kind.key))) + ")"
     assert len(statements) == 3
-    with Target.of(url).session() as transport:
+    with D1Url.of(url).session() as transport:
         for text, _ in statements:
             lines = plan(transport, text)
             assert any(line.startswith("SEARCH") and line.endswith(whole) for line in lines), lines
@@ -202,7 +202,7 @@ def _live(driver: Any) -> None:
 
 def test_the_check_sees_a_scan_and_a_sort(between: tuple[Proxy, str]) -> None:
     _, url = between
-    with Target.of(url).session() as transport:
+    with D1Url.of(url).session() as transport:
         for statement in (
             "SELECT body FROM perdure_checkpoint WHERE source = ?1",
             "SELECT body FROM perdure_checkpoint WHERE t = ?1 ORDER BY step",

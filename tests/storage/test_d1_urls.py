@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
+from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.d1 import driver as backend
-from perdure.storage.d1.url import ENDPOINT, TOKEN_ENV, Target
+from perdure.storage.d1.url import ENDPOINT, TOKEN_ENV, D1Url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from tests.servers import d1
@@ -65,7 +65,7 @@ def test_a_url_that_cannot_be_used_says_why(url: str) -> None:
 
 
 def test_a_url_names_cloudflare_unless_it_says_otherwise() -> None:
-    target = Target.of("d1://Account/data-base")
+    target = D1Url.of("d1://Account/data-base")
     assert (target.account, target.database) == ("Account", "data-base")
     assert (target.endpoint, target.token_env) == (ENDPOINT, TOKEN_ENV)
     assert target.endpoint.startswith("https://")
@@ -125,7 +125,7 @@ def test_the_token_is_in_no_log_no_error_and_no_picture_of_the_driver(
 ) -> None:
     token = d1.started().token
     with caplog.at_level(logging.DEBUG), proxy(d1.started().origin) as between:
-        through = d1.started().url(Target.of(url).database, between.endpoint)
+        through = d1.started().url(D1Url.of(url).database, between.endpoint)
         with closing(open_driver(through, migrate=True)) as driver:
             assert isinstance(driver, backend.D1Driver)
             rows.stored(driver, rows.tag("t"))
@@ -161,10 +161,10 @@ def test_an_unmigrated_database_is_refused_with_the_command(url: str) -> None:
 
 def test_a_newer_database_is_refused(url: str) -> None:
     backend.migrate(url)
-    with Target.of(url).session() as transport:
+    with D1Url.of(url).session() as transport:
         transport.batch([("UPDATE perdure_schema SET version = version + 1", ())])
     for call in (backend.open_driver, backend.migrate):
-        with pytest.raises(Unmigrated, match="upgrade perdure"):
+        with pytest.raises(MigrationRequired, match="upgrade perdure"):
             call(url)
     assert backend.pending(url) == []
 
@@ -181,7 +181,7 @@ def test_of_many_that_migrate_at_once_every_one_finds_it_done(url: str) -> None:
 
 def test_a_migration_whose_answer_was_lost_is_found_done(url: str) -> None:
     with proxy(d1.started().origin) as between:
-        through = d1.started().url(Target.of(url).database, between.endpoint)
+        through = d1.started().url(D1Url.of(url).database, between.endpoint)
         between.fault = lambda request: Lose() if "CREATE TABLE" in request[0][0] else None
         backend.migrate(through)
     assert backend.schema_version(url) == backend.SCHEMA_VERSION
@@ -205,7 +205,7 @@ def test_a_step_is_carried_out_once(url: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_agent_works_on_it_through_its_url_alone(url: str) -> None:
-    with pytest.raises(Unmigrated), perdure.connect_sync(url):
+    with pytest.raises(MigrationRequired), perdure.connect_sync(url):
         pass
     with perdure.connect_sync(url, migrate=True) as db:
         assert list(db.threads_sync()) == []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.model.ops import Fetch, Find, Found, Now, Range
+from perdure.model.ops import Fetch, Find, IndexHit, Now, Range
 from perdure.model.records import CHECKPOINT, LANE, TAG, Partition
 from perdure.storage.dynamodb.clock import ServiceClock
 from perdure.storage.dynamodb.driver import DynamoDriver
@@ -96,7 +96,7 @@ def test_what_is_due_is_found_in_order_whatever_its_names_and_in_pages(pair: tup
                 assert [_due(f) for f in pair[0].perform(find)] == whole[:limit]
 
 
-def _due(found: Found) -> tuple[int, Partition, str]:
+def _due(found: IndexHit) -> tuple[int, Partition, str]:
     assert found.record is not None
     assert found.record.kind is LANE
     return found.record.fields["due_at"], found.partition, found.record.key[0]

@@ -12,7 +12,7 @@ import boto3
 import pytest
 
 import perdure
-from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
+from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.model.ops import Drop, Find
 from perdure.storage.dynamodb import driver as dynamodb
 from perdure.storage.dynamodb import table as dynamo_table
@@ -61,7 +61,7 @@ def test_many_that_migrate_at_once_all_succeed(url: str) -> None:
 
 
 def test_a_missing_table_names_the_command(url: str) -> None:
-    told = said(Unmigrated, url)
+    told = said(MigrationRequired, url)
     assert target_of(url).table in told
     assert "perdure migrate 'dynamodb://" in told
     assert "region" in told
@@ -72,9 +72,9 @@ def test_a_newer_layout_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) ->
     dynamodb.migrate(url)
     monkeypatch.undo()
     os.environ.update(server.CREDENTIALS)
-    assert "upgrade perdure" in said(Unmigrated, url)
+    assert "upgrade perdure" in said(MigrationRequired, url)
     for ask in (dynamodb.migrate, dynamodb.pending):
-        with pytest.raises(Unmigrated, match="upgrade perdure"):
+        with pytest.raises(MigrationRequired, match="upgrade perdure"):
             ask(url)
 
 
@@ -87,7 +87,7 @@ def test_a_table_of_the_layout_before_is_kept_as_it_is_and_takes_queues_once_it_
         rows.stored(driver, rows.checkpoint("c"), rows.tag("t"))
     monkeypatch.undo()
     os.environ.update(server.CREDENTIALS)
-    assert "has layout version 1; check" in said(Unmigrated, url)
+    assert "has layout version 1; check" in said(MigrationRequired, url)
     assert dynamodb.pending(url) == [f"record layout version 3 in {target_of(url).table}"]
     assert dynamodb.migrate(url) == 1
     with contextlib.closing(dynamodb.open_driver(url)) as driver:
@@ -114,7 +114,7 @@ def test_a_table_of_another_make_is_left_alone(url: str) -> None:
 
 def test_another_region_has_no_such_table(url: str) -> None:
     dynamodb.migrate(url)
-    told = said(Unmigrated, url.replace(server.REGION, "us-west-2"))
+    told = said(MigrationRequired, url.replace(server.REGION, "us-west-2"))
     assert "us-west-2" in told
     assert "check the name and the region" in told
 

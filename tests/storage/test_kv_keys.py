@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_too_large() -> None:
 
 def test_a_kind_that_scripts_could_not_read_is_refused() -> None:
     columns = tuple(Column(f"c{n}", "integer") for n in range(17))
-    layout.Shape(Kind("wide", key=(), fields=columns[:16], index="c3"))
+    layout.KindLayout(Kind("wide", key=(), fields=columns[:16], index="c3"))
     for fields, index in ((columns, "c3"), (columns[:16], None)):
         with pytest.raises(TypeError, match="at most 15"):
-            layout.Shape(Kind("wide", key=(), fields=fields, index=index))
+            layout.KindLayout(Kind("wide", key=(), fields=fields, index=index))
 
 
 def test_a_bucket_is_the_same_in_every_process() -> None:

@@ -22,9 +22,9 @@ import pytest
 from perdure.errors import BadUrl
 from perdure.model.ops import Now
 from perdure.storage import notify as bells
-from perdure.storage.encryption import SealedDriver
-from perdure.storage.notify import ServerBell, wait
-from perdure.storage.port import Bell, Driver, bell_of
+from perdure.storage.encryption import EncryptedDriver
+from perdure.storage.notify import ServerNotifier, wait
+from perdure.storage.port import Driver, Notifier, bell_of
 from perdure.storage.url import open_driver
 from perdure.testing.faults import FaultyDriver
 from tests.servers import postgres, valkey
@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-def of(driver: Driver) -> Bell:
+def of(driver: Driver) -> Notifier:
     bell = bell_of(driver)
     assert bell is not None
     return bell
@@ -108,7 +108,7 @@ def eventually(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def until_heard(ringer: Bell, heard: Queue[str], word: str) -> None:
+def until_heard(ringer: Notifier, heard: Queue[str], word: str) -> None:
     """Ring, again and again as long as the word may be lost, until it is heard."""
     until = time.monotonic() + WITHIN_S
     while time.monotonic() < until:
@@ -261,7 +261,7 @@ def test_a_forked_child_is_deaf_and_dumb(url: str) -> None:
         of(driver).listen(heard.put)
         until_heard(of(driver), heard, "before")
         bell = of(driver)
-        assert isinstance(bell, ServerBell)
+        assert isinstance(bell, ServerNotifier)
         with bell._lock:  # as if another thread had held it at the fork
             child = os.fork()
             if child == 0:
@@ -282,9 +282,9 @@ def test_a_forked_child_is_deaf_and_dumb(url: str) -> None:
 
 def test_whoever_stands_around_a_driver_passes_its_bell_on(url: str) -> None:
     with opened(url) as driver:
-        assert bell_of(FaultyDriver(SealedDriver(driver, None))) is of(driver)
+        assert bell_of(FaultyDriver(EncryptedDriver(driver, None))) is of(driver)
     with opened(url, notify="off") as driver:
-        assert bell_of(SealedDriver(driver, None)) is None
+        assert bell_of(EncryptedDriver(driver, None)) is None
     with pytest.raises(BadUrl, match="notify="):
         open_driver(f"{url}&notify=maybe")
 
@@ -293,7 +293,7 @@ def test_whoever_stands_around_a_driver_passes_its_bell_on(url: str) -> None:
 def test_backends_in_one_process_have_none(near: str, tmp_path: Any) -> None:
     where = near if near == "memory://" else f"sqlite:///{tmp_path / 'threads.db'}"
     with closing(open_driver(where, migrate=True)) as driver:
-        assert bell_of(SealedDriver(driver, None)) is None
+        assert bell_of(EncryptedDriver(driver, None)) is None
 
 
 def test_notifications_may_take_another_way() -> None:
@@ -376,7 +376,7 @@ class Pipe:
 
 def test_words_that_are_rung_together_leave_together() -> None:
     pipe = Pipe()
-    bell = ServerBell(pipe, name="a pipe")
+    bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
     bell.listen(heard.put)
     rung = {f"w{n % 50}" for n in range(200)}
@@ -393,7 +393,7 @@ def test_words_that_are_rung_together_leave_together() -> None:
 def test_what_waits_is_said_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bells, "_BETWEEN_S", 60.0)
     pipe = Pipe()
-    bell = ServerBell(pipe, name="a pipe")
+    bell = ServerNotifier(pipe, name="a pipe")
     bell.ring(["first"])
     eventually(lambda: pipe.said)
     bell.ring(["last"])
@@ -403,7 +403,7 @@ def test_what_waits_is_said_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_statement_is_never_too_long_for_the_server() -> None:
     pipe = Pipe()
-    bell = ServerBell(pipe, name="a pipe")
+    bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
     bell.listen(heard.put)
     bell.ring([f"{n:020}" for n in range(1000)])
@@ -414,7 +414,7 @@ def test_a_statement_is_never_too_long_for_the_server() -> None:
 
 def test_what_a_broken_connection_took_with_it_is_said_again() -> None:
     pipe = Pipe()
-    bell = ServerBell(pipe, name="a pipe")
+    bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
     bell.listen(heard.put)
     until_heard(bell, heard, "before")
@@ -432,7 +432,7 @@ def test_a_bell_that_hears_not_even_itself_says_so_once(
     monkeypatch.setattr(bells, "_ECHO_EVERY_S", 0.1)
     caplog.set_level(logging.INFO, logger="perdure.storage.notify")
     pipe = Pipe(carries=False)
-    bell = ServerBell(pipe, name="a pipe")
+    bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
     bell.listen(heard.put)
     eventually(lambda: pipe.opened > 3)
@@ -446,7 +446,7 @@ def test_a_bell_that_hears_not_even_itself_says_so_once(
 
 
 def test_a_listener_that_raises_costs_no_other_his_word(caplog: pytest.LogCaptureFixture) -> None:
-    bell = ServerBell(Pipe(), name="a pipe")
+    bell = ServerNotifier(Pipe(), name="a pipe")
     heard: Queue[str] = Queue()
 
     def fail(word: str) -> None:
@@ -469,7 +469,7 @@ def test_ringing_does_not_hold_up_an_event_loop() -> None:
             freed.wait(WITHIN_S / 2)
 
     stuck, freed = threading.Event(), threading.Event()
-    bell = ServerBell(Stuck(), name="a stuck pipe")
+    bell = ServerNotifier(Stuck(), name="a stuck pipe")
 
     bell.ring(["first"])
     assert stuck.wait(WITHIN_S)

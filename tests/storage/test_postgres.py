@@ -20,14 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.proxy import Proxy
-from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrated, Unserialisable
+from perdure.errors import BadUrl, MigrationRequired, PerdureError, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Now, Put, Range
 from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
 from perdure.storage.port import Driver
 from perdure.storage.postgres import backend, codec
 from perdure.storage.postgres import driver as driver_module
-from perdure.storage.postgres.connection import Link
-from perdure.storage.postgres.url import place_of
+from perdure.storage.postgres.connection import ServerConnection
+from perdure.storage.postgres.url import parse_url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import Awaited, Blocking, DriverContract
 from tests.servers import postgres
@@ -74,7 +74,7 @@ def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
         "SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
         " JOIN pg_collation o ON o.oid = a.attcollation"
         " WHERE c.relnamespace = %s::regnamespace AND a.attnum > 0 AND o.collname <> 'C'",
-        (place_of(url).schema,),
+        (parse_url(url).schema,),
     ).fetchall()
     assert others == []
 
@@ -194,7 +194,7 @@ def test_a_big_thread_is_dropped_in_pages(url: str, monkeypatch: pytest.MonkeyPa
         tags = [Put(TAG, (f"{n}",), {"namespace": "", "checkpoint_id": ""}) for n in range(14)]
         driver.perform(Commit(AT, (*puts, *tags)))
         driver.perform(Drop(AT))
-        schema = place_of(url).schema
+        schema = parse_url(url).schema
         with psycopg.connect(postgres.shared().url(), autocommit=True) as connection:
             for table in ("chunk", "tag", "dropped", "thread"):
                 assert connection.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchone() == (
@@ -210,7 +210,7 @@ def test_what_is_made_while_a_big_thread_is_dropped_stays(url: str, monkeypatch:
         made = Commit(AT, (Put(GC, (), expect=Expect.ABSENT, version=5),))
         plain, pages = driver._connected, itertools.count(1)
 
-        def connected() -> Link:
+        def connected() -> ServerConnection:
             if next(pages) == 2:
                 assert other.perform(made) == Committed()
             return plain()
@@ -262,7 +262,7 @@ def said(url: str, error: type[PerdureError]) -> str:
 
 
 def test_a_database_without_a_schema_names_the_command(url: str) -> None:
-    message = said(url, Unmigrated)
+    message = said(url, MigrationRequired)
     assert (
         f"perdure migrate postgresql://postgres@127.0.0.1:{postgres.shared().port}/postgres?schema="
         in message
@@ -271,21 +271,21 @@ def test_a_database_without_a_schema_names_the_command(url: str) -> None:
 
 def test_a_newer_schema_is_refused(url: str, admin: psycopg.Connection) -> None:
     backend.migrate(url)
-    admin.execute(f"UPDATE {place_of(url).schema}.schema SET version = 99".encode())
-    assert "upgrade perdure" in said(url, Unmigrated)
-    with pytest.raises(Unmigrated, match="upgrade perdure"):
+    admin.execute(f"UPDATE {parse_url(url).schema}.schema SET version = 99".encode())
+    assert "upgrade perdure" in said(url, MigrationRequired)
+    with pytest.raises(MigrationRequired, match="upgrade perdure"):
         backend.migrate(url)
 
 
 def test_a_schema_that_went_away_is_named(url: str, admin: psycopg.Connection) -> None:
     with closing(open_driver(url, migrate=True)) as driver:
         driver.perform(Commit(AT, (Put(GC, (), version=1),)))
-        admin.execute(f"DROP SCHEMA {place_of(url).schema} CASCADE".encode())
-        with pytest.raises(Unmigrated, match="perdure migrate"):
+        admin.execute(f"DROP SCHEMA {parse_url(url).schema} CASCADE".encode())
+        with pytest.raises(MigrationRequired, match="perdure migrate"):
             driver.perform(Commit(AT, (Put(GC, (), version=1),)))
-        with pytest.raises(Unmigrated, match="perdure migrate"):
+        with pytest.raises(MigrationRequired, match="perdure migrate"):
             driver.perform(Fetch(AT, (Get(GC, ()),)))
-        with pytest.raises(Unmigrated, match="perdure migrate"):
+        with pytest.raises(MigrationRequired, match="perdure migrate"):
             driver.perform(Find("threads", ""))
 
 
@@ -299,7 +299,7 @@ def test_a_wrong_password_an_unknown_database_and_user(admin: psycopg.Connection
         f"postgresql://locked:secret@{base}/postgres", Unavailable
     )
     assert "refused the user's name or password" in said(f"postgresql://locked@{base}/postgres", Unavailable)
-    said(f"postgresql://locked:right@{base}/postgres?schema=none", Unmigrated)
+    said(f"postgresql://locked:right@{base}/postgres?schema=none", MigrationRequired)
     assert "no such database" in said(f"postgresql://postgres:secret@{base}/nowhere", Unavailable)
     assert "no such user" in said(f"postgresql://nobody_knows:secret@{base}/postgres", Unavailable)
 
@@ -318,7 +318,7 @@ def test_a_user_without_rights_a_read_only_one_and_one_without_connections(
     url: str, admin: psycopg.Connection
 ) -> None:
     backend.migrate(url)
-    schema = place_of(url).schema
+    schema = parse_url(url).schema
     put = Commit(AT, (Put(GC, (), version=1),))
     for role in ("poor", "reader", "crowded"):
         admin.execute(f"DROP OWNED BY {role}".encode()) if exists(admin, role) else None

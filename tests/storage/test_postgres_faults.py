@@ -36,8 +36,8 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, TAG, Partition
-from perdure.storage.batching import Job
-from perdure.storage.encryption import Keyring, SealedDriver
+from perdure.storage.batching import PendingRequest
+from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.port import Driver
 from perdure.storage.postgres import connection as link
 from perdure.storage.postgres.backend import PostgresDriver
@@ -226,7 +226,7 @@ def together(driver: Driver, effects: Sequence[Effect[Any]]) -> list[Any]:
     futures: list[Future[Any]] = [Future() for _ in effects]
     with gatherer._wake:
         for effect, future in zip(effects, futures, strict=True):
-            gatherer._submit(Job(effect, future=future))
+            gatherer._submit(PendingRequest(effect, future=future))
     return [future.exception(60) or future.result() for future in futures]
 
 
@@ -244,7 +244,7 @@ def lose_once(
         if arrives:
             plain(writes)
         meanwhile()
-        raise link.Lost
+        raise link.ConnectionLost
 
     monkeypatch.setattr(driver, "_commit", commit)
 
@@ -257,7 +257,7 @@ def test_a_lost_answer_is_settled_although_a_chunk_is_stored_as_another_sealed_i
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
     chunk = Put(CHUNK, (b"digest",), {"generation": 1}, b"body")
     with through_lossy(single) as (driver, relay):
-        sealed = SealedDriver(driver, Keyring.of(bytes(32)))
+        sealed = EncryptedDriver(driver, Keyring.of(bytes(32)))
         assert sealed.perform(Commit(AT, (Put(GC, (), version=1), chunk))) == Committed()
         relay.losing = 1
         assert sealed.perform(Commit(AT, (Put(GC, (), expect=1, version=2), chunk))) == Committed()

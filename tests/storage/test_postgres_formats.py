@@ -19,7 +19,7 @@ import perdure
 from perdure.model.ops import Drop, Fetch, Find, Get
 from perdure.model.records import GC, KINDS, LANE, Partition
 from perdure.storage.postgres import backend, schema
-from perdure.storage.postgres.url import place_of
+from perdure.storage.postgres.url import parse_url
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
@@ -43,7 +43,7 @@ def url(admin: psycopg.Connection) -> Iterator[str]:
     """A database of the first release."""
     with postgres.empty() as url:
         text = (HERE / "postgres1.dump").read_text()
-        admin.execute(text.replace("{schema}", schema.quoted(place_of(url).schema)).encode())
+        admin.execute(text.replace("{schema}", schema.quoted(parse_url(url).schema)).encode())
         yield url
 
 
@@ -54,7 +54,7 @@ OF_FILES = ({"checksum"}, {"checksum", "total", "head", "commits"})
 @pytest.fixture
 def talks(url: str, admin: psycopg.Connection, tmp_path: Path) -> str:
     """A database of the first release with the threads of ``format1.sql``."""
-    path, into = tmp_path / "threads.db", schema.quoted(place_of(url).schema)
+    path, into = tmp_path / "threads.db", schema.quoted(parse_url(url).schema)
     with closing(sqlite3.connect(path)) as source:
         source.executescript((HERE / "format1.sql").read_text())
         sqlite.migrate(f"sqlite:///{path}")
@@ -74,7 +74,7 @@ def talks(url: str, admin: psycopg.Connection, tmp_path: Path) -> str:
 
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
     with pytest.raises(
-        perdure.Unmigrated, match="has schema version 1, not 4; run `perdure migrate postgres"
+        perdure.MigrationRequired, match="has schema version 1, not 4; run `perdure migrate postgres"
     ):
         open_driver(url)
     assert backend.schema_version(url) == 1
@@ -86,7 +86,7 @@ def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
 
 def shape(admin: psycopg.Connection, url: str) -> dict[str, list[tuple[object, ...]]]:
     """Everything that a schema consists of, whatever its name."""
-    name = place_of(url).schema
+    name = parse_url(url).schema
     questions = {
         "columns": "SELECT c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),"
         " a.attnotnull, o.collname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
@@ -142,7 +142,7 @@ def test_threads_of_the_first_format_are_all_there_and_go_on(talks: str, state: 
 
 def commit_of_before(admin: psycopg.Connection, url: str, version: int) -> None:
     """What a process of the first release sends to write the thread's generation."""
-    name = schema.quoted(place_of(url).schema)
+    name = schema.quoted(parse_url(url).schema)
     counts = [1, 1, 1, LATE, *[0] * 10, 1, *[0] * 16]
     call = f"SELECT {name}.commit_1(%s::bigint[], %s::bigint[], %s::text[], '{{}}')"
     done = admin.execute(call.encode(), (counts, [1, 1, version], list(AT))).fetchone()
@@ -150,7 +150,7 @@ def commit_of_before(admin: psycopg.Connection, url: str, version: int) -> None:
 
 
 def drop_of_before(admin: psycopg.Connection, url: str, most: int = 1000) -> bool:
-    name = schema.quoted(place_of(url).schema)
+    name = schema.quoted(parse_url(url).schema)
     call = f"SELECT {name}.drop_1(%s, %s, %s, %s, %s)".encode()
     row = admin.execute(call, (*AT, most, LATE)).fetchone()
     assert row is not None
@@ -172,7 +172,7 @@ def test_processes_of_the_release_before_go_on_beside_new_ones(url: str, admin: 
 def test_a_thread_that_the_release_before_drops_leaves_nothing_behind(
     url: str, admin: psycopg.Connection
 ) -> None:
-    name = schema.quoted(place_of(url).schema)
+    name = schema.quoted(parse_url(url).schema)
     with closing(open_driver(url, migrate=True)) as driver:
         rows.stored(driver, *rows.every_kind(), at=AT)
         while drop_of_before(admin, url, most=4):
@@ -185,7 +185,7 @@ def test_a_thread_that_the_release_before_drops_leaves_nothing_behind(
 def test_who_might_use_the_tables_before_the_upgrade_may_use_the_new_ones(
     url: str, admin: psycopg.Connection
 ) -> None:
-    name, role = schema.quoted(place_of(url).schema), 'The "app"'
+    name, role = schema.quoted(parse_url(url).schema), 'The "app"'
     quoted = schema.quoted(role)
     admin.execute(f"CREATE ROLE {quoted} LOGIN".encode())
     try:

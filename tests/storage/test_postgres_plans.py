@@ -38,7 +38,7 @@ from perdure.model.records import (
 from perdure.storage.postgres import backend, codec
 from perdure.storage.postgres.columns import SHAPES
 from perdure.storage.postgres.statements import Statement, Statements
-from perdure.storage.postgres.url import Place, place_of
+from perdure.storage.postgres.url import PostgresUrl, parse_url
 from perdure.testing.conformance import rows
 from tests.servers import postgres
 
@@ -49,7 +49,7 @@ LATE = 1 << 60
 class Session:
     """A connection that keeps the plans of everything that it executes."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PostgresUrl) -> None:
         self.connection = psycopg.connect(place.conninfo, autocommit=True)
         self.plans: list[dict[str, Any]] = []
         self.connection.add_notice_handler(self._noticed)
@@ -137,7 +137,7 @@ def fill(connection: psycopg.Connection, schema: str) -> None:
 def session(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Statements]]:
     with postgres.empty() as url:
         backend.migrate(url)
-        place = place_of(url)
+        place = parse_url(url)
         statements = Statements(place)
         early = Session(place)
         for fetch in fetches():

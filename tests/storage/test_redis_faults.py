@@ -31,15 +31,15 @@ from perdure.model.ops import (
     Expect,
     Fetch,
     Find,
-    Found,
     Get,
+    IndexHit,
     Now,
     Put,
     Range,
     Refused,
 )
 from perdure.model.records import CHUNK, GC, TAG, Partition
-from perdure.storage.batching import Job
+from perdure.storage.batching import PendingRequest
 from perdure.storage.redis import cluster
 from perdure.storage.redis import driver as backend
 from perdure.storage.redis.driver import RedisDriver
@@ -281,7 +281,7 @@ def test_a_replica_is_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch
 
 def test_a_request_that_nobody_foresaw_fails_alone(driver: RedisDriver) -> None:
     odd = Fetch(AT, (Range(TAG, limit=1 << 32),))
-    group = [Job(effect) for effect in (Commit(AT, step(1)), odd, Fetch(AT, (Get(GC, ()),)))]
+    group = [PendingRequest(effect) for effect in (Commit(AT, step(1)), odd, Fetch(AT, (Get(GC, ()),)))]
     driver._execute(group)
     assert group[0].answer == Committed()
     assert isinstance(group[1].error, struct.error)
@@ -362,7 +362,7 @@ def test_a_host_out_of_reach_is_said_at_once() -> None:
 
 def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
     with valkey.empty() as url, valkey.shared().client() as client:
-        with pytest.raises(perdure.Unmigrated, match="run `perdure migrate`"):
+        with pytest.raises(perdure.MigrationRequired, match="run `perdure migrate`"):
             backend.open_driver(url)
         assert backend.schema_version(url) == 0
         assert len(backend.pending(url)) == 1
@@ -373,7 +373,7 @@ def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
         key = f"{url.partition('prefix=')[2]}:layout"
         client.set(key, "9 16")
         for act in (backend.migrate, backend.open_driver, backend.pending):
-            with pytest.raises(perdure.Unmigrated, match="upgrade perdure"):
+            with pytest.raises(perdure.MigrationRequired, match="upgrade perdure"):
                 act(url)
         client.set(key, "something else")
         with pytest.raises(perdure.Unavailable, match="another program"):
@@ -517,7 +517,7 @@ def test_looking_for_threads_while_their_slot_moves_takes_none_from_the_catalogu
 def test_looking_for_threads_waits_for_those_that_moved_before_their_catalogue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waits, looks = Event(), list[Future[Sequence[Found]]]()
+    waits, looks = Event(), list[Future[Sequence[IndexHit]]]()
 
     def sleep(seconds: float) -> None:
         waits.set()

@@ -98,7 +98,7 @@ def driver(url: str) -> Iterator[RedisDriver]:
 
 
 def test_an_older_layout_is_refused_with_the_command_to_run(url: str) -> None:
-    with pytest.raises(perdure.Unmigrated, match="has layout version 1, not 3; run `perdure migrate`"):
+    with pytest.raises(perdure.MigrationRequired, match="has layout version 1, not 3; run `perdure migrate`"):
         backend.open_driver(url)
     prefix = url.partition("prefix=")[2]
     assert backend.pending(url) == [f"SET {prefix}:layout '3 4' XX"]

@@ -22,7 +22,7 @@ import pytest
 import perdure
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
-from perdure.storage.batching import Job
+from perdure.storage.batching import PendingRequest
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.url import open_driver
@@ -99,8 +99,8 @@ def test_a_commit_that_does_not_fit_fails_alone(driver: SqliteDriver) -> None:
     driver.perform(fat(1))
     (pages,) = driver._writer.execute("PRAGMA page_count").fetchone()  # type: ignore[misc]
     driver._writer.execute(f"PRAGMA max_page_count = {pages + 20}")
-    big = Job(fat(2, chunks=40), future=Future())
-    small = Job(Commit(other, (Put(GC, (), version=1),)), future=Future())
+    big = PendingRequest(fat(2, chunks=40), future=Future())
+    small = PendingRequest(Commit(other, (Put(GC, (), version=1),)), future=Future())
     with driver._commits._wake:  # the writer cannot take one before both are there
         driver._commits._submit(big)
         driver._commits._submit(small)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from perdure.database import Database, connect_sync
-from perdure.errors import BadUrl, Sealed
+from perdure.errors import BadUrl, DecryptionError
 from perdure.storage.encryption import KEY_SIZE
 
 app = typer.Typer(
@@ -76,7 +76,7 @@ def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:
     except (UnicodeDecodeError, ValueError):
         key = data
     if len(key) != KEY_SIZE:
-        raise Sealed(
+        raise DecryptionError(
             f"{key_file.name} holds no key: {KEY_SIZE} bytes, or {2 * KEY_SIZE} hex digits, are needed"
         )
     return key

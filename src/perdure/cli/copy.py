@@ -21,7 +21,7 @@ from rich.progress import (
 
 from perdure.cli.app import err, key_of, out
 from perdure.database import Database, connect_sync
-from perdure.engine.transfer import Moved, State
+from perdure.engine.transfer import State, TransferResult
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.items import labels_of
 from perdure.model.records import SERVER, STORE, THREADS, Partition
@@ -45,7 +45,7 @@ _PLANNED = {
 
 
 @dataclass(slots=True)
-class Tally:
+class CopyCounts:
     """What became of everything so far."""
 
     threads: int = 0
@@ -57,7 +57,7 @@ class Tally:
     left_alone: int = 0
     failed: list[str] = field(default_factory=list)
 
-    def count(self, partition: Partition, moved: Moved) -> None:
+    def count(self, partition: Partition, moved: TransferResult) -> None:
         if moved.found is State.SAME:
             self.left_alone += 1
             return
@@ -116,7 +116,7 @@ def copy(
         connect_sync(target, encryption_key=to_key) as there,
     ):
         partitions = _chosen(here, tenant, threads)
-        tally = Tally()
+        tally = CopyCounts()
         try:
             with shown(len(partitions)) as tell:
                 for partition in partitions:
@@ -154,8 +154,8 @@ def _one(
     there: Database,
     replace: bool,
     dry_run: bool,
-    tally: Tally,
-    tell: Tell,
+    tally: CopyCounts,
+    tell: ProgressReport,
 ) -> None:
     name = label(partition)
     try:
@@ -196,7 +196,7 @@ def label(partition: Partition) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ProgressReport:
     """Where progress goes: ``line`` when a thread is done, ``bytes`` as they are read."""
 
     line: Callable[[str], None]
@@ -204,10 +204,10 @@ class Tell:
 
 
 @contextmanager
-def shown(total: int) -> Iterator[Tell]:
+def shown(total: int) -> Iterator[ProgressReport]:
     """Progress: a bar for who watches a terminal, a line a thread for a log."""
     if not sys.stderr.isatty():
-        yield Tell(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
+        yield ProgressReport(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
         return
     columns = (
         SpinnerColumn(),
@@ -226,4 +226,6 @@ def shown(total: int) -> Iterator[Tell]:
             read += count
             progress.update(task, megabytes=read / 1e6)
 
-        yield Tell(lambda line: progress.update(task, advance=1, description=escape(line[:60])), more)
+        yield ProgressReport(
+            lambda line: progress.update(task, advance=1, description=escape(line[:60])), more
+        )

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
-from perdure.errors import Conflict, Corrupt, Unmigrated
+from perdure.errors import Conflict, Corrupt, MigrationRequired
 from perdure.model.records import THREADS
 from perdure.storage.url import backend_of, redacted
 
@@ -29,7 +29,7 @@ def migrate(
     if check or dry_run:
         found = backend.schema_version(url)
         if found > after:
-            raise Unmigrated(
+            raise MigrationRequired(
                 f"{name} has schema version {found}, this release knows {after}; upgrade perdure"
             )
         steps = backend.pending(url)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli.signals import asked_to_stop, leave
 from perdure.config.resolve import make_folder_of, set_variables
-from perdure.config.worker import Address, WorkerConfig
+from perdure.config.worker import HostPort, WorkerConfig
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
-from perdure.runtime.loading import Loaded, find, load_agent, load_channels
+from perdure.runtime.loading import LoadedGraph, find, load_agent, load_channels
 from perdure.runtime.options import WEBHOOK
 from perdure.storage.url import redacted
 
@@ -55,7 +55,7 @@ def work(config: WorkerConfig, whose: For) -> None:
 
 
 async def _work(
-    config: WorkerConfig, whose: For, graphs: Mapping[str, Loaded], channels: Loaded | None
+    config: WorkerConfig, whose: For, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
 ) -> None:
     # Nodes that are plain functions run in threads; as many as runs, or they would wait for each other.
     threads = ThreadPoolExecutor(config.settings.concurrency + 4, thread_name_prefix="node")
@@ -65,7 +65,7 @@ async def _work(
     if WEBHOOK in replying:
         raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
     name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-    url, tally = config.database_url, Tally()
+    url, tally = config.database_url, RunCounts()
     make_folder_of(url)
     with asked_to_stop() as stop:
         with _counted(config.metrics) as counting:
@@ -118,17 +118,17 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
     if config.webhook_hosts is None:
         return None
     try:
-        from perdure.server.outbound_policy import Reach
+        from perdure.server.outbound_policy import OutboundPolicy
         from perdure.server.webhooks import Webhooks
     except MissingExtra as error:
         if config.webhook_hosts:
             _log.warning("no webhook is called from here, whatever hosts are allowed: %s", error)
         return None
-    return Webhooks(Reach.of(config.webhook_hosts, loopback=config.development))
+    return Webhooks(OutboundPolicy.of(config.webhook_hosts, loopback=config.development))
 
 
 @contextmanager
-def _counted(address: Address | None) -> Iterator[tuple[Observer, ...]]:
+def _counted(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
     """What counts for Prometheus while that is served, if it is."""
     if address is None:
         yield ()
@@ -141,7 +141,7 @@ def _counted(address: Address | None) -> Iterator[tuple[Observer, ...]]:
         yield (counting,)
 
 
-class Tally:
+class RunCounts:
     """Counts what became of runs."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from langgraph.store.base import TTLConfig
 
 from perdure.config import sources
 from perdure.config.settings import SETTINGS
-from perdure.config.sources import LANGGRAPH, OWN, Layer, Said
+from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
 from perdure.errors import BadSetting
 from perdure.runtime.loading import named
 from perdure.runtime.module_files import names_file
@@ -38,7 +38,7 @@ class GraphPlace:
     description: str | None = None
 
 
-class Settled:
+class ResolvedConfig:
     """What was said, each of it checked before anything is asked for, and the defaults.
 
     ``root`` is the folder of the configuration file, the project's. ``env`` are variables to set before a
@@ -48,7 +48,7 @@ class Settled:
 
     def __init__(
         self,
-        said: Mapping[str, Said],
+        said: Mapping[str, GivenValue],
         root: Path,
         *,
         env: Mapping[str, str],
@@ -140,7 +140,7 @@ def settle(
     flags: Mapping[str, tuple[Any, str]],
     environ: Mapping[str, str],
     has_key: bool,
-) -> Settled:
+) -> ResolvedConfig:
     """Read everything once. Without ``file`` the current folder's ``perdure.toml`` and ``langgraph.json`` are
     read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE`` and replace those of
     files. ``flags`` are the others by key, each with its name, ``None`` where one was not given.
@@ -153,9 +153,11 @@ def settle(
     env, env_file = sources.of_env_file(said["env"], environ) if "env" in said else ({}, Layer({}))
     environment = sources.of_environment(environ, env, here)
     every = {"graphs": (named(graphs) or None, "the command line"), **flags}
-    given = {key: Said(value, name, "", here) for key, (value, name) in every.items() if value is not None}
+    given = {
+        key: GivenValue(value, name, "", here) for key, (value, name) in every.items() if value is not None
+    }
     ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
-    settled = Settled(
+    settled = ResolvedConfig(
         _merged([*files, environment, Layer(given)]), root, env=env, files=paths[::-1], ignored=ignored
     )
     if not has_key:
@@ -178,7 +180,7 @@ def make_folder_of(url: str) -> None:
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
-def _merged(layers: Sequence[Layer]) -> dict[str, Said]:
+def _merged(layers: Sequence[Layer]) -> dict[str, GivenValue]:
     return {key: said for layer in layers for key, said in layer.said.items()}
 
 

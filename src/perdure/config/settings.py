@@ -29,7 +29,7 @@ _PORT_MAX = 65535
 _DAY_S = 86400
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """What a value has to be, how text of the environment becomes one, and the check."""
 
     wants: str
@@ -43,7 +43,7 @@ class Setting:
     under the same name. ``derived`` tells a default that depends on other settings."""
 
     key: str
-    kind: Kind
+    kind: ValueKind
     variables: tuple[str, ...]
     default: Any = None
     derived: str = ""
@@ -98,7 +98,7 @@ def _number(value: Any, least: float = 0.0, *, more: bool = False) -> float:
     return float(value)
 
 
-def _whole(least: int, most: int | None = None) -> Kind:
+def _whole(least: int, most: int | None = None) -> ValueKind:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError
@@ -107,16 +107,16 @@ def _whole(least: int, most: int | None = None) -> Kind:
         return value
 
     span = f"from {least} on" if most is None else f"from {least} to {most}"
-    return Kind(f"a whole number {span}", int, check)
+    return ValueKind(f"a whole number {span}", int, check)
 
 
-def _one_of(*names: str) -> Kind:
+def _one_of(*names: str) -> ValueKind:
     def check(value: Any) -> str:
         if value not in names:
             raise ValueError
         return str(value)
 
-    return Kind(" or ".join(repr(name) for name in names), str, check)
+    return ValueKind(" or ".join(repr(name) for name in names), str, check)
 
 
 def _origins(value: Any) -> tuple[str, ...]:
@@ -214,26 +214,28 @@ def _env(value: Any) -> str | dict[str, str]:
     return _text(value)
 
 
-TEXT = Kind("text", str, _text)
-PLACE = Kind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
-FLAG = Kind("true or false", _flag_of, _flag)
-WORDS = Kind("a list of texts", _words_of, _words)
-AMOUNT = Kind("a number from 0 on", float, _number)
-SPAN = Kind("a number greater than 0", float, lambda value: _number(value, more=True))
-ORIGINS = Kind(
+TEXT = ValueKind("text", str, _text)
+PLACE = ValueKind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
+FLAG = ValueKind("true or false", _flag_of, _flag)
+WORDS = ValueKind("a list of texts", _words_of, _words)
+AMOUNT = ValueKind("a number from 0 on", float, _number)
+SPAN = ValueKind("a number greater than 0", float, lambda value: _number(value, more=True))
+ORIGINS = ValueKind(
     "a list of origins without a path, e.g. 'https://chat.example.com', or '*'", _words_of, _origins
 )
-PATTERN = Kind("a regular expression", str, _pattern)
-PREFIX = Kind("a path without a slash at its end, e.g. '/api'", str, _prefix)
-KEYS_URL = Kind("an https:// URL", str, _https)
-HOSTS = Kind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
-GRAPHS = Kind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
-HEADERS = Kind("a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers)
-CONFIGS = Kind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
-ENV = Kind("the path of a .env file, or a table of names and texts", str, _env)
+PATTERN = ValueKind("a regular expression", str, _pattern)
+PREFIX = ValueKind("a path without a slash at its end, e.g. '/api'", str, _prefix)
+KEYS_URL = ValueKind("an https:// URL", str, _https)
+HOSTS = ValueKind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
+GRAPHS = ValueKind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
+HEADERS = ValueKind(
+    "a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers
+)
+CONFIGS = ValueKind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
+ENV = ValueKind("the path of a .env file, or a table of names and texts", str, _env)
 
 
-def _setting(key: str, kind: Kind, default: Any = None, **more: Any) -> Setting:
+def _setting(key: str, kind: ValueKind, default: Any = None, **more: Any) -> Setting:
     variables = more.pop("variables", (f"PERDURE_{key.upper().replace('.', '_')}",))
     return Setting(key=key, kind=kind, default=default, variables=variables, **more)
 
@@ -247,11 +249,11 @@ def _runtime() -> list[Setting]:
     ]
 
 
-def _kind_of(hint: Any) -> Kind:
+def _kind_of(hint: Any) -> ValueKind:
     if get_origin(hint) is Literal:
         return _one_of(*get_args(hint))
     (bare,) = {*(get_args(hint) or (hint,))} - {NoneType}
-    number = Kind("a number", float, lambda value: _number(value, -math.inf))
+    number = ValueKind("a number", float, lambda value: _number(value, -math.inf))
     return {float: number, int: _whole(0), bool: FLAG, str: TEXT}[bare]
 
 

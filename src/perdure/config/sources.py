@@ -25,7 +25,7 @@ _OTHERS = frozenset(("PERDURE_TENANT", "PERDURE_KEY_FILE"))
 """Variables that other parts of the command line read."""
 
 
-class Said(NamedTuple):
+class GivenValue(NamedTuple):
     """A value, and where it was said. ``name`` is what its author calls it, ``base`` the folder that its
     paths start from. ``is_text`` is text of the environment, to be read first."""
 
@@ -39,7 +39,7 @@ class Said(NamedTuple):
 class Layer(NamedTuple):
     """What one source says, and what it says in vain."""
 
-    said: dict[str, Said]
+    said: dict[str, GivenValue]
     ignored: tuple[str, ...] = ()
 
 
@@ -55,12 +55,12 @@ def of_file(path: Path) -> Layer:
         raise BadSetting(f"{path}, line {error.lineno}: {error.msg}") from error
     if not isinstance(held, dict):
         raise BadSetting(f"{path} holds no object; write {{…}} with graphs in it")
-    said: dict[str, Said] = {}
+    said: dict[str, GivenValue] = {}
     ignored: list[str] = []
     for key, value in _flat(held, path, "", is_own):
         setting = SETTINGS.get(key)
         if setting is not None and (is_own or setting.langgraph):
-            said[key] = Said(value, f"{key} in {path}", str(path), path.parent.absolute())
+            said[key] = GivenValue(value, f"{key} in {path}", str(path), path.parent.absolute())
         elif is_own:
             raise BadSetting(f"{path} has {key}, which is no setting; {_nearest(key, SETTINGS)}")
         elif key in REFUSED:
@@ -70,7 +70,7 @@ def of_file(path: Path) -> Layer:
     return Layer(said, tuple(ignored))
 
 
-def of_env_file(said: Said, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
+def of_env_file(said: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
     """The variables that an ``env`` setting names and that are not set yet, and what was in vain."""
     named = value_of(SETTINGS["env"], said)
     if isinstance(named, dict):
@@ -87,7 +87,7 @@ def of_environment(environ: Mapping[str, str], from_file: Mapping[str, str], bas
     every = {**environ, **from_file}
     known = {name for setting in SETTINGS.values() for name in setting.variables}
     said = {
-        setting.key: Said(every[name], name, name, base, is_text=True)
+        setting.key: GivenValue(every[name], name, name, base, is_text=True)
         for setting in SETTINGS.values()
         for name in reversed(setting.variables)
         if every.get(name)
@@ -96,7 +96,7 @@ def of_environment(environ: Mapping[str, str], from_file: Mapping[str, str], bas
     return Layer(said, tuple(f"{name} in the environment; {_nearest(name, known)}" for name in unknown))
 
 
-def value_of(setting: Setting, said: Said) -> Any:
+def value_of(setting: Setting, said: GivenValue) -> Any:
     """What was said, checked; ``BadSetting`` with its name and the mend, and with the value if it is no
     secret."""
     kind = setting.kind

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from langgraph.store.base import TTLConfig
 
-from perdure.config.resolve import GraphPlace, Settled, settle
+from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
 
 
-class Address(NamedTuple):
+class HostPort(NamedTuple):
     """Where something listens; port 0 takes a free one."""
 
     host: str
@@ -42,7 +42,7 @@ class WorkerConfig:
     store: TTLConfig | None
     development: bool
     webhook_hosts: tuple[str, ...] | None
-    metrics: Address | None
+    metrics: HostPort | None
     env: Mapping[str, str] = field(repr=False)
     root: Path
     sources: tuple[str, ...]
@@ -97,11 +97,11 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _metrics(settled: Settled) -> Address | None:
+def _metrics(settled: ResolvedConfig) -> HostPort | None:
     host, port = settled["metrics.host"], settled["metrics.port"]
     if port is None and "metrics.host" in settled:
         raise BadSetting(
             f"{settled.name('metrics.host')} says where metrics are served, and nothing says at which port; "
             "set metrics.port, or pass --metrics-port"
         )
-    return None if port is None else Address(host, port)
+    return None if port is None else HostPort(host, port)

@@ -12,10 +12,10 @@ from rich.markup import escape
 from perdure.demo.running import GRAPH, Demo, opened
 from perdure.model.messages import FAILED
 from perdure.model.records import Partition
-from perdure.runtime import Event, Options, Telling
+from perdure.runtime import Event, Options, StreamOptions
 
 TITLE_CHARACTERS = 80
-_TOLD = Options(telling=Telling(modes=("messages-tuple",)), attempts=1, on_failure="keep")
+_TOLD = Options(stream=StreamOptions(modes=("messages-tuple",)), attempts=1, on_failure="keep")
 
 
 async def answer_once(text: str, url: str, model: str | None, thread: str | None) -> int:

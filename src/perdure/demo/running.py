@@ -22,7 +22,7 @@ from perdure.demo.models import OpenModel, choose_model, open_model
 from perdure.runtime import Runtime, Settings
 from perdure.runtime.observe import Logs
 from perdure.server.auth.identity import Open
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 
 GRAPH = "chat"
 """The name under which the agent is served."""
@@ -49,7 +49,7 @@ class HandedOver:
 class Demo:
     """A demo that works: its messages are answered."""
 
-    host: Host
+    host: ServerState
     model: OpenModel
     handed_over: HandedOver
 
@@ -79,6 +79,6 @@ async def started_with(stack: AsyncExitStack, db: perdure.Database, model: OpenM
     handed_over = HandedOver()
     runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=(Logs(), handed_over))
     await stack.enter_async_context(runtime)
-    host = Host.over(runtime, Open(db.tenant))
+    host = ServerState.over(runtime, Open(db.tenant))
     stack.push_async_callback(host.close)
     return Demo(host, model, handed_over)

@@ -11,7 +11,7 @@ from perdure.demo.guard import Guard
 from perdure.server import app as api
 from perdure.server.config import Http
 from perdure.server.routes import chat
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 
 STARTS = (
     "Tell me a long story about a lighthouse",
@@ -20,7 +20,7 @@ STARTS = (
 )
 
 
-def create_app(host: Host, *, model: str, database: str, loopback: bool = True) -> FastAPI:
+def create_app(host: ServerState, *, model: str, database: str, loopback: bool = True) -> FastAPI:
     """The application. ``model`` and ``database`` are what the page shows of them."""
     app = api.create_app(None, Http())
     app.state.perdure = host

@@ -19,7 +19,7 @@ from perdure.engine.threads import (
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import Conflict, Contention, HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
-from perdure.model.lineage import ROOT, Claim, Loaded, Verdict, are_of_one_run, judge
+from perdure.model.lineage import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
@@ -41,7 +41,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadedCheckpoint:
     """A checkpoint as it was loaded. ``is_head`` says whether it was the latest of its namespace."""
 
     view: View
@@ -60,7 +60,7 @@ def load(
     checkpoint_id: str | None,
     *,
     guess: str | None = None,
-) -> Program[Found]:
+) -> Program[LoadedCheckpoint]:
     """Load a checkpoint with its pending writes, the latest when no id is given.
 
     ``guess`` is the id that the caller expects to be the latest; a right guess makes it one fetch. Raises
@@ -76,7 +76,7 @@ def load(
         view, wanted = read_view(namespace, answers), answers[first:]
         if checkpoint_id is None:
             if view.head is None:
-                return Found(view, None)
+                return LoadedCheckpoint(view, None)
             head_id = view.head.checkpoint_id
             if head_id != target:
                 target = head_id
@@ -88,8 +88,8 @@ def load(
                 missed = view.head
                 continue
         if not wanted[0]:
-            return Found(view, None)
-        return Found(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
+            return LoadedCheckpoint(view, None)
+        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
     raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
 
 
@@ -112,9 +112,9 @@ class CheckpointPut:
     plan: Callable[[View, int, int], Program[Draft]]
     parent: str | None
     source: str | None
-    loaded: Loaded | None
+    loaded: LoadedHead | None
     before: str | None
-    claim: Claim | None
+    claim: HeadClaim | None
     epoch: int | None
     fork_on_conflict: bool
     first_version: int
@@ -286,7 +286,7 @@ class WritesPut:
     partition: Partition
     plan: Callable[[View, int], Draft]
     seen: Mapping[tuple[str, int], int] | None
-    claim: Claim | None
+    claim: HeadClaim | None
     child: Callable[[], str | None]
     before: Callable[[], tuple[str, str] | None]
     epoch: int | None
@@ -393,11 +393,11 @@ def _refuses(outcome: Refused, checks: Sequence[Check]) -> bool:
     return any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
 
 
-def _holds(claim: Claim, head: HeadView | None) -> bool:
+def _holds(claim: HeadClaim, head: HeadView | None) -> bool:
     return head is not None and claim.holds(head.checkpoint_id, head.version)
 
 
-def _claiming(claim: Claim, head: HeadView) -> Op:
+def _claiming(claim: HeadClaim, head: HeadView) -> Op:
     if head.version == claim.after:
         return Check(HEAD, (ROOT,), claim.after)
     fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}

@@ -66,7 +66,7 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ThreadContent:
     """A thread as it was read, all but its payloads. ``pulse`` is what changes with every write to it."""
 
     pulse: object
@@ -101,13 +101,13 @@ def pulse(partition: Partition) -> Program[object]:
     return [(record.kind.name, record.key, record.version) for records in found for record in records]
 
 
-def read_thread(partition: Partition, source: Digester, target: Digester) -> Program[Reading | None]:
+def read_thread(partition: Partition, source: Digester, target: Digester) -> Program[ThreadContent | None]:
     """Everything of a thread but its payloads, to be named by ``target``; ``None`` when it was written to
     meanwhile, so that nodes are gone. Raises ``MissingChunk`` when a thread at rest lacks one."""
     before = yield from pulse(partition)
     contents = yield from retention.read(partition)
     (documents,) = yield from read_all(partition, Range(DOCUMENT))
-    reading = Reading(before, contents, Graft(source, target), tuple(documents))
+    reading = ThreadContent(before, contents, Graft(source, target), tuple(documents))
     pending = list(dict.fromkeys(references(contents)))
     while pending:
         pending = [ref for ref in pending if not reading.graft.explore(ref)]
@@ -120,7 +120,9 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
     return reading
 
 
-def fetch(partition: Partition, reading: Reading, names: list[bytes]) -> Program[dict[bytes, bytes] | None]:
+def fetch(
+    partition: Partition, reading: ThreadContent, names: list[bytes]
+) -> Program[dict[bytes, bytes] | None]:
     """Chunks of a thread that was read; ``None`` when they are gone because it was written to since. Raises
     ``MissingChunk`` when a thread at rest lacks one."""
     try:
@@ -154,7 +156,7 @@ def digest_thread(
     raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
 
 
-def _read_payloads(partition: Partition, reading: Reading, report: Report) -> Program[int | None]:
+def _read_payloads(partition: Partition, reading: ThreadContent, report: Report) -> Program[int | None]:
     """Read every payload and keep none; how many bytes they are, or ``None`` when some are gone."""
     size = 0
     pace = Pace()
@@ -170,7 +172,7 @@ def _read_payloads(partition: Partition, reading: Reading, report: Report) -> Pr
     return size
 
 
-def digest_of(reading: Reading, payload_bytes: int) -> Digest:
+def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     """The digest of what was read, once every payload has arrived."""
     contents, graft = reading.contents, reading.graft
     digest = blake2b(digest_size=32, person=b"perdure.thread")

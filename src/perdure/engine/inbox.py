@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
 from perdure.engine.transact import ATTEMPTS, retrying
-from perdure.errors import Busy, Corrupt, NotFound, NotWaiting, TryLater
+from perdure.errors import Corrupt, NotFound, NotWaiting, QueueFull, RunInProgress
 from perdure.model.messages import (
     ANSWERS,
     DEAD,
@@ -57,9 +57,9 @@ class Accepted(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Accept:
     """A message to be accepted at ``now``, with at most ``most`` waiting. ``message.dedupe`` is empty where
-    its sender never sends it twice. ``fresh`` starts the versions of a new lane. ``within`` is what has to be
-    there for the message to be taken, ``NotFound`` when it is not. With ``alone`` a message that ends the
-    open run takes back those that wait, too."""
+    its sender never sends it twice. ``fresh`` starts the versions of a new lane. ``precondition`` is what has
+    to be there for the message to be taken, ``NotFound`` when it is not. With ``cancel_pending`` a message
+    that ends the open run takes back those that wait, too."""
 
     partition: Partition
     message: Message
@@ -68,8 +68,8 @@ class Accept:
     strategy: Strategy
     most: int
     fresh: int
-    within: Check | None = None
-    alone: bool = False
+    precondition: Check | None = None
+    cancel_pending: bool = False
 
     def store(self, known: Lane | None) -> Program[Accepted]:
         """Store it. ``known`` is how the caller knows the inbox."""
@@ -77,7 +77,7 @@ class Accept:
             known is None
             or self._refusal(known) is not None
             or self.message.mode == "answer"
-            or (self.alone and known.pending > 0)
+            or (self.cancel_pending and known.pending > 0)
         )
         guess = None if refused or known is None else _Seen(known)
         return (yield from retrying(self.partition, guess, self._load, self._attempt))
@@ -93,12 +93,12 @@ class Accept:
     def _refusal(self, lane: Lane) -> Exception | None:
         thread = self.partition.thread
         if lane.pending >= self.most:
-            return TryLater(
+            return QueueFull(
                 f"thread {thread!r} has {lane.pending} messages waiting, as many as it may have; nothing of "
                 "this one was stored. Send it again later"
             )
         if self.strategy == "reject" and (lane.run_id is not None or lane.pending):
-            return Busy(
+            return RunInProgress(
                 f"thread {thread!r} has an open run or messages that wait for one; nothing of this message "
                 "was stored, as its strategy is to be rejected then"
             )
@@ -119,17 +119,17 @@ class Accept:
             lane = lane._replace(waiting=None)
             if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
                 lane = lane.stopping(self.strategy, self.now)
-        withdrawn = (yield from self._withdrawn(lane)) if self.alone else []
+        withdrawn = (yield from self._withdrawn(lane)) if self.cancel_pending else []
         lane = lane.accepted(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
         ops: list[Op] = [lane.put(self.fresh), message.put(), *withdrawn]
         if message.dedupe:
             ops.append(dedupe_put(message.dedupe, message.seq))
-        if self.within is not None:
-            ops.append(self.within)
+        if self.precondition is not None:
+            ops.append(self.precondition)
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
-            if self.within is not None and outcome.kind is self.within.kind:
+            if self.precondition is not None and outcome.kind is self.precondition.kind:
                 raise NotFound(
                     f"there is no thread {self.partition.thread!r}; nothing of this message was stored"
                 )
@@ -144,7 +144,7 @@ class Accept:
         if self.strategy not in (INTERRUPT, ROLLBACK) or not lane.pending:
             return []
         if lane.pending > _ALONE_MAX:
-            raise TryLater(
+            raise QueueFull(
                 f"thread {self.partition.thread!r} has {lane.pending} messages waiting, at most {_ALONE_MAX} "
                 "can be taken back at once; nothing of this one was stored. Cancel some of them first"
             )

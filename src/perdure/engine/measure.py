@@ -22,7 +22,7 @@ from perdure.model.records import Partition
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ByteCount:
     """So many of something, with their bytes."""
 
     count: int
@@ -36,10 +36,10 @@ class Measure:
     value stands in every checkpoint that has it."""
 
     total: int
-    checkpoints: Part
-    values: Part
-    writes: Part
-    channels: dict[str, Part] = field(default_factory=dict[str, Part])
+    checkpoints: ByteCount
+    values: ByteCount
+    writes: ByteCount
+    channels: dict[str, ByteCount] = field(default_factory=dict[str, ByteCount])
 
 
 def measure(partition: Partition, digest: Digester) -> Program[Measure]:
@@ -76,12 +76,14 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
     def weight(names: Iterable[bytes]) -> int:
         return sum(sizes[name] for name in names)
 
-    channels = {name: Part(len(own), weight(needs[name]) + inside[name]) for name, own in versions.items()}
+    channels = {
+        name: ByteCount(len(own), weight(needs[name]) + inside[name]) for name, own in versions.items()
+    }
     return Measure(
         total=records + inside_writes + weight(sizes),
-        checkpoints=Part(len(contents.checkpoints), records - inside.total()),
-        values=Part(sum(map(len, versions.values())), weight(of_values) + inside.total()),
-        writes=Part(len(contents.writes), inside_writes + weight(of_writes)),
+        checkpoints=ByteCount(len(contents.checkpoints), records - inside.total()),
+        values=ByteCount(sum(map(len, versions.values())), weight(of_values) + inside.total()),
+        writes=ByteCount(len(contents.writes), inside_writes + weight(of_writes)),
         channels=channels,
     )
 

@@ -89,7 +89,7 @@ class Take:
         return (Sending(self.partition, lane.stored(0), replies, in_doubt),)
 
 
-class Settled(NamedTuple):
+class DeliveryOutcome(NamedTuple):
     """What became of an attempt to deliver the first reply: its new ``state``, the provider's id for it, and
     the error if there was one. One that is ``ready``, or still ``sending`` because nobody knows, is looked at
     again at ``again_at``, and those behind it wait. ``counts`` says that this was an attempt, although
@@ -103,7 +103,7 @@ class Settled(NamedTuple):
 
 
 def settle(
-    sending: Sending, settled: Settled, channels: Sequence[str], now: int, ttl: int
+    sending: Sending, settled: DeliveryOutcome, channels: Sequence[str], now: int, ttl: int
 ) -> Program[Sending | None]:
     """Record what became of the first reply and mark the next one, in one commit; what is left to deliver, or
     ``None`` when the lane was let go of. ``Fenced`` when somebody else has taken over."""

@@ -21,7 +21,7 @@ from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition
 from perdure.model.versions import successor
 
 
-class Held(NamedTuple):
+class HeldRun(NamedTuple):
     """A run that this process holds, with its messages, the inbox as it was last seen, the thread's latest
     checkpoint when the run was claimed, and whether the thread was followed then, from any process."""
 
@@ -64,7 +64,7 @@ class Claim:
     most: int
     fresh: int
 
-    def take(self, known: Known | None) -> Program[Held | Unserved | None]:
+    def take(self, known: RememberedInbox | None) -> Program[HeldRun | Unserved | None]:
         """Hold it, unless it is not due or not the caller's to run. ``known`` is how the caller knows the
         inbox: whole and right, it saves every fetch."""
         guess = None
@@ -104,7 +104,7 @@ class Claim:
     def _rows(self, after: int, most: int) -> Range:
         return Range(INBOX, after=(after,), limit=most)
 
-    def _attempt(self, seen: _Seen) -> Program[tuple[Held | Unserved | None] | None]:
+    def _attempt(self, seen: _Seen) -> Program[tuple[HeldRun | Unserved | None] | None]:
         lane, now = seen.lane, self.now
         if not lane.is_due(now):
             return (None,)
@@ -150,10 +150,10 @@ class Claim:
             return None
         run, lane = replace(run, version=run.version + 1), lane.stored(0)
         is_followed = seen.follower is not None and followers.is_followed(seen.follower, now)
-        return (Held(self.partition, run, messages, lane, seen.head, is_followed),)
+        return (HeldRun(self.partition, run, messages, lane, seen.head, is_followed),)
 
 
-class Known(NamedTuple):
+class RememberedInbox(NamedTuple):
     """An inbox as a process remembers it: the epoch, if it knows it, and those of the pending messages that
     it has seen."""
 
@@ -192,15 +192,15 @@ class Ending:
     replies: Sequence[Any] = ()
 
 
-def renew(held: Held, now: int, ttl: int) -> Program[Held]:
+def renew(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
     """Hold a run for longer; ``Fenced`` when somebody else holds it. The lane that comes back may say that
     the run is to be ended."""
     return (yield from _relane(held, lambda lane: lane.renewed(now, ttl)))
 
 
 def put_off(
-    held: Held, until: int, note: Mapping[str, Any], now: int, *, counts: bool = True
-) -> Program[Held]:
+    held: HeldRun, until: int, note: Mapping[str, Any], now: int, *, counts: bool = True
+) -> Program[HeldRun]:
     """Let go of an open run, to be tried again at ``until``; ``Fenced`` when somebody else holds it.
     ``counts=False`` says that nothing was wrong with the run: this attempt is not held against it."""
     attempts = held.run.attempts - (not counts)
@@ -209,7 +209,7 @@ def put_off(
 
 
 def finish(
-    held: Held, ending: Ending, now: int, fresh: int, budget: int, told: Sequence[Put] = ()
+    held: HeldRun, ending: Ending, now: int, fresh: int, budget: int, told: Sequence[Put] = ()
 ) -> Program[tuple[Lane, tuple[Reply, ...]]]:
     """End a run: its state, its replies, its lease and its epoch in one commit, with the last of what it
     ``told``; the inbox and the replies as they are then. ``Fenced`` when somebody else holds it. Where
@@ -289,7 +289,7 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
     return (yield from retrying(partition, None, load, attempt))
 
 
-def _relane(held: Held, change: Callable[[Lane], Lane], run: Run | None = None) -> Program[Held]:
+def _relane(held: HeldRun, change: Callable[[Lane], Lane], run: Run | None = None) -> Program[HeldRun]:
     partition = held.partition
 
     def load() -> Program[Lane]:
@@ -298,7 +298,7 @@ def _relane(held: Held, change: Callable[[Lane], Lane], run: Run | None = None) 
         _refuse_lost(held, lane)
         return lane
 
-    def attempt(lane: Lane) -> Program[Held | None]:
+    def attempt(lane: Lane) -> Program[HeldRun | None]:
         lane = change(lane)
         ops: list[Op] = [Check(EPOCH, (), held.epoch), lane.put(0)]
         if run is not None:
@@ -312,7 +312,7 @@ def _relane(held: Held, change: Callable[[Lane], Lane], run: Run | None = None) 
     return (yield from retrying(partition, held.lane, load, attempt))
 
 
-def _refuse_lost(held: Held, lane: Lane) -> None:
+def _refuse_lost(held: HeldRun, lane: Lane) -> None:
     if lane.epoch != held.epoch or lane.run_id != held.run.id:
         raise Fenced(
             f"thread {held.partition.thread!r}: run {held.run.id!r} was held under epoch {held.epoch} and is "

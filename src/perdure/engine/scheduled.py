@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from perdure.engine.documents import Document
 from perdure.engine.inbox import Accepted, accepted_before, postponed, readable, taken_back
 from perdure.engine.transact import Budget, retrying
-from perdure.errors import NotFound, TryLater
+from perdure.errors import NotFound, QueueFull
 from perdure.model.messages import Message, dedupe_put, encode
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -23,10 +23,10 @@ _OPS_A_MESSAGE = 3
 
 
 def postpone(
-    partition: Partition, message: Message, due: int, most: int, fresh: int, within: Check | None
+    partition: Partition, message: Message, due: int, most: int, fresh: int, precondition: Check | None
 ) -> Program[Accepted]:
     """Accept a message that is to wait until a time. It has no number before that, and holds its dedupe key
-    from now on. ``NotFound`` when ``within`` is not there, ``TryLater`` when ``most`` wait like this
+    from now on. ``NotFound`` when ``precondition`` is not there, ``QueueFull`` when ``most`` wait like this
     already."""
 
     def load() -> Program[tuple[Lane, Accepted | None]]:
@@ -42,7 +42,7 @@ def postpone(
         if before is not None:
             return before
         if lane.pending >= most:
-            raise TryLater(
+            raise QueueFull(
                 f"thread {partition.thread!r} has {lane.pending} messages whose time comes later, as many as "
                 "it may have; nothing of this one was stored. Send it again when it is due"
             )
@@ -51,11 +51,14 @@ def postpone(
         ops: list[Op] = [lane.put(fresh), _put(message, due, fresh)]
         if message.dedupe:
             ops.append(dedupe_put(message.dedupe, -due))
-        if within is not None:
-            ops.append(within)
+        if precondition is not None:
+            ops.append(precondition)
         outcome = yield from ask(Commit(partition, tuple(ops)))
         if not isinstance(outcome, Committed):
-            if within is not None and (outcome.kind, outcome.key) == (within.kind, within.key):
+            if precondition is not None and (outcome.kind, outcome.key) == (
+                precondition.kind,
+                precondition.key,
+            ):
                 raise NotFound(f"there is no thread {partition.thread!r}; nothing of this message was stored")
             return None
         stored = replace(message, accepted_at=due)

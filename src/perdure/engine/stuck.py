@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from perdure.engine.inbox import readable
-from perdure.model.ops import Fetch, Find, Found, Get, Now, Range
+from perdure.model.ops import Fetch, Find, Get, IndexHit, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
@@ -80,7 +80,7 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
         since = last.fields["due_at"]
 
 
-def _unseen(page: tuple[Found, ...], seen: set[tuple[Partition, str]]) -> Iterator[tuple[Found, str]]:
+def _unseen(page: tuple[IndexHit, ...], seen: set[tuple[Partition, str]]) -> Iterator[tuple[IndexHit, str]]:
     for found in page:
         if found.record is not None and (found.partition, found.record.key[0]) not in seen:
             yield found, found.record.key[0]

@@ -1,6 +1,6 @@
 """Moving house: a thread is read at one database and written at another, and says the same there.
 
-A program here asks two databases: every effect says at which ``Place`` it is to be performed. A thread
+A program here asks two databases: every effect says at which ``Side`` it is to be performed. A thread
 arrives chunks first, then checkpoints oldest to newest, writes, tags, the heads of subgraphs and documents;
 then it is read back and its content digest compared; only then, and in one commit, come the root's head and
 the collection generation. A thread with neither has not arrived: it has no latest state, a graph that is
@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from perdure.engine import content, transfer_claim
-from perdure.engine.content import Digest, Reading, Report
+from perdure.engine.content import Digest, Report, ThreadContent
 from perdure.engine.paging import read_all
 from perdure.engine.retention import Contents, batches, collect
 from perdure.engine.threads import HeadView, View, guards, load_view
@@ -69,7 +69,7 @@ _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
 _ROOT: Key = ("",)
 
 
-class Place(Enum):
+class Side(Enum):
     """Where an effect is performed."""
 
     SOURCE = "source"
@@ -77,14 +77,14 @@ class Place(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class At(Effect[R]):
+class OnSide(Effect[R]):
     """An effect, and the place where it is to be performed."""
 
-    place: Place
+    place: Side
     effect: Effect[R]
 
 
-def at(place: Place, program: Program[R]) -> Program[R]:
+def at(place: Side, program: Program[R]) -> Program[R]:
     """A program of one database, as a part of one that asks two."""
     answer: Any = None
     error: BaseException | None = None
@@ -94,7 +94,7 @@ def at(place: Place, program: Program[R]) -> Program[R]:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         try:
-            answer, error = (yield At(place, effect)), None
+            answer, error = (yield OnSide(place, effect)), None
         except Exception as raised:
             answer, error = None, raised
 
@@ -109,7 +109,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TransferResult:
     """What became of a thread or of a namespace of the store. ``found`` is what the target had of it before,
     ``digest`` what it says, ``written`` how many bytes of chunks were written now."""
 
@@ -119,7 +119,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TransferOptions:
     """How threads move: the digest keys of both places, what a commit at the target may carry, where the
     versions of a new thread start, whether a different thread of the same name is replaced, and who is told
     of the bytes that were read."""
@@ -136,26 +136,28 @@ class Exists(Conflict):
     """The target has a different thread of this name; it was left as it is."""
 
 
-def compare_thread(partition: Partition, target: Partition, terms: Terms) -> Program[Moved]:
+def compare_thread(
+    partition: Partition, target: Partition, terms: TransferOptions
+) -> Program[TransferResult]:
     """What the target has of a thread; nothing is changed."""
 
     def whole(contents: Contents) -> None:
         _refuse_headless(partition, contents)
 
     digest = yield from at(
-        Place.SOURCE, content.digest_thread(partition, terms.source, terms.report, check=whole)
+        Side.SOURCE, content.digest_thread(partition, terms.source, terms.report, check=whole)
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone(partition)
-    view = yield from at(Place.TARGET, load_view(target, ""))
-    if _has_arrived(view) or (yield from at(Place.TARGET, _has_documents(target))):
-        there = yield from at(Place.TARGET, content.digest_thread(target, terms.target))
-        return Moved(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
-    held = yield from at(Place.TARGET, _hold(target))
-    return Moved(held.state, digest)
+    view = yield from at(Side.TARGET, load_view(target, ""))
+    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
+        there = yield from at(Side.TARGET, content.digest_thread(target, terms.target))
+        return TransferResult(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
+    held = yield from at(Side.TARGET, _hold(target))
+    return TransferResult(held.state, digest)
 
 
-def move_thread(partition: Partition, target: Partition, terms: Terms) -> Program[Moved]:
+def move_thread(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
     """Bring a thread to the target, as it is at the source when it arrives.
 
     Raises ``Conflict`` while the thread's queue is not at rest or when the target is written to by others,
@@ -164,10 +166,10 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
     arrived is not what was sent. When it was writing by then the thread has not arrived; moving it again goes
     on from what is there.
     """
-    yield from at(Place.SOURCE, _refuse_busy(partition))
+    yield from at(Side.SOURCE, _refuse_busy(partition))
     found: State | None = None
-    view = yield from at(Place.TARGET, load_view(target, ""))
-    if _has_arrived(view) or (yield from at(Place.TARGET, _has_documents(target))):
+    view = yield from at(Side.TARGET, load_view(target, ""))
+    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
         compared = yield from compare_thread(partition, target, terms)
         if compared.found is State.SAME:
             return compared
@@ -176,36 +178,36 @@ def move_thread(partition: Partition, target: Partition, terms: Terms) -> Progra
                 f"thread {target.thread!r} is at the target already and differs from the source; it was left "
                 "as it is. Pass --replace to bring it up to date"
             )
-        yield from at(Place.TARGET, _withdraw(target, view))
+        yield from at(Side.TARGET, _withdraw(target, view))
         found = State.DIFFERENT
     written = 0
     for _ in range(ATTEMPTS):
-        reading = yield from at(Place.SOURCE, content.read_thread(partition, terms.source, terms.target))
+        reading = yield from at(Side.SOURCE, content.read_thread(partition, terms.source, terms.target))
         if reading is None:
             continue
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
             raise _gone(partition)
         _refuse_headless(partition, reading.contents)
-        yield from at(Place.TARGET, _commit(target, transfer_claim.claim(terms.first_version)))
-        held = yield from at(Place.TARGET, _hold(target))
+        yield from at(Side.TARGET, _commit(target, transfer_claim.claim(terms.first_version)))
+        held = yield from at(Side.TARGET, _hold(target))
         found = found or held.state
         sent = yield from _send_chunks(partition, target, reading, held, terms)
         if sent is None:
             continue
         written += sent.written
         digest = content.digest_of(reading, sent.read)
-        written += yield from at(Place.TARGET, _send_rows(target, reading, held, terms))
+        written += yield from at(Side.TARGET, _send_rows(target, reading, held, terms))
         root = reading.contents.heads.get("")
-        arrived = yield from at(Place.TARGET, content.digest_thread(target, terms.target, root=root))
+        arrived = yield from at(Side.TARGET, content.digest_thread(target, terms.target, root=root))
         if not arrived.agrees(digest):
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
             )
-        if (yield from at(Place.SOURCE, content.pulse(partition))) != reading.pulse:
+        if (yield from at(Side.SOURCE, content.pulse(partition))) != reading.pulse:
             continue
-        yield from at(Place.TARGET, _arrive(target, reading, held, terms))
-        return Moved(found, digest, written)
+        yield from at(Side.TARGET, _arrive(target, reading, held, terms))
+        return TransferResult(found, digest, written)
     raise Contention(
         f"thread {partition.thread!r} is written to all the time and was not moved; stop its writers, or "
         "move it later"
@@ -289,14 +291,14 @@ def _withdraw(target: Partition, view: View) -> Program[None]:
 
 
 def _send_chunks(
-    partition: Partition, target: Partition, reading: Reading, held: _Held, terms: Terms
+    partition: Partition, target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
 ) -> Program[_Sent | None]:
     """Send payloads as they are read, then the nodes; ``None`` when some are gone at the source."""
     graft = reading.graft
     read = written = 0
     pace = content.Pace()
     for names in pace.slices(sorted(graft.payloads)):
-        bodies = yield from at(Place.SOURCE, content.fetch(partition, reading, names))
+        bodies = yield from at(Side.SOURCE, content.fetch(partition, reading, names))
         if bodies is None:
             return None
         pace.learn(bodies)
@@ -305,10 +307,10 @@ def _send_chunks(
             fresh[graft.arrive(name, body)] = body
             read += len(body)
             terms.report(len(body))
-        written += yield from at(Place.TARGET, _stage(target, fresh, held, terms.budget))
+        written += yield from at(Side.TARGET, _stage(target, fresh, held, terms.budget))
     for ref in content.references(reading.contents):
         graft.reference(ref)
-    written += yield from at(Place.TARGET, _stage(target, graft.fresh, held, terms.budget))
+    written += yield from at(Side.TARGET, _stage(target, graft.fresh, held, terms.budget))
     return _Sent(read, written)
 
 
@@ -319,7 +321,9 @@ def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: B
     return sum(map(len, fresh.values()))
 
 
-def _send_rows(target: Partition, reading: Reading, held: _Held, terms: Terms) -> Program[int]:
+def _send_rows(
+    target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
+) -> Program[int]:
     """Write what is not there yet or differs, oldest first, then remove what does not belong there."""
     wanted = _rows(reading, terms)
     ops: list[Op] = [put for put in wanted if not _is_same(held.rows.get((put.kind.name, put.key)), put)]
@@ -332,7 +336,7 @@ def _send_rows(target: Partition, reading: Reading, held: _Held, terms: Terms) -
     return written
 
 
-def _rows(reading: Reading, terms: Terms) -> list[Put]:
+def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     contents, graft = reading.contents, reading.graft
     rows = [content.renamed(c, graft).put() for c in content.in_order(contents.checkpoints)]
     rows += [content.renamed_write(w, graft).put() for w in contents.writes]
@@ -343,7 +347,7 @@ def _rows(reading: Reading, terms: Terms) -> list[Put]:
     return rows
 
 
-def _arrive(target: Partition, reading: Reading, held: _Held, terms: Terms) -> Program[None]:
+def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions) -> Program[None]:
     """Put the thread in place, and take away the chunks that an earlier attempt left."""
     view, root = reading.contents.view, reading.contents.heads.get("")
     generation = max(terms.first_version, held.generation + 1)

@@ -15,7 +15,7 @@ import ormsgpack
 from perdure.engine.content import ATTEMPTS, Digest, Report, silent
 from perdure.engine.paging import read_all
 from perdure.engine.retention import batches
-from perdure.engine.transfer import Exists, Moved, Place, State, Terms, at
+from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.items import is_over, labels_of
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
@@ -49,22 +49,26 @@ def name(partition: Partition) -> str:
     return f"store namespace {'/'.join(map(repr, labels_of(partition.thread)))}"
 
 
-def compare_items(partition: Partition, target: Partition, terms: Terms, now: Now) -> Program[Moved]:
+def compare_items(
+    partition: Partition, target: Partition, terms: TransferOptions, now: Now
+) -> Program[TransferResult]:
     """What the target has of a namespace; nothing is changed."""
-    mine = yield from at(Place.SOURCE, _survey(partition, now(), terms.report))
-    there = yield from at(Place.TARGET, _survey(target, now()))
+    mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+    there = yield from at(Side.TARGET, _survey(target, now()))
     return _compared(mine, there, now())
 
 
-def move_items(partition: Partition, target: Partition, terms: Terms, now: Now) -> Program[Moved]:
+def move_items(
+    partition: Partition, target: Partition, terms: TransferOptions, now: Now
+) -> Program[TransferResult]:
     """Bring a namespace's living items to the target. Raises as ``move_thread`` does, but that a namespace
     without items is moved by doing nothing."""
-    first: Moved | None = None
+    first: TransferResult | None = None
     written = 0
     sent: dict[Key, int] = {}
     for _ in range(ATTEMPTS):
-        mine = yield from at(Place.SOURCE, _survey(partition, now(), terms.report))
-        there = yield from at(Place.TARGET, _survey(target, now()))
+        mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+        there = yield from at(Side.TARGET, _survey(target, now()))
         compared = _compared(mine, there, now())
         if first is None:
             first = compared
@@ -77,17 +81,17 @@ def move_items(partition: Partition, target: Partition, terms: Terms, now: Now) 
         elif _foreign(mine, there, sent, now()):
             raise _written_to(target)
         if compared.found is State.SAME:
-            return Moved(first.found, compared.digest, written)
+            return TransferResult(first.found, compared.digest, written)
         written += yield from _send(partition, target, mine, there, terms, sent)
-        arrived = yield from at(Place.TARGET, _survey(target, now()))
+        arrived = yield from at(Side.TARGET, _survey(target, now()))
         edge = now() + MARGIN
         lasting = {k: i.record.version for k, i in mine.items() if not is_over(i.record, edge)}
-        if (yield from at(Place.SOURCE, _versions(partition, edge))) != lasting:
+        if (yield from at(Side.SOURCE, _versions(partition, edge))) != lasting:
             continue
         settled = _compared(mine, arrived, now())
         if settled.found is not State.SAME:
             raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
-        return Moved(first.found, settled.digest, written)
+        return TransferResult(first.found, settled.digest, written)
     raise Contention(f"{name(partition)} is written to all the time; stop its writers, or move it later")
 
 
@@ -117,7 +121,7 @@ def _versions(partition: Partition, edge: int) -> Program[dict[Key, int]]:
     return {r.key: r.version for r in records if not is_over(r, edge)}
 
 
-def _compared(mine: Items, there: Items, now: int) -> Moved:
+def _compared(mine: Items, there: Items, now: int) -> TransferResult:
     edge = now + MARGIN
     digest = _digest(mine, edge)
 
@@ -128,10 +132,10 @@ def _compared(mine: Items, there: Items, now: int) -> Moved:
         )
 
     if not agrees(there, mine):
-        return Moved(State.DIFFERENT, digest)
+        return TransferResult(State.DIFFERENT, digest)
     if agrees(mine, there) and not any(_ends_early(there.get(key), i) for key, i in mine.items()):
-        return Moved(State.SAME, digest)
-    return Moved(State.PARTIAL if there else State.ABSENT, digest)
+        return TransferResult(State.SAME, digest)
+    return TransferResult(State.PARTIAL if there else State.ABSENT, digest)
 
 
 def _ends_early(held: _Item | None, item: _Item) -> bool:
@@ -153,7 +157,12 @@ def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
 
 
 def _send(
-    partition: Partition, target: Partition, mine: Items, there: Items, terms: Terms, sent: dict[Key, int]
+    partition: Partition,
+    target: Partition,
+    mine: Items,
+    there: Items,
+    terms: TransferOptions,
+    sent: dict[Key, int],
 ) -> Program[int]:
     """Write the items that are missing or differ, then remove those that do not belong there."""
     written = 0
@@ -163,7 +172,7 @@ def _send(
         if key not in there or _signature(there[key]) != _signature(item) or _ends_early(there[key], item)
     ]
     for start in range(0, len(wanted), _PAGE):
-        records = yield from at(Place.SOURCE, _get(partition, wanted[start : start + _PAGE]))
+        records = yield from at(Side.SOURCE, _get(partition, wanted[start : start + _PAGE]))
         puts: list[Op] = []
         for record in records:
             held = there[record.key].record.version if record.key in there else 0
@@ -172,9 +181,9 @@ def _send(
             puts.append(Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version))
             sent[record.key] = version
             written += len(record.body)
-        yield from at(Place.TARGET, _commit(target, puts, terms))
+        yield from at(Side.TARGET, _commit(target, puts, terms))
     extra: list[Op] = [Delete(ITEM, key, i.record.version) for key, i in there.items() if key not in mine]
-    yield from at(Place.TARGET, _commit(target, extra, terms))
+    yield from at(Side.TARGET, _commit(target, extra, terms))
     return written
 
 
@@ -183,7 +192,7 @@ def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
     return [record for answer in answers for record in answer]
 
 
-def _commit(target: Partition, ops: list[Op], terms: Terms) -> Program[None]:
+def _commit(target: Partition, ops: list[Op], terms: TransferOptions) -> Program[None]:
     for batch in batches(ops, terms.budget):
         outcome = yield from ask(Commit(target, tuple(batch)))
         if not isinstance(outcome, Committed):

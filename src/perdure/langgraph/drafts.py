@@ -14,7 +14,7 @@ from perdure.engine.checkpoints import Draft
 from perdure.engine.threads import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate, value_errors
-from perdure.langgraph.cache.known_chunks import Basis, Belief
+from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.values import Encoding, Frozen, ThreadCache
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.serde import Serde
@@ -45,7 +45,7 @@ class Encoder:
     _last: Encoding | None = None
 
     def encode(
-        self, basis: Basis, ops: int, write: Callable[[Encoding], R], serde: Serde | None = None
+        self, basis: WriteBasis, ops: int, write: Callable[[Encoding], R], serde: Serde | None = None
     ) -> tuple[R, tuple[Check, ...]]:
         """Encode on a basis, for a commit of so many operations: what ``write`` returns, and the checks that
         prove the chunks that it left out. A draft before this one is forgotten."""
@@ -54,18 +54,18 @@ class Encoder:
         self.is_again = True
         room = max(0, self.budget - ops)
 
-        def encoded(belief: Belief) -> tuple[R, tuple[Check, ...] | None]:
+        def encoded(belief: Reuse) -> tuple[R, tuple[Check, ...] | None]:
             encoding = self._last = Encoding(
                 serde or self.serde, self.digest, self.cache, basis, belief=belief
             )
             return write(encoding), encoding.proof(room)
 
-        for belief in (Belief.ALL, Belief.OF_ROOT):
+        for belief in (Reuse.ALL, Reuse.OF_ROOT):
             written, checks = encoded(belief)
             if checks is not None:
                 return written, checks
         # There is no room for any proof, so every chunk is stored again, before the commit.
-        return encoded(Belief.NONE)[0], ()
+        return encoded(Reuse.NONE)[0], ()
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
@@ -122,12 +122,12 @@ class CheckpointPlan:
         base = yield from self._base(generation, is_known=not encoder.is_again)
         checkpoint = self.checkpoint
         root_head = None if self.namespace == ROOT else view.root_head
-        place = translate.Place(self.namespace, self.parent, seq, root_head, *self._authors())
+        place = translate.CheckpointPosition(self.namespace, self.parent, seq, root_head, *self._authors())
         head = view.head.checkpoint_id if view.head else None
-        basis = Basis(generation, self.namespace, head, view.root_head, is_guarded=True)
+        basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
         if beside is not None:
             # What leaves in the same commit proves nothing; what it is built on does.
-            basis = Basis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
+            basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
 
         def write(encoding: Encoding) -> CheckpointRecord:
             with translate.noted(encoder.partition, checkpoint["id"]):
@@ -242,7 +242,7 @@ class WritesPlan:
         """
         serde = self.encoder.serde
         root = view.root_head if self.beside is None else self.beside.parent_id
-        basis = Basis(generation, self.namespace, None, root, is_guarded=False)
+        basis = WriteBasis(generation, self.namespace, None, root, is_guarded=False)
         with translate.noted(self.encoder.partition, self.checkpoint_id):
             translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
             try:
@@ -269,7 +269,7 @@ class WritesPlan:
         if self.refused is not None:
             raise self.refused
 
-    def _draft(self, basis: Basis, serde: Serde | None = None) -> Draft:
+    def _draft(self, basis: WriteBasis, serde: Serde | None = None) -> Draft:
         nonce = "" if self.loop is None else self.loop.nonce
 
         def write(encoding: Encoding) -> dict[int, PendingWrite]:

@@ -44,7 +44,7 @@ def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
     )
 
 
-class Part(NamedTuple):
+class PreparedWrite(NamedTuple):
     """A write that has come as far as its commit."""
 
     program: Program[None]
@@ -61,7 +61,9 @@ class Opening:
     """A put of an input that is ready to be sent, and the writes that carry it. ``view`` is the thread, and
     ``base`` the checkpoint, as they will be: no news for anybody who does not leave in the same commit."""
 
-    def __init__(self, put: CheckpointPut, lead: Part, driver: Driver, over: Callable[[], object]) -> None:
+    def __init__(
+        self, put: CheckpointPut, lead: PreparedWrite, driver: Driver, over: Callable[[], object]
+    ) -> None:
         if put.planned is None:
             raise ValueError("a put has planned what it commits")
         self.view, self.base = put.planned
@@ -91,7 +93,7 @@ class Opening:
         if not self._is_open or not isinstance(effect := next(program), Commit):
             program.close()
             return False
-        self._parts.append(Part(program, effect))
+        self._parts.append(PreparedWrite(program, effect))
         if not is_last:
             try:
                 await self._while(lambda: not self._is_sent)
@@ -180,7 +182,9 @@ class Openings:
         effect = next(program)
         at = asyncio.get_running_loop(), put.partition
         if put.is_committed_by(effect) and at not in self._openings:
-            opening = Opening(put, Part(program, effect), self._driver, lambda: self._openings.pop(at, None))
+            opening = Opening(
+                put, PreparedWrite(program, effect), self._driver, lambda: self._openings.pop(at, None)
+            )
             self._openings[at] = opening
             if await opening.is_carried():
                 return

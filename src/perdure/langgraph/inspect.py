@@ -23,7 +23,7 @@ from perdure.model.chunks import Digester
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
-from perdure.model.tree import Listed, Mapped, Tree
+from perdure.model.tree import EncodedDict, EncodedList, Tree
 
 EXPORT_FORMAT = "perdure.thread/1"
 
@@ -155,7 +155,9 @@ def _full(
 
 def _channel(name: str, tree: Tree) -> ChannelView:
     value, size = _plain(tree)
-    return ChannelView(name, value, size, len(tree.items) if isinstance(tree, Listed | Mapped) else None)
+    return ChannelView(
+        name, value, size, len(tree.items) if isinstance(tree, EncodedList | EncodedDict) else None
+    )
 
 
 def _plain(tree: Tree) -> tuple[Any, int]:

@@ -22,7 +22,7 @@ from perdure.model.records import Partition
 
 
 @dataclass(slots=True)
-class Listing:
+class CheckpointListing:
     """A walk over the checkpoints that a config, a filter and ``before`` select, at most ``remaining``."""
 
     at: Address

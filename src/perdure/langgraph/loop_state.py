@@ -19,7 +19,7 @@ from yaml.representer import Representer, SafeRepresenter
 
 from perdure.errors import PerdureError
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.lineage import Loaded
+from perdure.model.lineage import LoadedHead
 from perdure.model.records import Key, Partition
 
 _ABSENT_MAX = 4096
@@ -36,7 +36,7 @@ class Loop:
 
     nonce: str
     place: tuple[Partition, str]
-    loaded: Loaded
+    loaded: LoadedHead
     seen: Mapping[tuple[str, int], int] = field(default_factory=dict)
     seen_nonces: tuple[str, ...] = ()
     base: CheckpointRecord | None = None
@@ -175,14 +175,14 @@ class Loops:
             with self._lock:
                 slot = (partition, namespace)
                 if slot not in self._absent:
-                    self._absent[slot] = Loop(nonce, slot, Loaded(None, was_head=True))
+                    self._absent[slot] = Loop(nonce, slot, LoadedHead(None, was_head=True))
                 self._absent.move_to_end(slot)
                 _trim(self._absent, _ABSENT_MAX)
             return None
         loop = Loop(
             nonce,
             (partition, namespace),
-            Loaded(checkpoint.id, was_head, version),
+            LoadedHead(checkpoint.id, was_head, version),
             {(w.task_id, w.idx): w.version for w in writes},
             tuple(dict.fromkeys(w.nonce for w in writes if w.nonce)),
             checkpoint,
@@ -201,7 +201,7 @@ class Loops:
                 if thread.keeper is self:
                     return loop
                 # Loaded by another saver: what was loaded counts, and what that saver knows does not.
-                return Loop(loop.nonce, loop.place, Loaded(loop.loaded.addressed, loop.loaded.was_head))
+                return Loop(loop.nonce, loop.place, LoadedHead(loop.loaded.addressed, loop.loaded.was_head))
         with self._lock:
             return self._absent.get((partition, namespace))
 

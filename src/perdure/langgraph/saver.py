@@ -34,7 +34,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, TypeName
 from perdure.langgraph.drafts import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.first_step import Openings, may_be_carried
-from perdure.langgraph.listing import Listing, WholeListing
+from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
@@ -42,7 +42,7 @@ from perdure.langgraph.versions import next_version
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, Version
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, Claim, claim, loop_name
+from perdure.model.lineage import ROOT, HeadClaim, claim, loop_name
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.versions import first_version
@@ -338,7 +338,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
                 # Pruned while it was read; what is there now counts.
                 found = again
 
-    def _read(self, at: Address, namespace: str, found: checkpoints.Found) -> Program[CheckpointTuple | None]:
+    def _read(
+        self, at: Address, namespace: str, found: checkpoints.LoadedCheckpoint
+    ) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
         loop = self._loops.start(
             at.partition,
@@ -368,7 +370,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
         return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, thread)
 
-    def _list(self, pages: Listing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
+    def _list(self, pages: CheckpointListing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._packer, self._digest))
 
     def _pages(
@@ -377,9 +379,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         filter: Mapping[str, Any] | None,
         before: RunnableConfig | None,
         limit: int | None,
-    ) -> Listing | WholeListing:
+    ) -> CheckpointListing | WholeListing:
         if config is not None:
-            return Listing(self._address(config), filter, before, limit)
+            return CheckpointListing(self._address(config), filter, before, limit)
         if not self._may_list_all:
             raise NotAllowed(
                 "listing without a thread shows the checkpoints of every thread; ask for this right by "
@@ -472,7 +474,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def _encoder(self, partition: Partition) -> Encoder:
         return Encoder(self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops)
 
-    def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> Claim | None:
+    def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> HeadClaim | None:
         if loop is None or self._fork or namespace != ROOT:
             return None
         return claim(loop.loaded, checkpoint_id, loop.nonce)

@@ -20,7 +20,7 @@ from perdure.engine import values as engine_values
 from perdure.errors import PerdureError, Unreadable, Unserialisable
 from perdure.langgraph import value_errors
 from perdure.langgraph.cache.gc_pause import collection_paused
-from perdure.langgraph.cache.known_chunks import Seen
+from perdure.langgraph.cache.known_chunks import HeadRefs
 from perdure.langgraph.cache.values import Encoding, Pool, ThreadCache, recall, take
 from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
@@ -117,7 +117,7 @@ def _persists(key: str, value: object, out: Mapping[str, Any]) -> bool:
     )
 
 
-class Place(NamedTuple):
+class CheckpointPosition(NamedTuple):
     """Where a new checkpoint stands: see ``CheckpointRecord``."""
 
     namespace: str
@@ -137,7 +137,7 @@ def delta_channels(full: Mapping[str, Any]) -> Mapping[str, Any]:
 def to_record(
     serde: Serde,
     encoding: Encoding,
-    place: Place,
+    place: CheckpointPosition,
     checkpoint: Checkpoint,
     full: Mapping[str, Any],
     new_versions: ChannelVersions,
@@ -255,7 +255,7 @@ def read_values(
         except Unreadable as error:
             new.update((write.channel, trees[name]) for name, write in _named(record, pending))
             raise value_errors.on_read(serde, error, new) from error
-    cache.see(record.namespace, Seen(record.id, record.refs))
+    cache.see(record.namespace, HeadRefs(record.id, record.refs))
     return Values({c: channels[c] for c in record.refs}, out)
 
 

@@ -26,7 +26,7 @@ class Verdict(Enum):
     LOST = "lost"
 
 
-class Loaded(NamedTuple):
+class LoadedHead(NamedTuple):
     """What a loop loaded: the checkpoint it addressed (``None``: the thread was absent), and whether that
     was the head at the time, of which version."""
 
@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     version: int | None = None
 
 
-class Claim(NamedTuple):
+class HeadClaim(NamedTuple):
     """A loop's first write on the head that it loaded takes the head from one version to another, which is
     the loop's own. Who loaded the same head then finds it claimed, so that of two rivals one gets every write
     and the other none, where each could otherwise win the slots that it came to first."""
@@ -76,7 +76,7 @@ def _mark_in(nonce: str) -> str:
     return nonce.partition(".")[2]
 
 
-def claim(loaded: Loaded, checkpoint_id: str | None, nonce: str) -> Claim | None:
+def claim(loaded: LoadedHead, checkpoint_id: str | None, nonce: str) -> HeadClaim | None:
     """The claim of a loop on a checkpoint; ``None`` where it did not load that one as the head."""
     if (
         checkpoint_id is None
@@ -85,7 +85,7 @@ def claim(loaded: Loaded, checkpoint_id: str | None, nonce: str) -> Claim | None
         or loaded.version is None
     ):
         return None
-    return Claim(checkpoint_id, loaded.version, successor(loaded.version, nonce))
+    return HeadClaim(checkpoint_id, loaded.version, successor(loaded.version, nonce))
 
 
 def judge(
@@ -94,7 +94,7 @@ def judge(
     head: str | None,
     parent: str | None,
     source: str | None,
-    loaded: Loaded | None,
+    loaded: LoadedHead | None,
 ) -> Verdict:
     """The verdict on a put. ``loaded`` is ``None`` for a bare put that no load preceded."""
     if namespace != ROOT or parent == head:

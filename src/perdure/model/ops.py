@@ -123,7 +123,7 @@ class Commit(Effect[Committed | Refused]):
             raise ValueError("a commit holds at most one operation a key")
 
 
-class Listed(NamedTuple):
+class ListedThread(NamedTuple):
     """A thread's row in the listing. Times are microseconds since 1970; ``status`` is ``unsure`` where the
     thread has to be read for it."""
 
@@ -133,13 +133,13 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IndexHit:
     """A hint from an index: a partition and, where the index is of records, the record's clear part; of
     threads also their rows in the listing, where there is one."""
 
     partition: Partition
     record: Record | None = None
-    listed: Listed | None = None
+    listed: ListedThread | None = None
 
 
 class Bound(NamedTuple):
@@ -161,7 +161,7 @@ class ItemPlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Find(Effect[tuple[Found, ...]]):
+class Find(Effect[tuple[IndexHit, ...]]):
     """The only read across partitions, and a hint that the next commit verifies.
 
     ``index`` is ``"threads"`` (the partitions of a ``space`` in order of tenant and name, a tenant's or

@@ -11,7 +11,7 @@ from struct import pack
 
 from perdure.errors import Corrupt
 from perdure.model import refs
-from perdure.model.tree import Leaf, Listed, Mapped, Tree
+from perdure.model.tree import EncodedDict, EncodedList, Leaf, Tree
 
 SNAPSHOT_EXT = 7
 """The extension code of LangGraph's ``_DeltaSnapshot``."""
@@ -34,11 +34,11 @@ def packed(tree: Tree) -> bytes:
         if tree.type == refs.BYTES:
             return _bin_header(len(tree.body)) + tree.body
         raise Corrupt(f"a payload of type {tree.type} stands inside another value")
-    if isinstance(tree, Listed):
+    if isinstance(tree, EncodedList):
         return array_header(len(tree.items)) + b"".join(
             [i.body if type(i) is Leaf and i.type == refs.MSGPACK else packed(i) for i in tree.items]
         )
-    if isinstance(tree, Mapped):
+    if isinstance(tree, EncodedDict):
         parts = [map_header(len(tree.items))]
         for key, value in tree.items:
             parts.append(key)

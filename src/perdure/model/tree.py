@@ -29,7 +29,7 @@ _FANOUT_MASK = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ListCuts:
     """How a list was cut: where its leaf nodes end, and their digests. What starts alike is cut alike."""
 
     ends: list[int]
@@ -92,7 +92,7 @@ class Builder:
         """The reference of a list, given the references of its elements."""
         return self.list_like(elements, None, 0)[0]
 
-    def list_like(self, elements: list[bytes], before: Shape | None, same: int) -> tuple[bytes, Shape]:
+    def list_like(self, elements: list[bytes], before: ListCuts | None, same: int) -> tuple[bytes, ListCuts]:
         """As ``list_of``, for a list whose first ``same`` elements are those of one cut as ``before``, whose
         nodes are stored; with the shape of this one."""
         ends: list[int] = []
@@ -122,7 +122,7 @@ class Builder:
             at = end - first
         ends += new_ends
         ref = self._tree(refs.LIST, len(elements), leaves, b"".join(entries[at:]))
-        return ref, Shape(ends, leaves)
+        return ref, ListCuts(ends, leaves)
 
     def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The reference of a dict, given its packed keys and the references of its values, in order."""
@@ -180,7 +180,7 @@ class Leaf:
 
 
 @dataclass(slots=True)
-class Listed:
+class EncodedList:
     """A list: the references of its elements, and the elements."""
 
     refs: list[bytes]
@@ -188,7 +188,7 @@ class Listed:
 
 
 @dataclass(slots=True)
-class Mapped:
+class EncodedDict:
     """A dict: packed keys and values, in order."""
 
     items: list[tuple[bytes, Tree]]
@@ -201,7 +201,7 @@ class Snapshot:
     inner: Tree
 
 
-Tree = Leaf | Listed | Mapped | Snapshot
+Tree = Leaf | EncodedList | EncodedDict | Snapshot
 
 Bodies = dict[bytes, bytes]
 Run = tuple[list[bytes], list[Tree]]
@@ -288,7 +288,11 @@ class Expansion:
         items = [item for run in whole for item in run[1]]
         if len(items) != count:
             raise Corrupt(f"a list or dict names {count} entries and holds {len(items)}")
-        return Listed(names, items) if tag == refs.LIST else Mapped(list(zip(names, items, strict=True)))
+        return (
+            EncodedList(names, items)
+            if tag == refs.LIST
+            else EncodedDict(list(zip(names, items, strict=True)))
+        )
 
     def _leaf(self, tag: int, digest: bytes) -> Run | None:
         """The entries of a leaf node; many trees share one, so it is read once."""

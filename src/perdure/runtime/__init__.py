@@ -6,10 +6,10 @@ from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agents import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.observe import Logs, Observer
-from perdure.runtime.options import Options, Telling
+from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
-from perdure.runtime.subagents import distilled
+from perdure.runtime.subagents import isolated_subgraph
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
 
@@ -27,12 +27,12 @@ __all__ = [
     "Runtime",
     "Settings",
     "Standing",
-    "Telling",
+    "StreamOptions",
     "Ticket",
     "Undeliverable",
-    "distilled",
     "effect",
     "effect_key",
     "effects",
     "effects_sync",
+    "isolated_subgraph",
 ]

@@ -115,7 +115,7 @@ class Agent:
         if unsaved and self.durability == "sync":
             raise ValueError(
                 f"the subgraphs {unsaved} are compiled with checkpointer=False, with which LangGraph cannot "
-                "run durability='sync'; add them with perdure.runtime.distilled(…), or use "
+                "run durability='sync'; add them with perdure.runtime.isolated_subgraph(…), or use "
                 "Agent(graph, durability='async')"
             )
 

@@ -21,7 +21,7 @@ from langgraph.config import get_config
 
 from perdure.database import Database
 from perdure.engine import journal
-from perdure.engine.runs import Held
+from perdure.engine.runs import HeldRun
 from perdure.errors import NotAllowed
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Journal:
+class EffectJournal:
     """Where the side effects of a held run are noted."""
 
     database: Database
@@ -42,7 +42,7 @@ class Journal:
     epoch: int
 
     @classmethod
-    def of(cls, database: Database, held: Held) -> Journal:
+    def of(cls, database: Database, held: HeldRun) -> EffectJournal:
         return cls(database, held.partition, held.run.id, held.epoch)
 
 
@@ -113,9 +113,9 @@ def _config() -> RunnableConfig:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node") from error
 
 
-def _journal() -> Journal | None:
+def _journal() -> EffectJournal | None:
     thread = carried(_config().get("configurable", {}))
-    return thread.journal if thread is not None and isinstance(thread.journal, Journal) else None
+    return thread.journal if thread is not None and isinstance(thread.journal, EffectJournal) else None
 
 
 def _name(label: str) -> str:

@@ -17,7 +17,7 @@ from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
-from perdure.errors import NotLoaded
+from perdure.errors import GraphLoadError
 from perdure.runtime.users import GraphUser
 
 Access = Literal["threads.create_run", "threads.update", "threads.read", "assistants.read"]
@@ -49,7 +49,7 @@ class Factory:
     @asynccontextmanager
     async def made(self, use: Use) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
         """The graph for one use, for as long as the block lasts. An error of the function is raised as it is;
-        ``NotLoaded`` when it makes no graph."""
+        ``GraphLoadError`` when it makes no graph."""
         given = {_CONFIG: _config_of(use), _RUNTIME: None}
         if _RUNTIME in self.parameters.values():
             given[_RUNTIME] = _runtime_of(use)
@@ -69,13 +69,13 @@ class Factory:
         if isinstance(made, StateGraph):
             made = made.compile()
         if not isinstance(made, Pregel):
-            raise NotLoaded(f"{self.place} makes no graph but {type(made).__name__}; return a graph")
+            raise GraphLoadError(f"{self.place} makes no graph but {type(made).__name__}; return a graph")
         return made
 
 
 def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
     """The factory that a function is; ``None`` for one that takes neither a config nor a runtime.
-    ``NotLoaded`` for one that needs something else."""
+    ``GraphLoadError`` for one that needs something else."""
     try:
         signature = inspect.signature(make)
     except ValueError:
@@ -98,7 +98,7 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
         # As on LangGraph's server a parameter that is no runtime is the config, whatever it is called.
         parameters[unknown.pop()] = "config"
     if unknown or len(set(parameters.values())) != len(parameters):
-        raise NotLoaded(
+        raise GraphLoadError(
             f"{place} is a function that needs other arguments than a run's config and a ServerRuntime; name "
             "one that takes these, or none"
         )

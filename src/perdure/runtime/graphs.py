@@ -10,7 +10,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
 from perdure.database import Database
-from perdure.errors import NotLoaded
+from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.store import PerdureStore
@@ -67,12 +67,12 @@ class Graphs:
         return self._database.store(tenant=tenant, ttl=self._store_ttl)
 
     def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
-        """The graph with this database's checkpointer and store, a tenant's own. ``NotLoaded`` for one that
-        is made for each use: that is for ``opened``."""
+        """The graph with this database's checkpointer and store, a tenant's own. ``GraphLoadError`` for one
+        that is made for each use: that is for ``opened``."""
         if (name, tenant) not in self._bound:
             agent = self.agents[name]
             if isinstance(agent.graph, Factory):
-                raise NotLoaded(
+                raise GraphLoadError(
                     f"the graph {name!r} is made for each use by {agent.graph.place}; take "
                     "runtime.opened(…) instead of runtime.graph(…)"
                 )

@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
-from perdure.engine.runs import Held
+from perdure.engine.runs import HeldRun
 from perdure.langgraph.loop_state import holding
 from perdure.model.messages import ANSWERS
 
@@ -28,7 +28,7 @@ _ID_DIGITS = 32
 
 
 async def still_to_give(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held, given: Command[Any]
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, given: Command[Any]
 ) -> Command[Any] | None:
     """The command of a run that answers, without what an earlier attempt has stored of it; ``None`` when
     nothing is left."""
@@ -67,7 +67,7 @@ def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableConfig, held: Held) -> None:
+async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableConfig, held: HeldRun) -> None:
     """Take away the answer that stands beside the head without a name: it was used, or is given by name."""
     found = await saver.aget_tuple(config)
     if found is None or not any(

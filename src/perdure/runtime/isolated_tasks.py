@@ -85,7 +85,7 @@ class _Isolated(BaseCallbackHandler):
                 levels.append(self._places[reached])
             else:
                 raise NotAllowed(
-                    f"a side effect inside node {part.partition(':')[0]!r} of a distilled graph has no key "
+                    f"a side effect inside node {part.partition(':')[0]!r} of a isolated graph has no key "
                     "that stays the same: the node's graph was called without the callbacks of the node that "
                     "calls it; pass on that node's config, whole"
                 )

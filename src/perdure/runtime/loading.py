@@ -1,9 +1,9 @@
 """Finding what a command line or a configuration names: ``module:attribute`` or ``./file.py:attribute`` to
 the graphs that a process runs, its channels, or whatever else stands there.
 
-A module of the project can be named like an installed one. What cannot be used raises ``NotLoaded`` with the
-mend; what the user's own code raised stays as its cause. Nothing here opens a database. How a file becomes a
-module is decided in ``perdure.runtime.module_files``.
+A module of the project can be named like an installed one. What cannot be used raises ``GraphLoadError`` with
+the mend; what the user's own code raised stays as its cause. Nothing here opens a database. How a file
+becomes a module is decided in ``perdure.runtime.module_files``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.errors import NotLoaded
+from perdure.errors import GraphLoadError
 from perdure.runtime import module_files
 from perdure.runtime.agents import Agent
 from perdure.runtime.graph_factories import Factory, factory_of
@@ -38,7 +38,7 @@ _SUGGESTED = 5
 _log = logging.getLogger("perdure.runtime")
 
 
-class Loaded(NamedTuple):
+class LoadedGraph(NamedTuple):
     """What stands at a place, e.g. ``app:graph``: the thing itself, or a factory of it."""
 
     place: str
@@ -52,16 +52,16 @@ def named(words: Iterable[str]) -> dict[str, str]:
         before, is_named, after = word.partition("=")
         name, place = (before, after) if is_named else (DEFAULT_NAME, before)
         if not name:
-            raise NotLoaded(f"{word!r} names no graph; write name=module:graph")
+            raise GraphLoadError(f"{word!r} names no graph; write name=module:graph")
         if name in places:
-            raise NotLoaded(
+            raise GraphLoadError(
                 f"two graphs are called {name!r}: {places[name]} and {place}; name each, e.g. support={place}"
             )
         places[name] = place
     return places
 
 
-def find(place: str, *, root: Path | None = None) -> Loaded:
+def find(place: str, *, root: Path | None = None) -> LoadedGraph:
     """Import what a place names. ``root`` is the project's folder, the current one unless another is named:
     paths start there, and its modules can be imported.
 
@@ -82,13 +82,13 @@ def find(place: str, *, root: Path | None = None) -> Loaded:
             found = getattr(found, part)
         except AttributeError:
             has = _suggested(found)
-            raise NotLoaded(f"{place}: {_called(found)} has no {part!r}{has}") from None
+            raise GraphLoadError(f"{place}: {_called(found)} has no {part!r}{has}") from None
         except Exception as error:
             raise _broken(place, error) from error
-    return Loaded(place, found)
+    return LoadedGraph(place, found)
 
 
-async def load_agent(loaded: Loaded) -> Agent:
+async def load_agent(loaded: LoadedGraph) -> Agent:
     """The agent at a place: itself, a graph, compiled or not, or what a factory makes of these."""
     made = loaded.found if isinstance(loaded.found, _GRAPHS) else await _graph_or_factory(loaded)
     if isinstance(made, Factory):
@@ -102,9 +102,9 @@ async def load_agent(loaded: Loaded) -> Agent:
         try:
             made = Agent(made)
         except ValueError as error:
-            raise NotLoaded(f"{loaded.place} cannot be run: {error}") from error
+            raise GraphLoadError(f"{loaded.place} cannot be run: {error}") from error
     if not isinstance(made, Agent):
-        raise NotLoaded(
+        raise GraphLoadError(
             f"{loaded.place} is not a graph but {_kind(made)}; name a graph, compiled or not, an Agent, or a "
             "function that returns one"
         )
@@ -114,16 +114,16 @@ async def load_agent(loaded: Loaded) -> Agent:
     return made
 
 
-async def load_channels(loaded: Loaded) -> dict[str, Channel]:
+async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
     """The channels by name at a place, or from a factory."""
     made = loaded.found if isinstance(loaded.found, Mapping) else await _made(loaded)
     if not isinstance(made, Mapping):
-        raise NotLoaded(
+        raise GraphLoadError(
             f'{loaded.place} is {_kind(made)}; name a mapping, e.g. {{"telegram": Channel(send)}}'
         )
     for name, channel in made.items():
         if not isinstance(name, str) or not isinstance(channel, Channel):
-            raise NotLoaded(
+            raise GraphLoadError(
                 f"{loaded.place} has {_kind(channel)} as {name!r}; it has to map names to Channel(send)"
             )
     return dict(made)
@@ -132,7 +132,7 @@ async def load_channels(loaded: Loaded) -> dict[str, Channel]:
 def _check_saver(place: str, saver: object) -> None:
     """The runtime gives a graph the database's checkpointer, whatever it was compiled with."""
     if saver is False:
-        raise NotLoaded(
+        raise GraphLoadError(
             f"{place} is compiled with checkpointer=False, but its threads are to be kept; compile it "
             "without that argument"
         )
@@ -145,7 +145,7 @@ def _check_saver(place: str, saver: object) -> None:
 
 
 def _no_place(place: str) -> NoReturn:
-    raise NotLoaded(
+    raise GraphLoadError(
         f"{place!r} is no place to look; write module:attribute, e.g. app:graph, or file:attribute, e.g. "
         "./app.py:graph"
     )
@@ -156,7 +156,7 @@ def _of_file(root: Path, file: str, place: str) -> ModuleType:
     try:
         return module_of(root / file, root)
     except Unplaced as error:
-        raise NotLoaded(f"{place}: {error}") from error
+        raise GraphLoadError(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
         raise _broken(place, error) from error
 
@@ -169,7 +169,7 @@ def _imported(name: str, place: str, root: Path) -> ModuleType:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
             raise _broken(place, error) from error
-        raise NotLoaded(
+        raise GraphLoadError(
             f"{place}: there is no module {missing!r}, neither installed nor in {root}; check the name, or "
             "start in the folder that has it"
         ) from error
@@ -177,7 +177,7 @@ def _imported(name: str, place: str, root: Path) -> ModuleType:
         raise _broken(place, error) from error
 
 
-async def _graph_or_factory(loaded: Loaded) -> Any:
+async def _graph_or_factory(loaded: LoadedGraph) -> Any:
     """A factory for a function of a run's config or runtime; else what ``_made`` makes."""
     factory = factory_of(loaded.place, loaded.found) if callable(loaded.found) else None
     if factory is not None:
@@ -189,7 +189,7 @@ async def _graph_or_factory(loaded: Loaded) -> Any:
     return made
 
 
-async def _made(loaded: Loaded) -> Any:
+async def _made(loaded: LoadedGraph) -> Any:
     """What a factory makes; anything else as it is."""
     factory = loaded.found
     if not callable(factory):
@@ -197,7 +197,7 @@ async def _made(loaded: Loaded) -> Any:
     try:
         inspect.signature(factory).bind()
     except TypeError:
-        raise NotLoaded(f"{loaded.place} is a function that needs arguments; name one without") from None
+        raise GraphLoadError(f"{loaded.place} is a function that needs arguments; name one without") from None
     except ValueError:
         _log.debug("%s has no signature to look at", loaded.place)
     try:
@@ -207,7 +207,7 @@ async def _made(loaded: Loaded) -> Any:
         raise _broken(loaded.place, error) from error
 
 
-def _broken(place: str, error: BaseException) -> NotLoaded:
+def _broken(place: str, error: BaseException) -> GraphLoadError:
     """The user's code failed: what it said, and the last of its own lines that was reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -218,7 +218,7 @@ def _broken(place: str, error: BaseException) -> NotLoaded:
     ]
     where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
     said = " ".join(str(error).split())
-    return NotLoaded(f"{place} cannot be loaded: {where}{type(error).__name__}{said and ': '}{said}")
+    return GraphLoadError(f"{place} cannot be loaded: {where}{type(error).__name__}{said and ': '}{said}")
 
 
 def _suggested(found: object) -> str:

@@ -34,7 +34,7 @@ _SOON_S = 0.02
 _LATEST_S = 0.25
 
 
-class Signals:
+class Notifications:
     """What one runtime tells, and hears; for its event loop alone. ``tenant`` is whose lanes are its to work
     on, ``None`` for everybody's. Without a bell it serves those of one process."""
 
@@ -171,7 +171,7 @@ class Signals:
                 event.set()
 
 
-class Summons:
+class PollDelay:
     """When a worker looks that heard of something due: soon, but not at once with all others, and later each
     time that it came too late, so that those who find something come first."""
 

@@ -32,7 +32,7 @@ Durability = Literal["sync", "async", "exit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class StreamOptions:
     """What a run tells: ``modes``, with those of its ``subgraphs`` or without. ``kept`` stores it with the
     thread, so that it can be followed from anywhere and again; else only the process ``by`` which it was
     asked for can follow it, and it is stored when another process works on the run."""
@@ -67,7 +67,7 @@ class Options:
     interrupt_before: str | Sequence[str] | None = None
     interrupt_after: str | Sequence[str] | None = None
     durability: Durability | None = None
-    telling: Telling | None = None
+    stream: StreamOptions | None = None
     attempts: int | None = None
     on_failure: OnFailure | None = None
     webhook: str | None = None
@@ -91,12 +91,12 @@ class Options:
             for name in _PLAIN
             if getattr(self, name) is not None and getattr(self, name) != {}
         }
-        if self.telling is not None:
-            said["telling"] = {
-                "modes": list(self.telling.modes),
-                "subgraphs": self.telling.subgraphs,
-                "kept": self.telling.kept,
-                "by": self.telling.by,
+        if self.stream is not None:
+            said["stream"] = {
+                "modes": list(self.stream.modes),
+                "subgraphs": self.stream.subgraphs,
+                "kept": self.stream.kept,
+                "by": self.stream.by,
             }
         return said
 
@@ -121,16 +121,16 @@ class Options:
 
     @classmethod
     def _of(cls, stored: Mapping[str, Any]) -> Options:
-        telling = stored.get("telling")
+        stream = stored.get("stream")
         return cls(
             **{name: stored[name] for name in _PLAIN if name in stored},
-            telling=None
-            if telling is None
-            else Telling(
-                modes=tuple(telling["modes"]),
-                subgraphs=telling["subgraphs"],
-                kept=telling["kept"],
-                by=telling["by"],
+            stream=None
+            if stream is None
+            else StreamOptions(
+                modes=tuple(stream["modes"]),
+                subgraphs=stream["subgraphs"],
+                kept=stream["kept"],
+                by=stream["by"],
             ),
         )
 

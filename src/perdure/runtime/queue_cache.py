@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from perdure.engine.inbox import Accepted
-from perdure.engine.runs import Known
+from perdure.engine.runs import RememberedInbox
 from perdure.model.queue import Lane
 from perdure.model.records import Partition
 
 _MOST = 20_000
 
 
-class Lanes:
+class QueueCache:
     """The inboxes that were seen last, up to a number."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Partition, Known] = OrderedDict()
+        self._known: OrderedDict[Partition, RememberedInbox] = OrderedDict()
 
-    def known(self, partition: Partition) -> Known | None:
+    def known(self, partition: Partition) -> RememberedInbox | None:
         return self._known.get(partition)
 
     def lane(self, partition: Partition) -> Lane | None:
@@ -31,21 +31,21 @@ class Lanes:
             return
         before = self._known.get(partition)
         if accepted.is_first:
-            self._remember(partition, Known(accepted.lane, 0, (accepted.message,)))
+            self._remember(partition, RememberedInbox(accepted.lane, 0, (accepted.message,)))
         elif before is not None and before.lane.version == accepted.over:
             messages = (*before.messages, accepted.message)
-            self._remember(partition, Known(accepted.lane, before.epoch, messages))
+            self._remember(partition, RememberedInbox(accepted.lane, before.epoch, messages))
         elif before is None or before.lane.version < accepted.lane.version:
-            self._remember(partition, Known(accepted.lane))
+            self._remember(partition, RememberedInbox(accepted.lane))
 
     def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
         """A run was ended by this process, and the epoch with it."""
-        self._remember(partition, Known(lane, None if lane.pending else epoch))
+        self._remember(partition, RememberedInbox(lane, None if lane.pending else epoch))
 
     def forget(self, partition: Partition) -> None:
         self._known.pop(partition, None)
 
-    def _remember(self, partition: Partition, known: Known) -> None:
+    def _remember(self, partition: Partition, known: RememberedInbox) -> None:
         self._known[partition] = known
         self._known.move_to_end(partition)
         while len(self._known) > _MOST:

@@ -19,7 +19,7 @@ from perdure.engine import inbox, outbox, removal, retention, runs, scheduled
 from perdure.engine.events import Event
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
 from perdure.engine.removal import MayGo
-from perdure.errors import NotFound, PerdureError, TryLater
+from perdure.errors import NotFound, PerdureError, QueueFull
 from perdure.langgraph.store import PerdureStore
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.ops import Check, Now
@@ -28,17 +28,17 @@ from perdure.model.queue import IN, INTERRUPT, ROLLBACK, Debounce
 from perdure.model.records import Partition
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, said
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.events.subscription import Following
+from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.graph_factories import Access
 from perdure.runtime.interrupt_answers import is_by_name
-from perdure.runtime.notifications import ENDED, Signals
+from perdure.runtime.notifications import ENDED, Notifications
 from perdure.runtime.observe import Logs, Observer, Observers
 from perdure.runtime.options import Options
-from perdure.runtime.queue_cache import Lanes
+from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket, message_of, options_of
 from perdure.runtime.users import GraphUser
-from perdure.runtime.worker.delivery import Channel, Relay
+from perdure.runtime.worker.delivery import Channel, Delivery
 from perdure.runtime.worker.runner import DELETED
 from perdure.runtime.worker.worker import Worker
 
@@ -83,13 +83,13 @@ class Runtime:
         self._tenant = database.tenant
         self._works = works
         self._observers = Observers((Logs(),) if observers is None else observers)
-        self._lanes = Lanes()
+        self._lanes = QueueCache()
         self._clock = DatabaseClock(lambda: database.arun(ask(Now())))
         owner = name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        relay = Relay(database, channels or {}, self._settings, self._clock, self._observers, owner)
+        relay = Delivery(database, channels or {}, self._settings, self._clock, self._observers, owner)
         self._owner = owner
-        self._signals = Signals(database, None if all_tenants else self._tenant)
-        self._following = Following(database, self._signals, self._clock, self._observers)
+        self._signals = Notifications(database, None if all_tenants else self._tenant)
+        self._following = Subscriptions(database, self._signals, self._clock, self._observers)
         self._worker = Worker(
             database,
             self._agents,
@@ -132,25 +132,25 @@ class Runtime:
         dedupe_key: str | None = None,
         graph: str | None = None,
         channel: str = "",
-        quiet: float | None = None,
+        debounce: float | None = None,
         max_wait: float | None = None,
         strategy: Strategy = "enqueue",
-        together: bool = True,
+        coalesce: bool = True,
         config: Mapping[str, Any] | None = None,
         options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
         """Accept something said: text, or a message with ``role`` and ``content``. It is durable when this
-        returns. Messages that wait on a thread become one run, in order, unless ``together`` is false;
-        ``quiet`` seconds are waited for more of them, ``max_wait`` at most. Sent again with the same
+        returns. Messages that wait on a thread become one run, in order, unless ``coalesce`` is false;
+        ``debounce`` seconds are waited for more of them, ``max_wait`` at most. Sent again with the same
         ``dedupe_key``, a message is answered as the first time and nothing happens. Replies go to
-        ``channel``. ``config`` is LangGraph's; ``options`` say more. ``TryLater`` when too many wait, and
-        ``Busy`` when ``strategy`` is to be rejected then."""
-        mode: Mode = "coalesce" if together else "enqueue"
+        ``channel``. ``config`` is LangGraph's; ``options`` say more. ``QueueFull`` when too many wait, and
+        ``RunInProgress`` when ``strategy`` is to be rejected then."""
+        mode: Mode = "coalesce" if coalesce else "enqueue"
         given = options_of(config, options)
         spoken = message_of(self._graph_name(graph), said(message), mode, dedupe_key, channel, given)
-        debounce = self._settings.debounce(quiet, max_wait)
-        return await self._accept(self._partition(thread_id, tenant), spoken, debounce, strategy)
+        waits = self._settings.debounce_for(debounce, max_wait)
+        return await self._accept(self._partition(thread_id, tenant), spoken, waits, strategy)
 
     async def submit(
         self,
@@ -162,34 +162,34 @@ class Runtime:
         channel: str = "",
         strategy: Strategy = "enqueue",
         command: Mapping[str, Any] | None = None,
-        together: bool = False,
-        quiet: float = 0.0,
+        coalesce: bool = False,
+        debounce: float = 0.0,
         max_wait: float | None = None,
-        after: float = 0.0,
-        alone: bool = False,
+        delay: float = 0.0,
+        cancel_pending: bool = False,
         config: Mapping[str, Any] | None = None,
         options: Options | None = None,
-        within: Check | None = None,
+        precondition: Check | None = None,
         tenant: str | None = None,
     ) -> Ticket:
         """Accept a whole input for the graph, as plain JSON data, or a LangGraph ``command`` in its place: a
-        run of its own, whose id is the ticket's. With ``together``, inputs with the same options that wait
+        run of its own, whose id is the ticket's. With ``coalesce``, inputs with the same options that wait
         on a thread become one run, whose id is that of the first: their lists follow each other. With
-        ``alone`` a ``strategy`` that ends the open run takes back what waits, too. With
-        ``after`` it waits for so many seconds before it takes its turn, and holds up nothing meanwhile; until
-        then its ticket has no number. ``within`` is a record that has to be there for it to be taken. See
-        ``accept``."""
+        ``cancel_pending`` a ``strategy`` that ends the open run takes back what waits, too. With
+        ``delay`` it waits for so many seconds before it takes its turn, and holds up nothing meanwhile; until
+        then its ticket has no number. ``precondition`` is a record that has to be there for it to be taken.
+        See ``accept``."""
         payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
         given = options_of(config, options)
-        mode: Mode = "coalesce" if together else "enqueue"
+        mode: Mode = "coalesce" if coalesce else "enqueue"
         message = message_of(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
         partition = self._partition(thread_id, tenant)
-        if after > 0:
-            if together or strategy != "enqueue":
-                raise ValueError("what comes later waits for its turn; leave out together and strategy")
-            return await self._postpone(partition, message, after, within)
-        debounce = self._settings.debounce(quiet, max_wait)
-        return await self._accept(partition, message, debounce, strategy, within, alone)
+        if delay > 0:
+            if coalesce or strategy != "enqueue":
+                raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
+            return await self._postpone(partition, message, delay, precondition)
+        waits = self._settings.debounce_for(debounce, max_wait)
+        return await self._accept(partition, message, waits, strategy, precondition, cancel_pending)
 
     async def answer(
         self,
@@ -220,18 +220,18 @@ class Runtime:
         self,
         partition: Partition,
         message: Message,
-        after: float,
-        within: Check | None,
+        delay: float,
+        precondition: Check | None,
     ) -> Ticket:
         now = await self._clock.now()
-        due = now + round(after * 1_000_000)
+        due = now + round(delay * 1_000_000)
         most, fresh = self._settings.max_pending, self._database.fresh()
-        program = scheduled.postpone(partition, message, due, most, fresh, within)
+        program = scheduled.postpone(partition, message, due, most, fresh, precondition)
         accepted: Accepted = await self._database.arun(program)
         if accepted.lane is not None and self._works:
             self._worker.dispatch.told(partition, accepted.lane, now)
         elif accepted.lane is not None:
-            self._signals.due(partition, after)
+            self._signals.due(partition, delay)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
 
     async def _accept(
@@ -240,8 +240,8 @@ class Runtime:
         message: Message,
         debounce: Debounce,
         strategy: Strategy,
-        within: Check | None = None,
-        alone: bool = False,
+        precondition: Check | None = None,
+        cancel_pending: bool = False,
     ) -> Ticket:
         if strategy not in ("enqueue", "reject", INTERRUPT, ROLLBACK):
             raise ValueError(f"strategy is 'enqueue', 'reject', 'interrupt' or 'rollback', not {strategy!r}")
@@ -254,12 +254,12 @@ class Runtime:
             strategy,
             self._settings.max_pending,
             self._database.fresh(),
-            within,
-            alone,
+            precondition,
+            cancel_pending,
         )
         try:
             accepted: Accepted = await self._database.arun(accept.store(self._lanes.lane(partition)))
-        except TryLater:
+        except QueueFull:
             self._observers.event(
                 "message.refused",
                 tenant=partition.tenant,
@@ -280,7 +280,7 @@ class Runtime:
             channel=message.channel,
         )
         if accepted.lane is not None:
-            if alone:
+            if cancel_pending:
                 # What waits is not as it was known.
                 self._lanes.forget(partition)
             self._lanes.accepted(partition, accepted)
@@ -341,7 +341,7 @@ class Runtime:
     def follow(
         self, thread_id: str, run_id: str, *, after: int = 0, tenant: str | None = None
     ) -> AsyncIterator[Event | Standing]:
-        """What a run tells that was accepted with ``Options(telling=…)``, after the event of a number, as it
+        """What a run tells that was accepted with ``Options(stream=…)``, after the event of a number, as it
         goes on, wherever it is worked on; at last, where it stands when it has ended. What is told is
         provisional. ``NotFound`` when there is no such run."""
         return self._following.run(self._partition(thread_id, tenant), run_id, after)
@@ -349,7 +349,7 @@ class Runtime:
     def follow_thread(self, thread_id: str, *, after: int, tenant: str | None = None) -> AsyncIterator[Event]:
         """What all runs of a thread tell after the event of a number, each run's end with it (an event of the
         name ``END``), wherever they are worked on. It goes on for ever, and the thread need not be there yet.
-        ``TooSlow`` when what comes next is not held any more."""
+        ``SubscriberTooSlow`` when what comes next is not held any more."""
         return self._following.thread(self._partition(thread_id, tenant), after)
 
     async def expect_followers(self, thread_id: str, *, tenant: str | None = None) -> None:

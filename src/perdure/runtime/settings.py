@@ -15,7 +15,7 @@ class Settings:
     """Times in seconds. A setting that cannot work raises ``ValueError`` with the mend.
 
     ``lease`` is for how long a run is held without a sign of life from its worker: after a crash the run goes
-    on that much later. It is renewed three times as often, so a run may take any time. ``quiet`` and
+    on that much later. It is renewed three times as often, so a run may take any time. ``debounce`` and
     ``max_wait`` are how long messages wait for more of them, where a call says nothing else; 0 is not at all.
     ``attempts`` is how often a run is tried before its messages are given up, ``backoff`` the pause after the
     first failure, doubled each time up to ``max_backoff``. With ``on_failure="rollback"`` a thread is then as
@@ -31,7 +31,7 @@ class Settings:
     """
 
     lease: float = 30.0
-    quiet: float = 0.0
+    debounce: float = 0.0
     max_wait: float = 10.0
     attempts: int = 5
     backoff: float = 1.0
@@ -56,7 +56,7 @@ class Settings:
             "poll",
             "keep",
             "keep_told",
-            "quiet",
+            "debounce",
             "max_wait",
             "drain",
             "deadline",
@@ -71,7 +71,7 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it has to be at least 1")
         if self.max_batch > BATCH_MAX:
             raise ValueError(f"max_batch is {self.max_batch}; one run takes at most {BATCH_MAX} messages")
-        for name in ("quiet", "max_wait", "drain"):
+        for name in ("debounce", "max_wait", "drain"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)} s; it cannot be less than 0")
         if self.on_failure not in ("rollback", "keep"):
@@ -87,13 +87,13 @@ class Settings:
     def lease_us(self) -> int:
         return round(self.lease * 1_000_000)
 
-    def debounce(self, quiet: float | None = None, max_wait: float | None = None) -> Debounce:
+    def debounce_for(self, debounce: float | None = None, max_wait: float | None = None) -> Debounce:
         """What a call's own times, or these where it has none, come to."""
-        quiet = self.quiet if quiet is None else quiet
+        debounce = self.debounce if debounce is None else debounce
         most = self.max_wait if max_wait is None else max_wait
-        if quiet < 0 or most < 0:
-            raise ValueError(f"quiet is {quiet} s and max_wait {most} s; neither can be less than 0")
-        return Debounce(round(quiet * 1_000_000), round(max(quiet, most) * 1_000_000))
+        if debounce < 0 or most < 0:
+            raise ValueError(f"debounce is {debounce} s and max_wait {most} s; neither can be less than 0")
+        return Debounce(round(debounce * 1_000_000), round(max(debounce, most) * 1_000_000))
 
     def pause_us(self, attempt: int, spread: float) -> int:
         """How long to wait after a failed attempt, from 1; ``spread`` from 0 to 1 parts those that failed

@@ -13,7 +13,7 @@ from perdure.runtime.isolated_tasks import isolate
 State = TypeVar("State")
 
 
-def distilled(
+def isolated_subgraph(
     graph: Pregel[Any, Any, Any, Any],
     give: Callable[[State], Any],
     take: Callable[[Any], Mapping[str, Any]],

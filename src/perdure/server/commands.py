@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from perdure.engine import inbox
 from perdure.engine.inbox import Standing
-from perdure.errors import NotFound, NotWaiting, PerdureError, TryLater, Unavailable
+from perdure.errors import NotFound, NotWaiting, PerdureError, QueueFull, Unavailable
 from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
 from perdure.runtime.options import Told
 from perdure.runtime.run_context import OF_LANGGRAPH
@@ -29,7 +29,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.routes.states import config_of, graph_id_of, snapshot
 from perdure.server.run_creation import submit
 from perdure.server.state import Caller
-from perdure.server.thread_rows import Row
+from perdure.server.thread_rows import ThreadRow
 
 _MODES: tuple[Told, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)
@@ -96,7 +96,7 @@ async def do(caller: Caller, request: Request, thread_id: str, method: str, para
         return _error(code, refusal.detail)
     except NotWaiting as error:
         return _error("no_such_interrupt", str(error))
-    except (TryLater, Unavailable):
+    except (QueueFull, Unavailable):
         raise
     except PerdureError as error:
         if error_handlers.status_of(error) >= 500:
@@ -212,14 +212,14 @@ async def _respond(caller: Caller, request: Request, thread_id: str, params: Par
     return {"run_id": accepted.run_id}
 
 
-async def _stopped(caller: Caller, row: Row, run_id: str) -> Row:
+async def _stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
     """A thread once its run has ended: its client hears of a question just before the run waits for the
     answer."""
     await _until_stopped(caller, row, run_id)
     return await _row(caller, row.thread_id, "update", "no_such_interrupt")
 
 
-async def _until_stopped(caller: Caller, row: Row, run_id: str) -> None:
+async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
     after = await caller.host.runtime.told(row.thread_id, tenant=caller.user.tenant)
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOPPING_S):
@@ -232,7 +232,7 @@ def _no_question(thread_id: str, interrupt_id: str) -> NoReturn:
     raise _Wrong("no_such_interrupt", f"thread {thread_id!r} waits for no answer to {interrupt_id!r}")
 
 
-async def _row(caller: Caller, thread_id: str, to: str, code: str) -> Row:
+async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
     try:
         return await caller.thread(thread_id, to)
     except NotFound as error:
@@ -292,7 +292,7 @@ async def _get(caller: Caller, request: Request, thread_id: str, params: Params)
 
 
 async def _state(
-    caller: Caller, row: Row, namespace: list[str], checkpoint_id: str | None = None
+    caller: Caller, row: ThreadRow, namespace: list[str], checkpoint_id: str | None = None
 ) -> StateSnapshot:
     ref = Ref(checkpoint_ns="|".join(namespace), checkpoint_id=checkpoint_id)
     try:

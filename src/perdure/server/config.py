@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from langgraph.store.base import TTLConfig
 
-from perdure.config.resolve import GraphPlace, Settled, settle
+from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
-from perdure.config.sources import Said
+from perdure.config.sources import GivenValue
 from perdure.errors import BadSetting
 
 
@@ -73,7 +73,7 @@ class Http:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """``requests_per_minute`` and ``streams``, those open at once, are a user's; ``None`` is no limit.
     ``page_max`` is how many entries one page of a listing may have."""
 
@@ -109,7 +109,7 @@ class Config:
     assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
     auth: Auth
     http: Http
-    limits: Limits
+    limits: RequestLimits
     runtime: Mapping[str, Any]
     development: bool
     store: TTLConfig | None
@@ -160,7 +160,7 @@ def load(
         assistants=_assistants(settled),
         auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
         http=_http(settled, is_development),
-        limits=Limits(**settled.table("limits.")),
+        limits=RequestLimits(**settled.table("limits.")),
         runtime=settled.runtime(),
         development=is_development,
         store=settled.store_ttl(),
@@ -172,7 +172,7 @@ def load(
     )
 
 
-def _assistants(settled: Settled) -> dict[str, Any]:
+def _assistants(settled: ResolvedConfig) -> dict[str, Any]:
     given: dict[str, Any] = settled["assistants"] or {}
     known = settled.graphs("perdure serve ./agent.py:graph")
     if unknown := set(given) - set(known):
@@ -183,14 +183,14 @@ def _assistants(settled: Settled) -> dict[str, Any]:
     return given
 
 
-def _http(settled: Settled, is_development: bool) -> Http:
+def _http(settled: ResolvedConfig, is_development: bool) -> Http:
     table = settled.table("http.")
     if "http.page" not in settled:
         table["page"] = is_development
     return Http(**table, cors=_cors(settled, is_development))
 
 
-def _cors(settled: Settled, is_development: bool) -> Cors:
+def _cors(settled: ResolvedConfig, is_development: bool) -> Cors:
     cors = settled.table("http.cors.")
     if cors["allow_credentials"] and "*" in cors["allow_origins"]:
         origins = settled.name("http.cors.allow_origins")
@@ -204,7 +204,7 @@ def _cors(settled: Settled, is_development: bool) -> Cors:
     return Cors(**cors)
 
 
-def _thread_ttl(settled: Settled) -> ThreadTtl | None:
+def _thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
     table = settled.table("checkpointer.ttl.")
     if not settled.given("checkpointer.ttl."):
         return None
@@ -217,7 +217,7 @@ def _thread_ttl(settled: Settled) -> ThreadTtl | None:
     return ThreadTtl(**table)
 
 
-def _jwt(settled: Settled, claims: tuple[str, ...]) -> dict[str, Any] | None:
+def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
     """What ``perdure.server.auth.jwt.JwtSettings`` takes; it knows what is safe."""
     given = settled.given("auth.jwt.")
     if not given:
@@ -242,7 +242,7 @@ def _jwt(settled: Settled, claims: tuple[str, ...]) -> dict[str, Any] | None:
     return jwt
 
 
-def _public_key(said: Said, key: str) -> str:
+def _public_key(said: GivenValue, key: str) -> str:
     """A key in PEM form, or of the file that was named. The environment may write line ends as ``\\n``."""
     if "-----BEGIN" in key:
         return key.replace("\\n", "\n")

@@ -16,9 +16,9 @@ from perdure.errors import (
     NotAllowed,
     NotFound,
     PerdureError,
+    QueueFull,
+    SubscriberTooSlow,
     TooLarge,
-    TooSlow,
-    TryLater,
     Unavailable,
     Unreadable,
     Unserialisable,
@@ -28,7 +28,7 @@ from perdure.server.auth.identity import Refusal
 _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
 
-_FOR_CLIENTS = (Conflict, NotFound, NotAllowed, TryLater, TooSlow, Unreadable)
+_FOR_CLIENTS = (Conflict, NotFound, NotAllowed, QueueFull, SubscriberTooSlow, Unreadable)
 """Errors whose sentences are of threads, runs and types alone. What others say is for whoever runs the
 server: it may name the database and its user, and quote its driver."""
 
@@ -80,7 +80,7 @@ def status_of(error: PerdureError) -> int:
     match error:
         case NotFound():
             return 404
-        case TryLater():
+        case QueueFull():
             return 429
         case TooLarge():
             return 413

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.auth.identity import Refusal, User
-from perdure.server.config import Limits
+from perdure.server.config import RequestLimits
 from perdure.server.error_handlers import told
 from perdure.server.requests import page_max
 
@@ -35,7 +35,7 @@ _Key = tuple[str, str]
 class Throttle:
     """Counts the requests and the open streams of users. ``clock`` is in seconds."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: RequestLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         # What is left of a user's requests, and when that was so.
@@ -109,7 +109,7 @@ class Bounded:
             return
         held = getattr(scope["app"].state, "perdure", None)
         host = getattr(held, "host", held)  # as ``host_of`` finds it
-        limits: Limits = Limits() if host is None else host.limits
+        limits: RequestLimits = RequestLimits() if host is None else host.limits
         refused = (
             f"The body of this request is larger than {limits.body_bytes} bytes, which is the limit here; "
             "put large content elsewhere and send a reference to it."

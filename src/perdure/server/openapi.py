@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 
-class Fault(BaseModel):
+class ErrorBody(BaseModel):
     """What is answered when something is wrong."""
 
     detail: str
@@ -30,7 +30,7 @@ _FAILURES = {
 }
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Fault, "description": text} for status, text in _FAILURES.items()
+    status: {"model": ErrorBody, "description": text} for status, text in _FAILURES.items()
 }
 """How every route may fail."""
 

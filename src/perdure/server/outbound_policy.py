@@ -54,7 +54,7 @@ async def resolved(host: str, port: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Reach:
+class OutboundPolicy:
     """What may be called: everything public, and the hosts of these ``names``, wherever they are, and these
     ``networks``."""
 
@@ -63,7 +63,7 @@ class Reach:
     resolve: Resolve = resolved
 
     @classmethod
-    def of(cls, allowed: Iterable[str], *, loopback: bool = False) -> Reach:
+    def of(cls, allowed: Iterable[str], *, loopback: bool = False) -> OutboundPolicy:
         """With what ``hosts`` takes, and this machine itself if it is wanted."""
         checked = hosts(allowed)
         networks = tuple(found for word in checked if (found := network(word)))

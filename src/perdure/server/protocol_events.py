@@ -37,7 +37,7 @@ def is_channel(name: Any) -> bool:
     return isinstance(name, str) and (name in CHANNELS or (name.startswith(_CUSTOM) and name != _CUSTOM))
 
 
-class Wanted(NamedTuple):
+class EventFilter(NamedTuple):
     """What a client wants to be told: of ``channels``, within ``namespaces`` down to a ``depth`` below."""
 
     channels: frozenset[str]
@@ -72,7 +72,7 @@ def _begins(namespace: Sequence[str], prefix: Sequence[str]) -> bool:
     )
 
 
-class Said(NamedTuple):
+class ProtocolEvent(NamedTuple):
     """An event of the protocol: its number, its method, and all of it as JSON text."""
 
     seq: int
@@ -80,7 +80,7 @@ class Said(NamedTuple):
     text: str
 
 
-def project(event: Event, wanted: Wanted) -> Iterator[Said]:
+def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
     """What becomes of an event that a run told, as far as it is wanted."""
     name, *namespace = event.name.split("|")
     if not wanted.reaches(namespace):
@@ -141,7 +141,7 @@ def _written(data: Any) -> dict[str, Any]:
     return data if "payload" in data else {**data, "payload": data}
 
 
-def _updates(event: Event, namespace: Sequence[str], wanted: Wanted) -> Iterator[Said]:
+def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Iterator[ProtocolEvent]:
     told = json.loads(event.data)
     if not isinstance(told, dict):
         return
@@ -163,13 +163,15 @@ def _updates(event: Event, namespace: Sequence[str], wanted: Wanted) -> Iterator
         yield _said(seq, "input.requested", namespace, data)
 
 
-def _said(seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None) -> Said:
+def _said(
+    seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None
+) -> ProtocolEvent:
     by = "" if node is None else f',"node":{encoded(node)}'
     return _framed(seq, method, namespace, f'"data":{data}{by}')
 
 
-def _framed(seq: int, method: str, namespace: Sequence[str], rest: str) -> Said:
+def _framed(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
     head = f'{{"type":"event","event_id":"{seq}","seq":{seq},"method":"{method}"'
     # Numbers are microseconds.
     where = f'"namespace":{encoded(list(namespace))},"timestamp":{seq // 1000}'
-    return Said(seq, method, f'{head},"params":{{{where},{rest}}}}}')
+    return ProtocolEvent(seq, method, f'{head},"params":{{{where},{rest}}}}}')

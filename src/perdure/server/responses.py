@@ -19,7 +19,7 @@ from perdure.runtime.encoding import encoded
 from perdure.runtime.events.outgoing import reference_of
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
-from perdure.server.thread_rows import Row
+from perdure.server.thread_rows import ThreadRow
 
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 
@@ -53,7 +53,7 @@ def assistant(found: Assistant) -> dict[str, Any]:
     }
 
 
-def thread(row: Row, state: StateSnapshot | None, fault: Exception | None = None) -> dict[str, Any]:
+def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None = None) -> dict[str, Any]:
     """A thread, with the values of its state if that was read. With a ``fault``, in its state or in what else
     is kept of it, the status is ``error`` and the error names the thread."""
     fault = fault or row.fault
@@ -90,7 +90,7 @@ def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
     return {"error": kind, "message": f"Thread {thread_id!r} cannot be read{cause}"}
 
 
-def ttl(row: Row) -> dict[str, Any] | None:
+def ttl(row: ThreadRow) -> dict[str, Any] | None:
     """The time to live of a thread."""
     return None if row.ttl is None else {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from perdure.engine.inbox import Strategy
 from perdure.errors import Conflict, NotFound
-from perdure.runtime import Options, Telling, Ticket
+from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.encoding import plain
 from perdure.runtime.options import WEBHOOK, Told
 from perdure.runtime.run_context import is_reserved
@@ -23,7 +23,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.responses import given
 from perdure.server.state import Caller
 from perdure.server.thread_index import THERE
-from perdure.server.thread_rows import Row
+from perdure.server.thread_rows import ThreadRow
 
 IDEMPOTENCY_KEY = "idempotency-key"
 DEBOUNCE_MS = "x-debounce-ms"
@@ -50,7 +50,7 @@ _THREAD_OF = uuid.NAMESPACE_OID
 _PASSING_MINUTES = 60.0
 
 
-class Accepted(NamedTuple):
+class AcceptedRun(NamedTuple):
     """A run that is durable."""
 
     thread_id: str
@@ -69,7 +69,7 @@ async def submit(
     is_kept: bool,
     subgraphs: bool | None = None,
     interrupt_id: str | None = None,
-) -> Accepted:
+) -> AcceptedRun:
     """Accept a run, which tells something in these ``modes``, or nothing without any. Without ``thread_id``
     it gets a thread of its own. ``interrupt_id`` is what its command answers, if it is to answer that or
     nothing. Nothing is stored of one that is refused."""
@@ -79,7 +79,7 @@ async def submit(
     start = start_of(new)
     _check_webhook(caller, new.webhook)
     key = _key(request)
-    strategy, together, quiet = _multitask(request, new, start)
+    strategy, coalesce, debounce = _multitask(request, new, start)
     is_alone = thread_id is None
     if thread_id is None:
         # Of another user's key nobody knows.
@@ -110,9 +110,9 @@ async def submit(
     elif not row.has_document or row.graph_id is None:
         # Perhaps a program made it without a server: a run is accepted only where the thread is known.
         await caller.host.catalogue.adopt(partition, row)
-    telling: Telling | None = None
+    stream: StreamOptions | None = None
     if modes:
-        telling = Telling(
+        stream = StreamOptions(
             modes=modes,
             subgraphs=bool(new.stream_subgraphs) if subgraphs is None else subgraphs,
             kept=is_kept,
@@ -120,10 +120,10 @@ async def submit(
         )
     headers = caller.host.headers.of(request.headers)
     options = _options(
-        caller, new, assistant, thread_id, dict(value["metadata"] or {}), telling, start, headers
+        caller, new, assistant, thread_id, dict(value["metadata"] or {}), stream, start, headers
     )
     submitted = _submitted(
-        caller, thread_id, new, assistant, options, key, strategy, together, quiet, interrupt_id
+        caller, thread_id, new, assistant, options, key, strategy, coalesce, debounce, interrupt_id
     )
     ticket: Ticket = await submitted
     if ticket.is_duplicate:
@@ -135,8 +135,8 @@ async def submit(
     else:
         # Whose state it is from now on.
         await caller.host.catalogue.change(partition, stamp)
-    run_id = await caller.host.runtime.run_id(ticket) if together or ticket.is_duplicate else ticket.id
-    return Accepted(thread_id, run_id, ticket, not ticket.is_duplicate)
+    run_id = await caller.host.runtime.run_id(ticket) if coalesce or ticket.is_duplicate else ticket.id
+    return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
 
 
 def _check(new: NewRun, *, is_stateless: bool) -> None:
@@ -172,7 +172,7 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
         raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
 
 
-async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_passing: bool) -> Row:
+async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_passing: bool) -> ThreadRow:
     """Make the thread of a run. One that is removed after its run has a time to live as well: a server that
     ends before it could do that leaves it to others."""
     metadata = {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
@@ -190,15 +190,15 @@ def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strate
     asked = request.headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
     said = request.headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
     try:
-        quiet = 0.0 if said is None else float(said) / 1000
+        debounce = 0.0 if said is None else float(said) / 1000
     except (TypeError, ValueError, OverflowError):
         raise Refusal(422, f"{DEBOUNCE_MS} is a number of milliseconds, e.g. 1500") from None
-    if not 0 <= quiet <= 3600:
+    if not 0 <= debounce <= 3600:
         raise Refusal(422, f"{DEBOUNCE_MS} is from 0 to 3600000")
-    if asked == "coalesce" or (quiet and asked in (None, "enqueue")):
+    if asked == "coalesce" or (debounce and asked in (None, "enqueue")):
         if new.command is not None or start is not None:
             raise Refusal(422, "a run with a command or a checkpoint cannot be coalesced with others")
-        return "enqueue", True, quiet
+        return "enqueue", True, debounce
     match asked:
         case None | "enqueue":
             return "enqueue", False, 0.0
@@ -214,7 +214,7 @@ def _options(
     assistant: Assistant,
     thread_id: str,
     metadata: Mapping[str, Any],
-    telling: Telling | None,
+    stream: StreamOptions | None,
     start: Ref | None,
     headers: Mapping[str, str],
 ) -> Options:
@@ -263,7 +263,7 @@ def _options(
         interrupt_before=new.interrupt_before or None,
         interrupt_after=new.interrupt_after or None,
         durability=durability,
-        telling=telling,
+        stream=stream,
         attempts=1,
         on_failure="keep",
         webhook=new.webhook or None,
@@ -316,8 +316,8 @@ async def _submitted(
     options: Options,
     key: str | None,
     strategy: Strategy,
-    together: bool,
-    quiet: float,
+    coalesce: bool,
+    debounce: float,
     interrupt_id: str | None,
 ) -> Ticket:
     runtime, tenant = caller.host.runtime, caller.user.tenant
@@ -343,12 +343,12 @@ async def _submitted(
         channel=channel,
         strategy=strategy,
         command=command,
-        together=together,
-        quiet=quiet,
-        after=new.after_seconds or 0.0,
-        alone=strategy in ("interrupt", "rollback"),
+        coalesce=coalesce,
+        debounce=debounce,
+        delay=new.after_seconds or 0.0,
+        cancel_pending=strategy in ("interrupt", "rollback"),
         options=options,
-        within=THERE,
+        precondition=THERE,
         tenant=tenant,
     )
 

@@ -27,12 +27,12 @@ from perdure.server import thread_ids
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
 from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
-from perdure.server.config import Limits, ThreadTtl
+from perdure.server.config import RequestLimits, ThreadTtl
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
-from perdure.server.outbound_policy import Reach
-from perdure.server.thread_index import Catalogue, missing
-from perdure.server.thread_rows import Row
+from perdure.server.outbound_policy import OutboundPolicy
+from perdure.server.thread_index import ThreadIndex, missing
+from perdure.server.thread_rows import ThreadRow
 
 _log = logging.getLogger("perdure.server")
 
@@ -48,16 +48,16 @@ RAW = "perdure.raw_path"
 
 
 @dataclass(eq=False)
-class Host:
+class ServerState:
     """The open parts of a server, one object for all of its requests. It is ``app.state.perdure``.
     ``webhooks`` is where the ends of runs may be told, ``None`` where they may not."""
 
     runtime: Runtime
     gate: Gate
     assistants: Assistants
-    catalogue: Catalogue
-    limits: Limits = field(default_factory=Limits)
-    webhooks: Reach | None = None
+    catalogue: ThreadIndex
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    webhooks: OutboundPolicy | None = None
     headers: Headers = NO_HEADERS
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     throttle: Throttle = field(init=False)
@@ -71,18 +71,18 @@ class Host:
         cls,
         runtime: Runtime,
         gate: Gate,
-        limits: Limits | None = None,
-        webhooks: Reach | None = None,
+        limits: RequestLimits | None = None,
+        webhooks: OutboundPolicy | None = None,
         ttl: ThreadTtl | None = None,
         descriptions: Mapping[str, str] | None = None,
         configs: Mapping[str, Mapping[str, Any]] | None = None,
         headers: Headers = NO_HEADERS,
-    ) -> Host:
+    ) -> ServerState:
         """The parts for a runtime. ``ttl`` is that of threads that are made without one, ``descriptions`` and
         ``configs`` are those of graphs, by name, and ``headers`` those that runs can read."""
-        catalogue = Catalogue(runtime, ttl)
+        catalogue = ThreadIndex(runtime, ttl)
         assistants = Assistants(runtime, descriptions, configs)
-        return cls(runtime, gate, assistants, catalogue, limits or Limits(), webhooks, headers)
+        return cls(runtime, gate, assistants, catalogue, limits or RequestLimits(), webhooks, headers)
 
     @property
     def database(self) -> Database:
@@ -111,7 +111,7 @@ class Host:
 class Caller:
     """Who makes a request, and the way to what is that user's."""
 
-    host: Host
+    host: ServerState
     user: User
     is_program: bool = False
     """Whether it is the program itself, which no rule restricts."""
@@ -126,11 +126,11 @@ class Caller:
         """Whether what has this metadata is within what the user is restricted to."""
         return conditions is None or matches(conditions, metadata)
 
-    async def thread(self, thread_id: str, to: str, **value: Any) -> Row:
+    async def thread(self, thread_id: str, to: str, **value: Any) -> ThreadRow:
         """A thread on which the user may do something."""
         return await self.visible(thread_id, await self.may("threads", to, {"thread_id": thread_id, **value}))
 
-    async def visible(self, thread_id: str, conditions: Filter | None) -> Row:
+    async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
         """A thread that the user may see; another's is not there."""
         row = await self.host.catalogue.look(self.partition(thread_id))
         if row is None or not self.sees(conditions, row.metadata):
@@ -192,20 +192,20 @@ class Caller:
         return {name: held for name, held in configurable.items() if not is_reserved(name)}
 
 
-def host_of(request: Request) -> Host:
+def server_state(request: Request) -> ServerState:
     """The host of the application that a request came to."""
     held = getattr(request.app.state, "perdure", None)
     # What ``checkpoint_lifespan`` opened has a host if it is to serve.
     host = getattr(held, "host", held)
     if held is not None and host is None:
         raise Refusal(503, "The application serves no graphs: its checkpoint_lifespan needs serve=True.")
-    if not isinstance(host, Host):
+    if not isinstance(host, ServerState):
         raise Refusal(503, "The server is starting or stopping; try again.", {"Retry-After": "1"})
     return host
 
 
 async def _caller(request: Request) -> Caller:
-    host = host_of(request)
+    host = server_state(request)
     if request.scope.get(LOOPBACK):
         return Caller(host, User("", TENANT.get("")), is_program=True)
     user = await host.gate.authenticate(request)

@@ -13,12 +13,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from perdure.engine.events import END
 from perdure.engine.inbox import Standing
-from perdure.errors import TooSlow, Unavailable
+from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
 from perdure.server.responses import run_error, run_status
-from perdure.server.state import HEARTBEAT_S, Caller, Host
+from perdure.server.state import HEARTBEAT_S, Caller, ServerState
 
 T = TypeVar("T")
 _AWAY_S = 30.0
@@ -106,7 +106,7 @@ class _Stream(EventSourceResponse):
 
 
 def stream(
-    host: Host,
+    host: ServerState,
     frames: AsyncGenerator[ServerSentEvent, None],
     headers: dict[str, str],
     *,
@@ -126,7 +126,7 @@ def stream(
     )
 
 
-def refused(host: Host, kind: str, message: str) -> EventSourceResponse:
+def refused(host: ServerState, kind: str, message: str) -> EventSourceResponse:
     """A stream of an error and nothing else."""
 
     async def frames() -> AsyncGenerator[ServerSentEvent, None]:
@@ -144,8 +144,10 @@ async def _frames(
                 yield ServerSentEvent(encoded(run_error(item.run)), event="error")
             status = run_status(item) or "interrupted"
             yield ServerSentEvent(encoded({"run_id": run_id, "status": status}), event="end")
-        elif isinstance(item, TooSlow):
-            yield ServerSentEvent(encoded({"error": "TooSlow", "message": str(item)}), event="error")
+        elif isinstance(item, SubscriberTooSlow):
+            yield ServerSentEvent(
+                encoded({"error": "SubscriberTooSlow", "message": str(item)}), event="error"
+            )
         elif names is None or item.name.partition("|")[0] in names or _is_question(item):
             yield ServerSentEvent(item.data, event=item.name, id=str(item.seq) if has_ids else None)
 
@@ -156,7 +158,7 @@ def _is_question(event: Event) -> bool:
 
 async def followed(
     caller: Caller, thread_id: str, run_id: str, after: int
-) -> AsyncIterator[Event | Standing | TooSlow]:
+) -> AsyncIterator[Event | Standing | SubscriberTooSlow]:
     """What a run tells, as long as this server goes on; a database that is away for a moment is waited for.
     Ends without a ``Standing`` when the server stops: the client comes back elsewhere."""
     host = caller.host
@@ -170,7 +172,7 @@ async def followed(
                 if isinstance(item, Standing):
                     return
                 after = item.seq
-        except TooSlow as error:
+        except SubscriberTooSlow as error:
             yield error
             return
         except Unavailable:

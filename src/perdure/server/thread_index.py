@@ -13,12 +13,12 @@ from typing import Any
 from perdure.engine import documents, removal
 from perdure.engine.documents import Document
 from perdure.errors import NotFound
-from perdure.model.ops import Check, Expect, Listed
+from perdure.model.ops import Check, Expect, ListedThread
 from perdure.model.records import DOCUMENT, OF_THREAD, SERVER, Partition
 from perdure.runtime import Runtime
 from perdure.server.config import ThreadTtl
-from perdure.server.thread_order import Order, Place, count, places, rows, sort_rows
-from perdure.server.thread_rows import EDITED, Row, Status, look, row_of
+from perdure.server.thread_order import Order, SortedThread, count, places, rows, sort_rows
+from perdure.server.thread_rows import EDITED, Status, ThreadRow, look, row_of
 
 THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
 """What holds of a thread that its clients know: a commit that carries it is refused once the thread is
@@ -27,7 +27,7 @@ deleted."""
 _FIRST_BATCH, _BATCH = 32, 500
 
 
-class Catalogue:
+class ThreadIndex:
     """Makes, finds, changes and removes threads. ``ttl`` is that of threads that are made without one."""
 
     def __init__(self, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
@@ -40,7 +40,7 @@ class Catalogue:
         partition: Partition,
         metadata: Mapping[str, Any],
         ttl: Mapping[str, Any] | None = None,
-    ) -> Row | None:
+    ) -> ThreadRow | None:
         """Make a thread; ``None`` when there is one. One that a program made without a server is there, and
         is known to clients from then on by ``adopt``."""
         if await self.look(partition) is not None:
@@ -54,18 +54,18 @@ class Catalogue:
         )
         return None if made is None else row_of(partition, made)
 
-    async def look(self, partition: Partition) -> Row | None:
+    async def look(self, partition: Partition) -> ThreadRow | None:
         """A thread as it stands now."""
         return await self._database.arun(look(partition))
 
-    async def get(self, partition: Partition) -> Row:
+    async def get(self, partition: Partition) -> ThreadRow:
         """As ``look``; ``NotFound`` when there is no such thread."""
         row = await self.look(partition)
         if row is None:
             raise missing(partition.thread)
         return row
 
-    async def adopt(self, partition: Partition, row: Row) -> None:
+    async def adopt(self, partition: Partition, row: ThreadRow) -> None:
         """See to it that a thread that a program made without a server is in the catalogue."""
         body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
         now = await self._runtime.now()
@@ -75,7 +75,7 @@ class Catalogue:
 
     async def change(
         self, partition: Partition, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
-    ) -> Row:
+    ) -> ThreadRow:
         """Merge into a thread's metadata, key by key. ``NotFound`` when there is no such thread."""
         await self._adopted(partition)
         now = await self._runtime.now()
@@ -162,7 +162,7 @@ class Catalogue:
         sees: Callable[[Mapping[str, Any]], bool] | None = None,
         order: Order | None = None,
         skip: int = 0,
-    ) -> AsyncIterator[Row]:
+    ) -> AsyncIterator[ThreadRow]:
         """The threads of a tenant, past the first ``skip``, each as it stands now: those that were spoken to
         last first, unless an ``order`` says otherwise. ``sees`` says of a thread's metadata whether it is
         asked for."""
@@ -170,12 +170,14 @@ class Catalogue:
         def is_wanted(said: Mapping[str, Any]) -> bool:
             return contains(said, metadata or {}) and (sees is None or sees(said))
 
-        def is_asked_for(row: Row) -> bool:
+        def is_asked_for(row: ThreadRow) -> bool:
             return status in (None, row.status) and is_wanted(row.metadata)
 
         order = order or Order()
         if ids is not None:
-            found = [Place(Partition(tenant, name), Listed(0, 0, "")) for name in dict.fromkeys(ids)]
+            found = [
+                SortedThread(Partition(tenant, name), ListedThread(0, 0, "")) for name in dict.fromkeys(ids)
+            ]
             for row in sort_rows(await rows(self._database, found), order)[skip:]:
                 if is_asked_for(row):
                     yield row
@@ -217,7 +219,7 @@ class Catalogue:
             number += 1
         return number
 
-    async def expired(self, tenant: str, now: int) -> AsyncIterator[Row]:
+    async def expired(self, tenant: str, now: int) -> AsyncIterator[ThreadRow]:
         """The threads whose time is over. Those that nobody gave a time to live have the usual one, from
         their last checkpoint on. Of the others only the list is read."""
         # All are found before the first is removed: a page that others have left would begin too late.
@@ -225,7 +227,7 @@ class Catalogue:
         for at in range(0, len(every), _BATCH):
             batch = every[at : at + _BATCH]
             entries = await self._entries(tenant, batch)
-            wanted: list[Place] = []
+            wanted: list[SortedThread] = []
             for place in batch:
                 entry = entries.get(place.partition.thread)
                 ttl = self._usual_from(place.listed.updated_at) if entry is None else entry.get("ttl")
@@ -240,7 +242,7 @@ class Catalogue:
     def _usual_from(self, updated_at: int) -> Mapping[str, Any] | None:
         return _ttl(self._usual, updated_at)
 
-    async def _entries(self, tenant: str, found: Sequence[Place]) -> dict[str, Mapping[str, Any]]:
+    async def _entries(self, tenant: str, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
         """What the tenant's list says of threads, by name; of one that it cannot say anything of, nothing."""
         names = [place.partition.thread for place in found]
         program = documents.several(_listing(tenant), "threads", names)
@@ -306,9 +308,9 @@ def _ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] | None:
     }
 
 
-async def _batches(found: AsyncIterator[Place]) -> AsyncIterator[list[Place]]:
+async def _batches(found: AsyncIterator[SortedThread]) -> AsyncIterator[list[SortedThread]]:
     """Places in growing groups: the first answers soon, the later ones need few requests."""
-    batch: list[Place] = []
+    batch: list[SortedThread] = []
     size = _FIRST_BATCH
     async for place in found:
         batch.append(place)

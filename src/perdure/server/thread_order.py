@@ -13,10 +13,10 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from perdure.database import Database
-from perdure.model.ops import Find, Found, Listed
+from perdure.model.ops import Find, IndexHit, ListedThread
 from perdure.model.program import ask
 from perdure.model.records import Partition
-from perdure.server.thread_rows import Row, Status, look
+from perdure.server.thread_rows import Status, ThreadRow, look
 
 SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
 
@@ -26,12 +26,12 @@ _FIRST_PAGE, _PAGE = 100, 1000
 _AT_ONCE = 64
 
 
-class Place(NamedTuple):
+class SortedThread(NamedTuple):
     """A thread's place in an order, and its row if it had to be read for that."""
 
     partition: Partition
-    listed: Listed
-    row: Row | None = None
+    listed: ListedThread
+    row: ThreadRow | None = None
 
 
 class Order(NamedTuple):
@@ -43,7 +43,7 @@ class Order(NamedTuple):
 
 async def places(
     database: Database, tenant: str, order: Order, status: Status | None = None, skip: int = 0
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[SortedThread]:
     """The threads of a tenant with a status, or with any, in order, past the first ``skip``."""
     if not database.has_listing:
         every = sorted(
@@ -92,25 +92,25 @@ async def _size(database: Database, tenant: str, status: str) -> int:
     return low
 
 
-async def rows(database: Database, found: Sequence[Place]) -> list[Row]:
+async def rows(database: Database, found: Sequence[SortedThread]) -> list[ThreadRow]:
     """The threads at these places as they stand now."""
-    out: list[Row] = []
+    out: list[ThreadRow] = []
     for at in range(0, len(found), _AT_ONCE):
         looks = (database.arun(look(place.partition)) for place in found[at : at + _AT_ONCE])
         out += [row for row in await asyncio.gather(*looks) if row is not None]
     return out
 
 
-def sort_rows(found: Sequence[Row], order: Order) -> list[Row]:
+def sort_rows(found: Sequence[ThreadRow], order: Order) -> list[ThreadRow]:
     """Rows that were asked for by name, in order."""
     return sorted(found, key=attrgetter(order.by), reverse=order.descending)
 
 
 async def _listed(
     database: Database, tenant: str, order: Order, status: Status | None, skip: int = 0
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[SortedThread]:
     """From the listing. Those whose status is not sure are read, and put where they belong."""
-    unsure: list[Place] = []
+    unsure: list[SortedThread] = []
     if status is not None and status != "busy":
         doubtful = [place async for place in _pages(database, tenant, order, UNSURE, 0)]
         unsure = [
@@ -138,7 +138,7 @@ async def _listed(
 
 async def _pages(
     database: Database, tenant: str, order: Order, status: str, skip: int
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[SortedThread]:
     by: Literal["updated_at", "created_at"] = "created_at" if order.by == "created_at" else "updated_at"
     size = _FIRST_PAGE
     seen: set[Partition] = set()
@@ -149,38 +149,40 @@ async def _pages(
             # Threads that are spoken to meanwhile change places.
             if found.listed is not None and found.partition not in seen:
                 seen.add(found.partition)
-                yield Place(found.partition, found.listed)
+                yield SortedThread(found.partition, found.listed)
         if len(page) < size:
             return
         skip += len(page)
         size = _PAGE
 
 
-async def _scanned(database: Database, tenant: str) -> AsyncIterator[Place]:
+async def _scanned(database: Database, tenant: str) -> AsyncIterator[SortedThread]:
     after: Partition | None = None
-    page: tuple[Found, ...] = ()
+    page: tuple[IndexHit, ...] = ()
     while after is None or len(page) == _PAGE:
         page = await database.arun(ask(Find("threads", tenant, after=after, limit=_PAGE)))
         if not page:
             return
         after = page[-1].partition
-        for place in await _read(database, [Place(f.partition, Listed(0, 0, UNSURE)) for f in page]):
+        for place in await _read(
+            database, [SortedThread(f.partition, ListedThread(0, 0, UNSURE)) for f in page]
+        ):
             if place is not None:
                 yield place._replace(row=None)
 
 
-async def _read(database: Database, found: Sequence[Place]) -> list[Place | None]:
+async def _read(database: Database, found: Sequence[SortedThread]) -> list[SortedThread | None]:
     """The same places, with the rows and by what they say; ``None`` where there is no thread any more."""
-    out: list[Place | None] = []
+    out: list[SortedThread | None] = []
     for at in range(0, len(found), _AT_ONCE):
         some = found[at : at + _AT_ONCE]
         read = await asyncio.gather(*(database.arun(look(place.partition)) for place in some))
         out += [
             None
             if row is None
-            else Place(
+            else SortedThread(
                 place.partition,
-                Listed(
+                ListedThread(
                     place.listed.created_at or row.created_at,
                     place.listed.updated_at or row.updated_at,
                     row.status,
@@ -192,7 +194,7 @@ async def _read(database: Database, found: Sequence[Place]) -> list[Place | None
     return out
 
 
-def _key(by: SortBy) -> Callable[[Place], Any]:
+def _key(by: SortBy) -> Callable[[SortedThread], Any]:
     if by == "thread_id":
         return lambda place: place.partition.thread
     read = attrgetter(by)

@@ -51,7 +51,7 @@ _TECHNICAL = frozenset({"source", "step", "parents", "run_id", "thread_id", "wri
 _UUID_EPOCH = 12_219_292_800_000_000
 
 
-class Row(NamedTuple):
+class ThreadRow(NamedTuple):
     """A thread as it stands. Times are microseconds since 1970. ``run`` is the newest that was not taken
     back; ``has_state`` says whether it has a checkpoint, ``has_document`` whether clients made or adopted it.
     With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
@@ -75,7 +75,7 @@ class Row(NamedTuple):
         return graph_id if isinstance(graph_id, str) else None
 
 
-def look(partition: Partition) -> Program[Row | None]:
+def look(partition: Partition) -> Program[ThreadRow | None]:
     """A thread as it stands now, ``None`` when there is none."""
     (found, edits, lanes, runs, heads), fault = yield from _records(partition)
     lane = Lane.read(IN, lanes)
@@ -108,12 +108,12 @@ def row_of(
     lane: Lane | None = None,
     run: Run | None = None,
     edited: Document | None = None,
-) -> Row:
+) -> ThreadRow:
     """A thread without a state."""
     body = {} if document is None else document.body
     times = [run.updated_at] if run else []
     times += [document.updated_at] if document else []
-    return Row(
+    return ThreadRow(
         partition.thread,
         body.get("metadata", {}),
         body.get("created_at", run.started_at if run else 0),
@@ -139,7 +139,7 @@ def time_of(checkpoint_id: str) -> int | None:
     return ticks // 10 - _UUID_EPOCH
 
 
-def _with_state(partition: Partition, head: str, row: Row) -> Program[Row]:
+def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:
     """A thread with what its latest checkpoint says of it."""
     row = row._replace(has_state=True)
     at = time_of(head)

@@ -30,9 +30,9 @@ from perdure.runtime.encoding import encoded
 from perdure.runtime.options import WEBHOOK
 from perdure.server import responses
 from perdure.server.config import Http
-from perdure.server.outbound_policy import Reach, Unreachable
+from perdure.server.outbound_policy import OutboundPolicy, Unreachable
 from perdure.server.routes.states import config_of
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -50,7 +50,7 @@ class Webhooks:
     """Sends the notices of one runtime's database, each to where ``reach`` lets it go. The runtime is made
     with its ``channels`` and then given to ``serve``."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: OutboundPolicy) -> None:
         self.reach = reach
         self._runtime: Runtime | None = None
 
@@ -119,7 +119,7 @@ class Webhooks:
             "POST",
             url.copy_with(host=address),
             headers={
-                "Host": url.netloc.decode("ascii"),
+                "ServerState": url.netloc.decode("ascii"),
                 "User-Agent": f"perdure/{version('perdure')}",
                 "Content-Type": "application/json",
                 "Accept": "*/*",
@@ -175,7 +175,7 @@ async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) 
     return None
 
 
-async def delivered(host: Host, partition: Partition, run_id: str) -> bool:
+async def delivered(host: ServerState, partition: Partition, run_id: str) -> bool:
     """Wait until a run's notice was sent, or given up; ``False`` when the server stops before."""
     pause, longest = _PAUSE_S
     while not host.closing.is_set():
@@ -197,7 +197,7 @@ def webhooks(http: Http, *, development: bool) -> Webhooks | None:
     """As it is configured; ``None`` where webhooks are disabled."""
     if http.disable_webhooks:
         return None
-    return Webhooks(Reach.of(http.webhook_hosts, loopback=development))
+    return Webhooks(OutboundPolicy.of(http.webhook_hosts, loopback=development))
 
 
 def of_variables(environ: Mapping[str, str]) -> Webhooks | None:

@@ -30,8 +30,8 @@ from perdure.model.ops import (
     Expectation,
     Fetch,
     Find,
-    Found,
     Get,
+    IndexHit,
     Op,
     Put,
     Range,
@@ -40,7 +40,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
-from perdure.storage.port import Limits
+from perdure.storage.port import CommitLimits
 
 FORMAT = 1
 """The version of the file's layout that this release reads and writes."""
@@ -78,8 +78,8 @@ class Archive:
         self._lock = RLock()
 
     @property
-    def limits(self) -> Limits:
-        return Limits(ops=100_000, bytes=64 << 20)
+    def limits(self) -> CommitLimits:
+        return CommitLimits(ops=100_000, bytes=64 << 20)
 
     @classmethod
     def create(cls, path: Path) -> Archive:
@@ -283,7 +283,7 @@ class Archive:
             ]
         return [_shown(item, record) for record in found[: item.limit]]
 
-    def _find(self, effect: Find) -> Iterator[Found]:
+    def _find(self, effect: Find) -> Iterator[IndexHit]:
         if effect.index != "threads":
             raise TypeError(f"an archive has no index {effect.index!r}")
         partitions = sorted(
@@ -296,7 +296,7 @@ class Archive:
             and p.thread.startswith(effect.prefix)
         )
         start = 0 if effect.after is None else bisect_right(partitions, effect.after)
-        return iter([Found(p) for p in partitions[start : start + effect.limit]])
+        return iter([IndexHit(p) for p in partitions[start : start + effect.limit]])
 
     # Writing
 

@@ -51,7 +51,7 @@ _process = _Process()
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PendingRequest:
     """A request on its way through a worker. Whoever executes it sets ``answer`` or ``error``."""
 
     effect: Effect[Any]
@@ -68,7 +68,7 @@ def company_at(distance_s: float) -> float:
     return _COMPANY_S if distance_s < _NEAR_S else 0.0
 
 
-class Gatherer:
+class Batcher:
     """Worker threads over one queue. ``execute`` gets a group of at most ``most`` jobs and sets each one's
     answer or error; an exception that it lets out is every job's. ``name`` stands in errors and threads.
     Where trips are not ``distant``, on a local disk, one worker takes what there is and waits for nothing.
@@ -82,7 +82,7 @@ class Gatherer:
 
     def __init__(
         self,
-        execute: Callable[[Sequence[Job]], None],
+        execute: Callable[[Sequence[PendingRequest]], None],
         *,
         name: str,
         workers: int = 1,
@@ -104,7 +104,7 @@ class Gatherer:
         self._since = _NEVER
         self._minded = _NEVER
         self._generation = _process.generation
-        self._queue: deque[Job] = deque()
+        self._queue: deque[PendingRequest] = deque()
         # Until when further writes of a partition wait.
         self._held: dict[Partition, float] = {}
         self._wake = threading.Condition()
@@ -129,14 +129,14 @@ class Gatherer:
     def perform(self, effect: Effect[R]) -> R:
         """Block until the request is done."""
         future: Future[Any] = Future()
-        self._submit(Job(effect, future=future))
+        self._submit(PendingRequest(effect, future=future))
         return cast(R, future.result())
 
     async def aperform(self, effect: Effect[R]) -> R:
         """Await the request."""
         loop = asyncio.get_running_loop()
         awaited = loop.create_future()
-        self._submit(Job(effect, loop=loop, awaited=awaited))
+        self._submit(PendingRequest(effect, loop=loop, awaited=awaited))
         return cast(R, await awaited)
 
     def refuse_when_closed(self) -> None:
@@ -165,7 +165,7 @@ class Gatherer:
         for thread in self._threads:
             thread.join()
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: PendingRequest) -> None:
         # Before the lock: in a forked child it may be held for ever by a thread that is not there.
         self.refuse_when_closed()
         with self._wake:
@@ -209,13 +209,13 @@ class Gatherer:
                     self._release(group, moment if took >= _LONG_TRIP_S else 0.0)
             _answer(group)
 
-    def _take(self, now: float) -> list[Job]:
+    def _take(self, now: float) -> list[PendingRequest]:
         if not self._distant:
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
         if self._awaits_company(now) and not self._closed:
             return []
-        group: list[Job] = []
-        waiting: list[Job] = []
+        group: list[PendingRequest] = []
+        waiting: list[PendingRequest] = []
         while self._queue and len(group) < self._most:
             job = self._queue.popleft()
             held = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
@@ -225,7 +225,7 @@ class Gatherer:
         self._held.update(dict.fromkeys(_written(group), _UNDER_WAY))
         return group
 
-    def _release(self, group: Sequence[Job], moment: float) -> None:
+    def _release(self, group: Sequence[PendingRequest], moment: float) -> None:
         """Let the writes of the group's partitions go on: at once, or, where some wait, in a moment."""
         done = _written(group)
         for partition in done:
@@ -266,13 +266,13 @@ class Gatherer:
             self._minded = _NEVER
 
 
-def _written(group: Iterable[Job]) -> set[Partition]:
+def _written(group: Iterable[PendingRequest]) -> set[Partition]:
     return {job.effect.partition for job in group if isinstance(job.effect, _WRITES)}
 
 
-def _answer(group: Sequence[Job]) -> None:
+def _answer(group: Sequence[PendingRequest]) -> None:
     """Wake every caller; those of one event loop together."""
-    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[PendingRequest]] = {}
     for job in group:
         if job.future is not None:
             if job.error is not None:
@@ -287,7 +287,7 @@ def _answer(group: Sequence[Job]) -> None:
             loop.call_soon_threadsafe(_answer_awaited, jobs)
 
 
-def _answer_awaited(jobs: Sequence[Job]) -> None:
+def _answer_awaited(jobs: Sequence[PendingRequest]) -> None:
     for job in jobs:
         if job.awaited is None or job.awaited.done():
             continue

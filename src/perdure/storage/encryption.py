@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ormsgpack
 
-from perdure.errors import MissingExtra, Sealed
+from perdure.errors import DecryptionError, MissingExtra
 from perdure.model.items import labels_of
-from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Found, Get, Op, Put, Stage
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
     CHECKPOINT,
@@ -33,9 +33,9 @@ from perdure.model.records import (
     Record,
 )
 from perdure.storage.port import (
-    Bell,
+    CommitLimits,
     Driver,
-    Limits,
+    Notifier,
     bell_of,
     examine,
     has_listing,
@@ -106,10 +106,12 @@ class Keyring:
         body = record.body
         where = _where(partition, record)
         if not body.startswith(_MAGIC) or len(body) < OVERHEAD:
-            raise Sealed(f"{where} is stored in the clear although an encryption key is set; it was not used")
+            raise DecryptionError(
+                f"{where} is stored in the clear although an encryption key is set; it was not used"
+            )
         key_id = body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
         if key_id not in self._keys:
-            raise Sealed(
+            raise DecryptionError(
                 f"{where} is sealed with key {key_id.hex()}, which is not among the keys given "
                 f"({', '.join(k.hex() for k in self._keys)}); add the old key after the new one"
             )
@@ -117,29 +119,31 @@ class Keyring:
         try:
             clear = self._cipher(key_id, partition).decrypt(nonce, body[_HEADER:], _bound(partition, record))
         except InvalidTag as error:
-            raise Sealed(f"{where} was changed or moved since it was written; it was not used") from error
+            raise DecryptionError(
+                f"{where} was changed or moved since it was written; it was not used"
+            ) from error
         return record._replace(body=clear)
 
 
 def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
-    """Raise ``Sealed`` unless the keys at hand, or their absence, are those of the database. An empty
-    database takes the key that it is first opened with; one with threads in the clear takes none."""
+    """Raise ``DecryptionError`` unless the keys at hand, or their absence, are those of the database. An
+    empty database takes the key that it is first opened with; one with threads in the clear takes none."""
     (found,) = driver.perform(Fetch(RESERVED, (Get(SEAL, (_WORD,)),)))
     if keyring is None:
         if found:
-            raise Sealed(f"{url} is encrypted; pass the key: perdure.connect(url, encryption_key=…)")
+            raise DecryptionError(f"{url} is encrypted; pass the key: perdure.connect(url, encryption_key=…)")
         return
     if found:
         try:
             keyring.open(RESERVED, found[0])
-        except Sealed as error:
-            raise Sealed(f"{url} is encrypted with another key than the ones given") from error
+        except DecryptionError as error:
+            raise DecryptionError(f"{url} is encrypted with another key than the ones given") from error
         if keyring.sealed_first(found[0].body):
             return
     elif any(
         driver.perform(Find("threads", None, limit=1, space=space)) for space in (THREADS, STORE, SERVER)
     ):
-        raise Sealed(
+        raise DecryptionError(
             f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
             "encrypted database and move them there"
         )
@@ -151,7 +155,7 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
         admit(driver, keyring, url)
 
 
-class SealedDriver:
+class EncryptedDriver:
     """A driver behind a keyring. Without a keyring bodies pass as they are, and a sealed one is refused."""
 
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
@@ -159,15 +163,15 @@ class SealedDriver:
         self._keyring = keyring
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         inner = self._inner.limits
         if self._keyring is None:
             return inner
         # What is planned is not sealed yet, and each body of a commit grows by the overhead.
-        return Limits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
+        return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
     @property
-    def bell(self) -> Bell | None:
+    def bell(self) -> Notifier | None:
         return bell_of(self._inner)
 
     @property
@@ -215,7 +219,7 @@ class SealedDriver:
 
     def _up(self, effect: Effect[R], answer: R) -> R:
         if isinstance(effect, Find) and effect.index == "items":
-            return cast(R, tuple(map(self._opened, cast("tuple[Found, ...]", answer))))
+            return cast(R, tuple(map(self._opened, cast("tuple[IndexHit, ...]", answer))))
         if not isinstance(effect, Fetch):
             return answer
         records = cast("tuple[tuple[Record, ...], ...]", answer)
@@ -234,7 +238,7 @@ class SealedDriver:
             ),
         )
 
-    def _opened(self, found: Found) -> Found:
+    def _opened(self, found: IndexHit) -> IndexHit:
         if found.record is None:
             return found
         if self._keyring is None:
@@ -250,7 +254,7 @@ class SealedDriver:
 def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
     for record in records:
         if record.body.startswith(_MAGIC):
-            raise Sealed(
+            raise DecryptionError(
                 f"{_where(partition, record)} is encrypted; "
                 "pass the key: perdure.connect(url, encryption_key=…)"
             )

@@ -18,8 +18,8 @@ from perdure.model.ops import (
     Expectation,
     Fetch,
     Find,
-    Found,
     Get,
+    IndexHit,
     Now,
     Op,
     Put,
@@ -29,7 +29,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import INDEXED, RESERVED, Key, Kind, Partition, Record
-from perdure.storage.port import Limits
+from perdure.storage.port import CommitLimits
 
 SCHEMA_VERSION = 0
 R = TypeVar("R")
@@ -41,13 +41,13 @@ class MemoryDriver:
 
     is_kept = False
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits(ops=100_000, bytes=1 << 30)
+    def __init__(self, limits: CommitLimits | None = None) -> None:
+        self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
         self._partitions: dict[Partition, dict[str, Table]] = {}
         self._lock = RLock()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
@@ -123,7 +123,7 @@ class MemoryDriver:
                     fields[op.kind.grows] = max(fields[op.kind.grows], before.fields[op.kind.grows])
                 table[op.key] = Record(op.kind, op.key, fields, op.version, op.body)
 
-    def _find(self, effect: Find) -> Iterable[Found]:
+    def _find(self, effect: Find) -> Iterable[IndexHit]:
         partitions = sorted(
             p for p in self._partitions if effect.tenant in (None, p.tenant) and p != RESERVED
         )
@@ -131,12 +131,12 @@ class MemoryDriver:
             named = [p for p in partitions if p.space == effect.space and p.thread.startswith(effect.prefix)]
             threads = [p for p in named if any(self._partitions[p].values())]
             start = 0 if effect.after is None else bisect_right(threads, effect.after)
-            return [Found(p) for p in threads[start : start + effect.limit]]
+            return [IndexHit(p) for p in threads[start : start + effect.limit]]
         kind = INDEXED[effect.index]
-        out: list[Found] = []
+        out: list[IndexHit] = []
         for partition in partitions:
             out.extend(
-                Found(partition, Record(record.kind, record.key, record.fields))
+                IndexHit(partition, Record(record.kind, record.key, record.fields))
                 for record in self._table(partition, kind).values()
                 if _is_indexed(record, effect)
             )

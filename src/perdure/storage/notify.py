@@ -40,7 +40,7 @@ _NEVER = float("inf")
 _chance = random.Random()  # noqa: S311 - parts those that lost the line together; a source of its own
 
 
-class Wire(Protocol):
+class NotificationConnection(Protocol):
     """A bell's way to its server, for its thread alone. Whatever goes wrong is raised; the bell closes it
     then, and opens it again later."""
 
@@ -62,10 +62,10 @@ class Wire(Protocol):
         ...
 
 
-class ServerBell:
-    """A ``Bell`` over a ``Wire``. ``name`` stands in the log."""
+class ServerNotifier:
+    """A ``Bell`` over a ``NotificationConnection``. ``name`` stands in the log."""
 
-    def __init__(self, wire: Wire, *, name: str) -> None:
+    def __init__(self, wire: NotificationConnection, *, name: str) -> None:
         self._wire = wire
         self._name = name
         self._echo = f"{_ECHO}{secrets.token_hex(8)}"

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CommitLimits:
     """What one commit may carry: ``ops`` operations and ``bytes`` of bodies."""
 
     ops: int
@@ -29,7 +29,7 @@ class Driver(Protocol):
     """A backend. Calls may come from many threads and event loops at once."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> CommitLimits: ...
 
     def perform(self, effect: Effect[R]) -> R:
         """Perform one request and block until its answer is there; a commit is durable by then."""
@@ -44,7 +44,7 @@ class Driver(Protocol):
         ...
 
 
-class Bell(Protocol):
+class Notifier(Protocol):
     """How processes on one database tell each other that something changed, where the backend can: a driver
     that has one offers it as ``bell``. It carries hints. Whoever is told looks, and whoever is not told looks
     a little later."""
@@ -60,7 +60,7 @@ class Bell(Protocol):
         ...
 
 
-def bell_of(driver: Driver) -> Bell | None:
+def bell_of(driver: Driver) -> Notifier | None:
     """The bell of a driver that has one. One that stands around another driver passes on that one's."""
     return getattr(driver, "bell", None)
 

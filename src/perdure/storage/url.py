@@ -10,7 +10,7 @@ from perdure.errors import BadUrl, MissingExtra
 from perdure.storage.port import Driver
 
 
-class Backend(Protocol):
+class BackendModule(Protocol):
     """What a backend's module offers for its URLs. Every function raises ``BadUrl`` for a URL that it cannot
     take and ``Unavailable`` when nothing answers there; both say what to do and never show a secret."""
 
@@ -20,7 +20,7 @@ class Backend(Protocol):
         ...
 
     def open_driver(self, url: str) -> Driver:
-        """Open what is there; ``Unmigrated`` unless its layout is of this release's version."""
+        """Open what is there; ``MigrationRequired`` unless its layout is of this release's version."""
         ...
 
     def schema_version(self, url: str) -> int:
@@ -61,14 +61,14 @@ def open_driver(url: str, *, migrate: bool = False) -> Driver:
     return backend.open_driver(url)
 
 
-def backend_of(url: str) -> Backend:
+def backend_of(url: str) -> BackendModule:
     """The module that serves a URL; its client is imported only now."""
     scheme = urlsplit(url).scheme
     if scheme not in _BACKENDS:
         raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")
     module, extra = _BACKENDS[scheme]
     try:
-        return cast(Backend, import_module(module))
+        return cast(BackendModule, import_module(module))
     except ModuleNotFoundError as error:
         if extra is None or (error.name or "").startswith("perdure"):
             raise

@@ -20,7 +20,7 @@ from perdure.runtime.jitter import seeded
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.worker.delivery import Channel
-from perdure.storage.encryption import SealedDriver
+from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.port import Driver
 from perdure.testing.history import Expected, audit, logging_agent
 from perdure.testing.simulation import Faults, Process, Simulation
@@ -103,7 +103,7 @@ def simulate(
                 text = f"{thread} message {len(acknowledged)}"
                 quiet = simulation.random.choice((0.0, 0.0, 2.0))
                 try:
-                    await app.accept(thread, text, dedupe_key=text, channel="chat", quiet=quiet)
+                    await app.accept(thread, text, dedupe_key=text, channel="chat", debounce=quiet)
                 except PerdureError:
                     await asyncio.sleep(0.2)
                 else:
@@ -117,7 +117,7 @@ def simulate(
             return False
         return all(_rests(database, Partition("", thread)) for thread in expected.acknowledged)
 
-    database = Database(SealedDriver(simulation.driver, None), tenant="", digest=Digester())
+    database = Database(EncryptedDriver(simulation.driver, None), tenant="", digest=Digester())
     with seeded(seed), simulation:
         for n in range(workers):
             skew_s = simulation.random.choice((-3600.0, 0.0, 3600.0))

@@ -28,7 +28,7 @@ from perdure.database import Database, open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import Bell, Driver, Limits, bell_of, searches_items
+from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of, searches_items
 
 R = TypeVar("R")
 
@@ -112,7 +112,7 @@ class FaultyDriver:
         self.count = 0
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     @property
@@ -120,7 +120,7 @@ class FaultyDriver:
         return searches_items(self._inner)
 
     @property
-    def bell(self) -> Bell | None:
+    def bell(self) -> Notifier | None:
         return bell_of(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:

@@ -41,7 +41,7 @@ from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel
-from perdure.storage.port import Bell, Driver, Limits, bell_of
+from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill
 from perdure.testing.history import Log, Pause, logging_agent
@@ -55,7 +55,7 @@ _THINKS_S = (0.0, 0.02, 0.2, 0.5)
 
 
 @dataclass(frozen=True)
-class Job:
+class ProcessJob:
     """What one process does until it is killed. ``enough`` in its folder tells a sender that its ``messages``
     are; ``at`` and ``when`` are the storage effect at which a lone process ends itself. ``breaks`` names a
     function that takes a guard away, ``module:function``, for a check of the checks."""
@@ -78,7 +78,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-class Journal:
+class JsonLines:
     """Lines of JSON in a file that several processes append to."""
 
     def __init__(self, folder: str, name: str) -> None:
@@ -96,7 +96,7 @@ class Journal:
 class _Noted:
     """An observer that notes what it is told."""
 
-    def __init__(self, journal: Journal, job: Job) -> None:
+    def __init__(self, journal: JsonLines, job: ProcessJob) -> None:
         self._journal, self._job = journal, job
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -111,15 +111,15 @@ class _Watched:
     """A driver that notes which tasks' writes were stored, and under which epoch. With ``suspects`` it looks
     before each write of a run whose the thread is, and notes one that a stranger was let store."""
 
-    def __init__(self, inner: Driver, journal: Journal, owner: str, *, suspects: bool) -> None:
+    def __init__(self, inner: Driver, journal: JsonLines, owner: str, *, suspects: bool) -> None:
         self._inner, self._journal, self._owner, self._suspects = inner, journal, owner, suspects
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     @property
-    def bell(self) -> Bell | None:
+    def bell(self) -> Notifier | None:
         return bell_of(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:
@@ -160,7 +160,7 @@ def _of_a_run(effect: Effect[Any]) -> Commit | None:
 
 
 @contextmanager
-def _opened(job: Job, journal: Journal) -> Iterator[tuple[Database, FaultyDriver]]:
+def _opened(job: ProcessJob, journal: JsonLines) -> Iterator[tuple[Database, FaultyDriver]]:
     made: list[FaultyDriver] = []
 
     def wrap(driver: Driver) -> Driver:
@@ -174,15 +174,15 @@ def _opened(job: Job, journal: Journal) -> Iterator[tuple[Database, FaultyDriver
         database.close()
 
 
-def _note(job: Job, name: str, text: str = "") -> None:
+def _note(job: ProcessJob, name: str, text: str = "") -> None:
     Path(job.folder, name).write_text(text)
 
 
-def _is_noted(job: Job, name: str) -> bool:
+def _is_noted(job: ProcessJob, name: str) -> bool:
     return Path(job.folder, name).exists()
 
 
-def _ran(journal: Journal) -> None:
+def _ran(journal: JsonLines) -> None:
     """Note that a step begins, by its task, and under which epoch."""
     configurable = get_config().get("configurable", {})
     thread = carried(configurable)
@@ -191,7 +191,7 @@ def _ran(journal: Journal) -> None:
     journal.line("ran", configurable["__pregel_task_id"], thread.epoch)
 
 
-def _provider(journal: Journal) -> Callable[[str, Reply], Any]:
+def _provider(journal: JsonLines) -> Callable[[str, Reply], Any]:
     """A provider that notes the key of each delivery, with some time before and after it does."""
 
     async def send(thread: str, reply: Reply) -> str:
@@ -203,7 +203,7 @@ def _provider(journal: Journal) -> Callable[[str, Reply], Any]:
     return send
 
 
-def _runtime(job: Job, database: Database, agent: Agent, journal: Journal) -> Runtime:
+def _runtime(job: ProcessJob, database: Database, agent: Agent, journal: JsonLines) -> Runtime:
     return Runtime(
         database,
         agent,
@@ -220,8 +220,8 @@ def _runtime(job: Job, database: Database, agent: Agent, journal: Journal) -> Ru
 # A worker
 
 
-async def _work(job: Job) -> None:
-    journal = Journal(job.folder, "journal")
+async def _work(job: ProcessJob) -> None:
+    journal = JsonLines(job.folder, "journal")
 
     async def pause(step: int) -> None:
         _ran(journal)
@@ -239,11 +239,11 @@ async def _nothing(step: int) -> None:
     """No step is taken where messages are only accepted."""
 
 
-async def _send(job: Job) -> None:
-    journal = Journal(job.folder, "journal")
-    own = Journal(job.folder, f"acknowledged by {job.name}")
+async def _send(job: ProcessJob) -> None:
+    journal = JsonLines(job.folder, "journal")
+    own = JsonLines(job.folder, f"acknowledged by {job.name}")
     known: dict[str, list[list[Any]]] = {thread: [] for thread in job.threads}
-    for line in Journal.lines(job.folder, f"acknowledged by {job.name}"):
+    for line in JsonLines.lines(job.folder, f"acknowledged by {job.name}"):
         known[line[0]].append(line)
     with _opened(job, journal) as (database, _):
         async with _runtime(job, database, logging_agent(_nothing), journal) as app:
@@ -263,13 +263,13 @@ async def _send(job: Job) -> None:
                 await asyncio.sleep(random.uniform(0.0, 2 * job.every_s))
 
 
-async def _insist(app: Runtime, thread: str, text: str, journal: Journal) -> Ticket:
+async def _insist(app: Runtime, thread: str, text: str, journal: JsonLines) -> Ticket:
     """Send a message until it is acknowledged."""
     while True:
         journal.line("sent", text)
         try:
             quiet = random.choice((0.0, 0.0, 0.3))
-            return await app.accept(thread, text, dedupe_key=text, channel="chat", quiet=quiet)
+            return await app.accept(thread, text, dedupe_key=text, channel="chat", debounce=quiet)
         except PerdureError as error:
             journal.line("not acknowledged", text, type(error).__name__)
             await asyncio.sleep(0.1)
@@ -317,10 +317,10 @@ def said_in(scenario: str) -> list[tuple[str, str]]:
     return [("a", "one"), ("b" if scenario == "threads" else "a", "two")]
 
 
-async def _live(job: Job) -> None:
+async def _live(job: ProcessJob) -> None:
     """Say what is to be said, work on it, and come to rest; from wherever the process before was ended."""
-    journal = Journal(job.folder, "journal")
-    acknowledged = {tuple(line[1:3]) for line in Journal.lines(job.folder, "journal") if line[0] == "acked"}
+    journal = JsonLines(job.folder, "journal")
+    acknowledged = {tuple(line[1:3]) for line in JsonLines.lines(job.folder, "journal") if line[0] == "acked"}
 
     async def pause(step: int) -> None:
         _ran(journal)
@@ -336,7 +336,7 @@ async def _live(job: Job) -> None:
                 for thread, text in said_in(job.scenario):
                     if (thread, text) not in acknowledged:
                         quiet = 0.1 if job.scenario == "debounce" else 0.0
-                        await app.accept(thread, text, dedupe_key=text, channel="chat", quiet=quiet)
+                        await app.accept(thread, text, dedupe_key=text, channel="chat", debounce=quiet)
                         journal.line("acked", thread, text)
                     if job.scenario == "interrupt" and text == "one":
                         await _over(clean, thread, 1)
@@ -404,7 +404,7 @@ def _break(place: str) -> None:
     getattr(import_module(module), name)(pytest.MonkeyPatch())
 
 
-def _be(job: Job) -> None:
+def _be(job: ProcessJob) -> None:
     if job.skew_s:
         skew(job.skew_s)
     os.environ.update(job.environment)
@@ -414,7 +414,7 @@ def _be(job: Job) -> None:
     asyncio.run(_ROLES[job.role](job))
 
 
-def _fork(job: Job) -> int:
+def _fork(job: ProcessJob) -> int:
     child = os.fork()
     if child:
         return child
@@ -438,7 +438,7 @@ def serve() -> None:
         for line in sys.stdin:
             request = json.loads(line)
             if "hire" in request:
-                job = Job(**request["hire"])
+                job = ProcessJob(**request["hire"])
                 backend_of(job.url)  # its client is imported here, once
                 answer = _fork(job)
                 children.add(answer)

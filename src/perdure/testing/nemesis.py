@@ -26,7 +26,7 @@ from perdure.engine import runs
 from perdure.model.ops import Fetch, Find, Range
 from perdure.model.program import ask
 from perdure.model.records import CHECKPOINT, Partition
-from perdure.testing.hirelings import FOREVER, Job, Journal
+from perdure.testing.hirelings import FOREVER, JsonLines, ProcessJob
 from perdure.testing.history import STEPS, Expected, audit
 
 _INHERITED = ("AWS_", "PERDURE_")
@@ -38,7 +38,7 @@ _BUSY_S, _REST_S = 60.0, 120.0
 class Hireling:
     """A process that was hired. ``gone`` becomes readable when it has ended."""
 
-    job: Job
+    job: ProcessJob
     pid: int
     gone: int
 
@@ -67,7 +67,7 @@ class Agency:
         self._hired.clear()
         self._zygote.communicate(timeout=60)
 
-    def hire(self, job: Job) -> Hireling:
+    def hire(self, job: ProcessJob) -> Hireling:
         """Start a process with this process's settings of servers."""
         environment = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
         pid = self._told({"hire": asdict(replace(job, environment=environment))})
@@ -178,11 +178,11 @@ class _Run:
         self.figures.seconds = round(time.monotonic() - began, 1)
         return self.figures, self.wrong
 
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self) -> Iterator[ProcessJob]:
         battery = self.battery
         for n in range(battery.workers):
             skew_s = _SKEWS_S[n % len(_SKEWS_S)]
-            yield Job(
+            yield ProcessJob(
                 "worker",
                 f"worker {n}",
                 self.url,
@@ -193,7 +193,7 @@ class _Run:
             )
         names = [f"thread {n}" for n in range(battery.threads)]
         for n in range(battery.senders):
-            yield Job(
+            yield ProcessJob(
                 "sender",
                 f"sender {n}",
                 self.url,
@@ -293,7 +293,7 @@ class _Run:
     # What came of it
 
     def _look(self) -> None:
-        figures, journal = self.figures, Journal.lines(self.folder, "journal")
+        figures, journal = self.figures, JsonLines.lines(self.folder, "journal")
         events = Counter(line[0] for line in journal)
         figures.losses = events["run.lost"]
         figures.refused = events["run.write_refused"]
@@ -303,7 +303,7 @@ class _Run:
         expected = Expected({f"thread {n}": [] for n in range(self.battery.threads)})
         for job in self.jobs.values():
             if job.role == "sender":
-                for thread, text, _, _ in Journal.lines(self.folder, f"acknowledged by {job.name}"):
+                for thread, text, _, _ in JsonLines.lines(self.folder, f"acknowledged by {job.name}"):
                     expected.acknowledged[thread].append(text)
         expected.delivered.update(line[1] for line in journal if line[0] == "delivered")
         figures.messages = sum(map(len, expected.acknowledged.values()))

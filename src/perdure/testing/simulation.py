@@ -27,9 +27,9 @@ from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Now, Put, Re
 from perdure.model.program import Effect
 from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE
-from perdure.storage.encryption import SealedDriver
+from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 
 R = TypeVar("R")
 
@@ -154,7 +154,7 @@ class Simulation:
 
     def database(self, process: Process, *, tenant: str = "") -> Database:
         """The database as a process has it open."""
-        return Database(SealedDriver(_Driver(self, process), None), tenant=tenant, digest=Digester())
+        return Database(EncryptedDriver(_Driver(self, process), None), tenant=tenant, digest=Digester())
 
     def spawn(
         self, name: str, main: Callable[[Process], Coroutine[Any, Any, None]], *, skew_s: float = 0.0
@@ -305,7 +305,7 @@ class _Driver:
         self._process = process
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._simulation.driver.limits
 
     def perform(self, effect: Effect[R]) -> R:

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 import perdure
 from perdure.database import open_database
 from perdure.errors import Unserialisable
-from perdure.storage.port import Limits
+from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import Narrow
 from tests.langgraph.savers import DRIVERS, opened
 from tests.langgraph.specimens import LISTS, OBJECTS, OWN, VALUES, change, likeness
@@ -332,7 +332,9 @@ def test_a_step_that_fills_a_commit_needs_no_room_for_proofs() -> None:
     graph.add_node("read", lambda state: {"read": ["one page"]})
     graph.add_edge(START, "collect")
     graph.add_conditional_edges("collect", lambda _: [Send("read", {"pages": pages})] * 92, ["read"])
-    with closing(open_database("memory://", wrap=lambda driver: Narrow(driver, Limits(100, 1 << 20)))) as db:
+    with closing(
+        open_database("memory://", wrap=lambda driver: Narrow(driver, CommitLimits(100, 1 << 20)))
+    ) as db:
         runnable = graph.compile(checkpointer=db.checkpointer())
         at = {"configurable": {"thread_id": "t"}}
         for turn in (1, 2):

@@ -13,18 +13,18 @@ from perdure.engine import followers
 from perdure.engine.events import END, Event
 from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Partition
-from perdure.runtime import Options, Runtime, Telling, Ticket
+from perdure.runtime import Options, Runtime, StreamOptions, Ticket
 from perdure.runtime.events import subscription
 from tests.runtime.graphs import Storage, Talk, eventually, eventually_stored, go, working
 from tests.runtime.test_notifications import listening
 from tests.servers import postgres
 
-UNKEPT = Telling(modes=("values", "updates"), kept=False, by="works")
+UNKEPT = StreamOptions(modes=("values", "updates"), kept=False, by="works")
 
 
-async def say(runtime: Runtime, text: str, how: Telling | None) -> Ticket:
+async def say(runtime: Runtime, text: str, how: StreamOptions | None) -> Ticket:
     given = {"messages": [{"role": "user", "content": text}]}
-    return await runtime.submit("ada", given, options=Options(telling=how, attempts=1))
+    return await runtime.submit("ada", given, options=Options(stream=how, attempts=1))
 
 
 async def until(events: AsyncIterator[Event], ends: int) -> list[Event]:
@@ -43,7 +43,7 @@ def is_followed(storage: Storage) -> bool:
 
 @pytest.mark.parametrize("how", [UNKEPT, None], ids=["streamed", "silent"])
 def test_a_follower_who_was_there_before_hears_the_whole_run(
-    near: Storage, talk: Talk, how: Telling | None
+    near: Storage, talk: Talk, how: StreamOptions | None
 ) -> None:
     async def main() -> None:
         here, there = near.database(), near.database()
@@ -71,7 +71,7 @@ async def _followed(storage: Storage) -> bool:
 
 @pytest.mark.parametrize("how", [UNKEPT, None], ids=["streamed", "silent"])
 def test_a_follower_who_comes_in_the_middle_hears_the_end(
-    near: Storage, talk: Talk, how: Telling | None
+    near: Storage, talk: Talk, how: StreamOptions | None
 ) -> None:
     async def main() -> None:
         here, there = near.database(), near.database()

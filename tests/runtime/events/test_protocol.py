@@ -7,7 +7,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.types import Interrupt
 
-from perdure.runtime.events.protocol import Speaker, room_of
+from perdure.runtime.events.protocol import ProtocolPublisher, room_of
 
 Part = tuple[str, Any, tuple[str, ...]]
 
@@ -19,7 +19,7 @@ def told(*parts: Part) -> list[tuple[str, Any]]:
     def tell(name: str, data: Any, room: int = 1) -> None:
         heard.append((name, data))
 
-    speaker = Speaker(tell)
+    speaker = ProtocolPublisher(tell)
     for mode, payload, namespace in parts:
         speaker.part(mode, payload, namespace)
     speaker.ended()

@@ -14,16 +14,16 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure.engine import events
 from perdure.engine.events import Event
 from perdure.engine.transact import Budget
-from perdure.errors import NotFound, TooSlow, Unavailable
+from perdure.errors import NotFound, SubscriberTooSlow, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import EVENT, LANE, Partition
-from perdure.runtime import Options, Runtime, Standing, Telling, Ticket
+from perdure.runtime import Options, Runtime, Standing, StreamOptions, Ticket
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events import publisher
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, settings, vanish, working
 
-TOLD = Options(telling=Telling(modes=("values", "updates", "tasks")))
+TOLD = Options(stream=StreamOptions(modes=("values", "updates", "tasks")))
 
 
 async def told(runtime: Runtime, ticket: Ticket, after: int = 0) -> tuple[list[Event], Standing]:
@@ -117,7 +117,7 @@ def test_what_is_not_kept_is_told_here_and_leaves_nothing(near: Storage, talk: T
     async def main() -> None:
         database = near.database()
         async with working(database, talk.graph) as runtime:
-            mine = Options(telling=Telling(modes=("values",), kept=False, by=runtime.name))
+            mine = Options(stream=StreamOptions(modes=("values",), kept=False, by=runtime.name))
             ticket = await say(runtime, "hold on", mine)
             listening = asyncio.create_task(told(runtime, ticket))
             await eventually(lambda: talk.under_way)
@@ -133,7 +133,7 @@ def test_what_another_process_asked_to_be_told_is_stored_for_it(storage: Storage
     async def main() -> None:
         here, there = storage.database(), storage.database()
         async with working(here, talk.graph), working(there, talk.graph, works=False) as looks:
-            mine = Options(telling=Telling(modes=("values",), kept=False, by=looks.name))
+            mine = Options(stream=StreamOptions(modes=("values",), kept=False, by=looks.name))
             heard, _ = await told(looks, await say(looks, "hello", mine))
         assert names(heard) == ["metadata", "values", "values", "values"]
 
@@ -186,7 +186,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
     async def main() -> None:
         database = memory.database()
         async with working(database, talk.graph) as runtime:
-            mine = Options(telling=Telling(modes=("values", "tasks"), kept=False, by=runtime.name))
+            mine = Options(stream=StreamOptions(modes=("values", "tasks"), kept=False, by=runtime.name))
             ticket = await say(runtime, "hold " + "x" * 500, mine)
             following = runtime.follow("ada", ticket.id)
             first = await anext(following)
@@ -194,7 +194,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
             await eventually(lambda: talk.under_way)
             talk.gate.set()
             await runtime.wait(ticket, 30)
-            with pytest.raises(TooSlow, match="tells faster"):
+            with pytest.raises(SubscriberTooSlow, match="tells faster"):
                 async for _ in following:
                     pass
 
@@ -411,7 +411,7 @@ def test_inputs_that_go_together_become_one_run(near: Storage, talk: Talk) -> No
         async with working(near.database(), talk.graph, works=False) as accepts:
             tickets = [
                 await accepts.submit(
-                    "ada", {"messages": [{"role": "user", "content": text}]}, together=True, options=TOLD
+                    "ada", {"messages": [{"role": "user", "content": text}]}, coalesce=True, options=TOLD
                 )
                 for text in ("one", "two", "three")
             ]
@@ -480,9 +480,9 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) ->
 
 def test_modes_that_cannot_be_told_are_refused() -> None:
     with pytest.raises(ValueError, match="'dreams'"):
-        Telling(modes=("values", "dreams"))  # type: ignore[arg-type]
+        StreamOptions(modes=("values", "dreams"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nothing"):
-        Telling(modes=())
+        StreamOptions(modes=())
 
 
 def test_options_come_back_as_they_were_stored() -> None:
@@ -493,7 +493,7 @@ def test_options_come_back_as_they_were_stored() -> None:
         interrupt_before="*",
         interrupt_after=["node"],
         durability="async",
-        telling=Telling(modes=("values", "messages-tuple"), subgraphs=True, kept=False, by="me"),
+        stream=StreamOptions(modes=("values", "messages-tuple"), subgraphs=True, kept=False, by="me"),
         attempts=2,
         on_failure="keep",
         about={"d": 3},
@@ -506,8 +506,8 @@ def test_what_comes_later_waits_for_its_time_and_holds_up_nothing(storage: Stora
     async def main() -> None:
         database, line = storage.open()
         async with working(database, talk.graph) as runtime:
-            late = await runtime.submit("ada", {"messages": [("user", "late")]}, after=900.0, options=TOLD)
-            last = await runtime.submit("ada", {"messages": [("user", "last")]}, after=1800.0)
+            late = await runtime.submit("ada", {"messages": [("user", "late")]}, delay=900.0, options=TOLD)
+            last = await runtime.submit("ada", {"messages": [("user", "last")]}, delay=1800.0)
             now = await say(runtime, "now")
             assert (await runtime.wait(now, 30)).state == "done"
             standing = await runtime.find("ada", late.id)
@@ -532,8 +532,8 @@ def test_what_comes_later_can_be_taken_back(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         database, _ = near.open()
         async with working(database, talk.graph) as runtime:
-            late = await runtime.submit("ada", {"messages": [("user", "late")]}, after=900.0)
-            later_still = await runtime.submit("ada", {"messages": [("user", "last")]}, after=1800.0)
+            late = await runtime.submit("ada", {"messages": [("user", "late")]}, delay=900.0)
+            later_still = await runtime.submit("ada", {"messages": [("user", "last")]}, delay=1800.0)
             assert await runtime.cancel("ada", late.id)
             assert (await told(runtime, late))[1].is_over
             assert await runtime.cancel("ada", later_still.id)
@@ -549,13 +549,13 @@ def test_what_comes_later_holds_its_key_before_its_time(storage: Storage, talk: 
     async def main() -> None:
         database, line = storage.open()
         async with working(database, talk.graph, works=False) as front:
-            late = await front.submit("ada", {"messages": [("user", "late")]}, after=900.0, dedupe_key="k")
+            late = await front.submit("ada", {"messages": [("user", "late")]}, delay=900.0, dedupe_key="k")
             now = await front.submit("ada", {"messages": [("user", "now")]}, dedupe_key="k")
             assert (now.id, now.is_duplicate) == (late.id, True)
             assert await front.run_id(now) == late.id
             assert (await front.look(now)).message.id == late.id
-            behind = await front.submit("ada", {"messages": [("user", "behind")]}, after=901.0)
-            other = await front.submit("ada", {"messages": [("user", "other")]}, after=1800.0, dedupe_key="o")
+            behind = await front.submit("ada", {"messages": [("user", "behind")]}, delay=901.0)
+            other = await front.submit("ada", {"messages": [("user", "other")]}, delay=1800.0, dedupe_key="o")
             await front.submit("ada", {"messages": [("user", "other")]}, dedupe_key="o")
             assert await front.cancel("ada", other.id)
             line.ahead_us = 1_200_000_000
@@ -575,13 +575,13 @@ def test_what_comes_later_is_accepted_once_under_a_key(near: Storage, talk: Talk
         database, _ = near.open()
         async with working(database, talk.graph) as runtime:
             tickets = [
-                await runtime.submit("ada", {"messages": [("user", "late")]}, after=0.3, dedupe_key="k")
+                await runtime.submit("ada", {"messages": [("user", "late")]}, delay=0.3, dedupe_key="k")
                 for _ in range(2)
             ]
             assert [t.is_duplicate for t in tickets] == [False, True]
             await told(runtime, tickets[0])
             tickets.append(
-                await runtime.submit("ada", {"messages": [("user", "late")]}, after=0.3, dedupe_key="k")
+                await runtime.submit("ada", {"messages": [("user", "late")]}, delay=0.3, dedupe_key="k")
             )
             assert {t.id for t in tickets} == {tickets[0].id}
             assert tickets[2].is_duplicate

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from perdure.engine.events import END, Event
-from perdure.errors import TooSlow
-from perdure.runtime import Options, Runtime, Telling, Ticket
+from perdure.errors import SubscriberTooSlow
+from perdure.runtime import Options, Runtime, StreamOptions, Ticket
 from perdure.runtime.events import publisher
 from tests.runtime.graphs import Storage, Talk, eventually, go, working
 
-KEPT = Telling(modes=("values", "updates"))
+KEPT = StreamOptions(modes=("values", "updates"))
 
 
 async def listen(runtime: Runtime, ends: int, after: int = 0) -> list[Event]:
@@ -32,9 +32,9 @@ async def until(events: AsyncIterator[Event], ends: int) -> list[Event]:
     raise AssertionError("a thread was followed to an end")
 
 
-async def say(runtime: Runtime, text: str, how: Telling = KEPT) -> Ticket:
+async def say(runtime: Runtime, text: str, how: StreamOptions = KEPT) -> Ticket:
     given = {"messages": [{"role": "user", "content": text}]}
-    return await runtime.submit("ada", given, options=Options(telling=how))
+    return await runtime.submit("ada", given, options=Options(stream=how))
 
 
 def test_every_run_is_told_here_and_elsewhere(near: Storage, talk: Talk) -> None:
@@ -84,7 +84,7 @@ def test_what_is_to_be_kept_nowhere_is_stored_while_its_thread_is_followed(
 ) -> None:
     async def main() -> None:
         async with working(memory.database(), talk.graph, name="here") as works:
-            unkept = Telling(modes=("values",), kept=False, by="here")
+            unkept = StreamOptions(modes=("values",), kept=False, by="here")
             ear = asyncio.create_task(listen(works, 3))
             slow = works.follow_thread("ada", after=0)
             await asyncio.sleep(0.1)
@@ -112,7 +112,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
 
     async def main() -> None:
         async with working(memory.database(), talk.graph, name="here") as works:
-            unkept = Telling(modes=("values", "updates", "tasks"), kept=False, by="here")
+            unkept = StreamOptions(modes=("values", "updates", "tasks"), kept=False, by="here")
             before = await works.told("ada")
             ticket = await say(works, "hold on", unkept)
             events = works.follow_thread("ada", after=before)
@@ -121,7 +121,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
             assert (await anext(events)).run_id == ticket.id
             talk.gate.set()
             await works.wait(ticket)
-            with pytest.raises(TooSlow, match="faster than it is followed"):
+            with pytest.raises(SubscriberTooSlow, match="faster than it is followed"):
                 async for _ in events:
                     pass
 
@@ -139,7 +139,7 @@ def test_what_was_dropped_from_memory_is_read_from_the_log(
             events = works.follow_thread("ada", after=0)
             coming = asyncio.ensure_future(anext(events))
             await asyncio.sleep(0.1)
-            how = Telling(modes=("values", "updates", "tasks"))
+            how = StreamOptions(modes=("values", "updates", "tasks"))
             ticket = await say(works, "hold on", how)
             told = [await coming]
             await eventually(lambda: talk.under_way)

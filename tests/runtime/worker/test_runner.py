@@ -33,7 +33,7 @@ def test_one_run_a_thread_and_many_threads_at_once(storage: Storage, talk: Talk)
             await asyncio.gather(*(runtime.accept(thread, "hold one") for thread in threads))
             await eventually(lambda: talk.under_way == len(threads))
             seconds = await asyncio.gather(*(runtime.accept(thread, "hold two") for thread in threads))
-            more = await asyncio.gather(*(runtime.accept(t, "three", together=False) for t in threads))
+            more = await asyncio.gather(*(runtime.accept(t, "three", coalesce=False) for t in threads))
             for thread in threads:
                 (run,) = await runtime.runs(thread)
                 assert (run.state, run.first, run.last) == (OPEN, 1, 1)
@@ -96,7 +96,7 @@ def test_three_workers_keep_the_order_of_every_thread(storage: Storage, talk: Ta
                 tickets = []
                 for n in range(each):
                     runtime = runtimes[(n + len(thread)) % 3]
-                    ticket = await runtime.accept(thread, f"{thread} {n}", together=n % 2 == 0)
+                    ticket = await runtime.accept(thread, f"{thread} {n}", coalesce=n % 2 == 0)
                     tickets.append(ticket)
                 return tickets
 
@@ -197,7 +197,7 @@ def test_what_a_process_only_accepts_another_works_on(storage: Storage, talk: Ta
             run = await front.wait(ticket, 30)
             assert (run.state, run.id) == ("done", ticket.id)
             with pytest.raises(TimeoutError):
-                await front.wait(await front.accept("ada", "hello", quiet=600, max_wait=600), 0.1)
+                await front.wait(await front.accept("ada", "hello", debounce=600, max_wait=600), 0.1)
 
     go(main())
 
@@ -264,7 +264,7 @@ def test_whoever_waits_for_a_run_that_ended_waits_for_no_other(memory: Storage, 
     async def main() -> None:
         brief = settings(drain=0.1)
         async with working(memory.database(), talk.graph, settings=brief) as runtime:
-            tickets = [await runtime.accept("ada", f"m{n}", together=False) for n in range(3)]
+            tickets = [await runtime.accept("ada", f"m{n}", coalesce=False) for n in range(3)]
             for ticket in reversed(tickets):
                 await runtime.wait(ticket, 30)
             await runtime.accept("ada", "hold")

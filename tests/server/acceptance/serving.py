@@ -26,7 +26,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.config import Cors, Http
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 from tests.server.graphs import graphs
 
 P = ParamSpec("P")
@@ -92,7 +92,7 @@ def application(database: str, lease: float) -> FastAPI:
             perdure.connect(database, migrate=True) as opened,
             Runtime(opened, graphs(), settings=settings, all_tenants=True) as runtime,
         ):
-            app.state.perdure = host = Host.over(runtime, Open())
+            app.state.perdure = host = ServerState.over(runtime, Open())
             try:
                 yield
             finally:

@@ -23,7 +23,7 @@ _PAST_MAX = 8
 _CHECKS_MAX = 64
 
 
-class Basis(NamedTuple):
+class WriteBasis(NamedTuple):
     """The thread as a write in ``namespace`` is planned on it: its collection generation, the checkpoints
     that are heads of this namespace and of the root, and whether the commit is refused when the first has
     changed."""
@@ -42,7 +42,7 @@ class Basis(NamedTuple):
         return self.is_guarded and self.head is not None and is_root
 
 
-class Belief(Enum):
+class Reuse(Enum):
     """The known chunks that a write leaves out: ``ALL``, those that one check of the root
     proves, or ``NONE``."""
 
@@ -52,7 +52,7 @@ class Belief(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class KnownChunks:
     """The chunks that are known in one collection generation, by digest, and nodes with their digests.
 
     All of ``stored`` is there if the checkpoint ``root`` is; of ``recent`` that has to be checked one by one.
@@ -88,21 +88,21 @@ class Known:
         return len(self.stored) + len(self.recent) > _DIGESTS_MAX
 
 
-def entered(known: Known, generation: int, root: str | None, *, exactly: bool = False) -> Known:
+def entered(known: KnownChunks, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
     """Return what is known of a thread in a generation and with a head of its root: ``known``, or its rest.
 
     Chunks of another generation are let go. Where the root's head is not the one that this process knows,
     ``exactly`` or from a little earlier, each chunk has to be proven anew.
     """
     if generation != known.generation or known.is_full():
-        return Known(generation, root)
+        return KnownChunks(generation, root)
     if root == known.root or (not exactly and known.follows(root)):
         return known
-    return Known(generation, root, recent=known.stored | known.recent, nodes=known.nodes)
+    return KnownChunks(generation, root, recent=known.stored | known.recent, nodes=known.nodes)
 
 
 def proof(
-    known: Known, basis: Basis, relied: Iterable[bytes], *, leans: bool, room: int
+    known: KnownChunks, basis: WriteBasis, relied: Iterable[bytes], *, leans: bool, room: int
 ) -> tuple[Check, ...] | None:
     """Return the checks that prove what a write leaves out.
 
@@ -115,7 +115,7 @@ def proof(
     return tuple(checks) if len(checks) <= min(room, _CHECKS_MAX) else None
 
 
-class Seen(NamedTuple):
+class HeadRefs(NamedTuple):
     """The references of a checkpoint that was the head of its namespace when it was loaded or stored."""
 
     checkpoint_id: str

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from perdure.langgraph.cache.change_tracking import Template, Watch
-from perdure.langgraph.cache.known_chunks import Basis, Belief, Known, Seen, entered, proof
+from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, Reuse, WriteBasis, entered, proof
 from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord
@@ -35,7 +35,7 @@ from perdure.model.packing import (
     packed,
 )
 from perdure.model.records import Partition
-from perdure.model.tree import Builder, Expansion, Listed, Shape, Tree
+from perdure.model.tree import Builder, EncodedList, Expansion, ListCuts, Tree
 
 _SPLIT_ELEMENT = 4096
 _DEPTH = 4
@@ -65,7 +65,7 @@ class Elements:
     refs: list[bytes]
     sizes: list[int]
     sources: Sequence[Source]
-    shape: Shape | None
+    shape: ListCuts | None
     handed: Handed | None
 
     @property
@@ -85,7 +85,7 @@ class Elements:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class KnownValue:
     """A channel's value as it is stored under ``ref``, its chunks known in one collection generation: the
     elements of a list, or the payload of another value."""
 
@@ -106,12 +106,12 @@ class Held:
 class ThreadCache:
     """What this process remembers of one thread."""
 
-    known: Known = field(default_factory=lambda: Known(-1, None))
+    known: KnownChunks = field(default_factory=lambda: KnownChunks(-1, None))
     lock: Lock = field(default_factory=Lock)
-    held: dict[tuple[str, str], Held] = field(default_factory=dict)
-    seen: OrderedDict[str, Seen] = field(default_factory=OrderedDict)
+    held: dict[tuple[str, str], KnownValue] = field(default_factory=dict)
+    seen: OrderedDict[str, HeadRefs] = field(default_factory=OrderedDict)
 
-    def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> Known:
+    def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
         """The chunks that are known of the thread as it is seen now. What is let go is let go as a whole, so
         that a caller who is still busy with it adds nothing to what replaces it; values stay."""
         self.known = entered(self.known, generation, root, exactly=exactly)
@@ -119,9 +119,9 @@ class ThreadCache:
 
     def distrust(self, generation: int, root: str | None) -> None:
         """Forget which chunks are stored: a commit that relied on it was refused."""
-        self.known = Known(generation, root)
+        self.known = KnownChunks(generation, root)
 
-    def see(self, namespace: str, seen: Seen) -> None:
+    def see(self, namespace: str, seen: HeadRefs) -> None:
         """Remember a head. A thread's subgraphs come with ever new namespaces, so the oldest go."""
         with self.lock:
             self.seen[namespace] = seen
@@ -129,13 +129,13 @@ class ThreadCache:
             while len(self.seen) > _SLOTS_MAX:
                 self.seen.popitem(last=False)
 
-    def is_of_head(self, slot: tuple[str, str], held: Held, head: str | None) -> bool:
+    def is_of_head(self, slot: tuple[str, str], held: KnownValue, head: str | None) -> bool:
         """Whether a value is one of this head of its namespace."""
         namespace, channel = slot
         seen = self.seen.get(namespace)
         return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
 
-    def hold(self, held: Mapping[tuple[str, str], Held]) -> None:
+    def hold(self, held: Mapping[tuple[str, str], KnownValue]) -> None:
         """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest go."""
         with self.lock:
             for slot, value in held.items():
@@ -213,7 +213,7 @@ class Frozen(NamedTuple):
         return cls(payload=serde.payload(value))
 
 
-class Part(NamedTuple):
+class PackedValue(NamedTuple):
     """A value's reference and its packed form."""
 
     ref: bytes
@@ -231,9 +231,9 @@ class Encoding:
         serde: Serde,
         digest: Digester,
         cache: ThreadCache,
-        basis: Basis,
+        basis: WriteBasis,
         *,
-        belief: Belief = Belief.ALL,
+        belief: Reuse = Reuse.ALL,
     ) -> None:
         self._serde = serde
         self._cache = cache
@@ -243,10 +243,10 @@ class Encoding:
         self._builder = Builder(
             digest,
             nodes=self._known.nodes,
-            stored=frozenset() if belief is Belief.NONE else self._known.stored,
-            recent=self._known.recent if belief is Belief.ALL else frozenset(),
+            stored=frozenset() if belief is Reuse.NONE else self._known.stored,
+            recent=self._known.recent if belief is Reuse.ALL else frozenset(),
         )
-        self._held: dict[tuple[str, str], Held] = {}
+        self._held: dict[tuple[str, str], KnownValue] = {}
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
@@ -265,7 +265,7 @@ class Encoding:
             held = self._list(slot, value)
         else:
             ref, payload = self._other(value)
-            held = Held(ref, self._generation, payload=payload)
+            held = KnownValue(ref, self._generation, payload=payload)
         self._held[slot] = held
         return held.ref
 
@@ -278,7 +278,7 @@ class Encoding:
             for slot, held in self._held.items()
         }
 
-    def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> Held:
+    def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
         """A list: what is provably stored already keeps its reference, the rest is packed."""
         before = self._current(slot, self._cache.held.get(slot))
         handed = None if before is None else before.handed
@@ -308,7 +308,7 @@ class Encoding:
                 sources.append(part.body)
         shape, same = (before.shape, _common(found, before.refs)) if before is not None else (None, 0)
         ref, shape = self._builder.list_like(found, shape, same)
-        return Held(ref, self._generation, Elements(found, sizes, sources, shape, handed))
+        return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, handed))
 
     def _packed(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
         """For each element its place in the watch, if it is unchanged, and of the others the packed form: all
@@ -329,7 +329,7 @@ class Encoding:
         bodies = self._serde.pack_each(value) or []
         return [None] * len(bodies), bodies
 
-    def _current(self, slot: tuple[str, str], held: Held | None) -> Elements | None:
+    def _current(self, slot: tuple[str, str], held: KnownValue | None) -> Elements | None:
         """A held list's elements, if the commit proves that their chunks are stored: it is refused when this
         is not the generation, or the head of the namespace is another."""
         if held is None or held.elements is None or held.generation != self._generation:
@@ -360,34 +360,34 @@ class Encoding:
             known.recent.update(builder.fresh)
         self._cache.hold(self._held)
         if record is not None:
-            self._cache.see(record.namespace, Seen(record.id, record.refs))
+            self._cache.see(record.namespace, HeadRefs(record.id, record.refs))
 
-    def _element(self, body: bytes) -> Part:
+    def _element(self, body: bytes) -> PackedValue:
         """The reference of a packed element, and the bytes that it stands for."""
         if len(body) > _SPLIT_ELEMENT and _may_be_split(body):
             return self._split(self._serde.plain(body), 1)
-        return Part(self._builder.payload(refs.MSGPACK, body), body)
+        return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
 
-    def _split(self, value: Any, depth: int, *, always: bool = False) -> Part:
+    def _split(self, value: Any, depth: int, *, always: bool = False) -> PackedValue:
         """A plain value in pieces. A container inside another is split only if it is large, or ``always``."""
         kind = type(value)
         if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
             if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
-                return Part(self._builder.payload(refs.MSGPACK, body), body)
+                return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
             return self._split_list(value, depth) if kind is list else self._split_dict(value, depth)
         if is_snapshot(value):
             inner = self._split(value.value, depth)
             header = ext_header(SNAPSHOT_EXT, len(inner.body))
-            return Part(self._builder.snapshot_of(inner.ref), header + inner.body)
+            return PackedValue(self._builder.snapshot_of(inner.ref), header + inner.body)
         body = self._serde.pack(value)
-        return Part(self._builder.payload(refs.MSGPACK, body), body)
+        return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
 
-    def _split_list(self, value: list[Any], depth: int) -> Part:
+    def _split_list(self, value: list[Any], depth: int) -> PackedValue:
         parts = [self._split(item, depth + 1) for item in value]
         body = array_header(len(parts)) + b"".join([part.body for part in parts])
-        return Part(self._builder.list_of([part.ref for part in parts]), body)
+        return PackedValue(self._builder.list_of([part.ref for part in parts]), body)
 
-    def _split_dict(self, value: dict[str, Any], depth: int) -> Part:
+    def _split_dict(self, value: dict[str, Any], depth: int) -> PackedValue:
         keys = [self._serde.key(key) for key in value]
         # A list that is a channel's direct value is split like the channel that it may become.
         parts = [
@@ -397,7 +397,7 @@ class Encoding:
             chain.from_iterable((key, part.body) for key, part in zip(keys, parts, strict=True))
         )
         ref = self._builder.dict_of([(key, part.ref) for key, part in zip(keys, parts, strict=True)])
-        return Part(ref, body)
+        return PackedValue(ref, body)
 
 
 def _is_short(key: object) -> bool:
@@ -432,19 +432,19 @@ def take(
     known.nodes.update(expansion.nodes)
     for channel, tree in trees.items():
         slot = (namespace, channel)
-        if isinstance(tree, Listed):
+        if isinstance(tree, EncodedList):
             bodies = [packed(item) for item in tree.items]
             elements = Elements(tree.refs, list(map(len, bodies)), bodies, None, None)
             out[channel], held = _handed_out(serde, elements, references[channel], generation)
         else:
             payload = joined(tree)
-            held = Held(references[channel], generation, payload=payload)
+            held = KnownValue(references[channel], generation, payload=payload)
             out[channel] = serde.value(*payload)
         cache.hold({slot: held})
     return out
 
 
-def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held]:
+def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownValue]:
     """A held value for a new owner, and what stands for it now. Call it under the cache's lock: it hands
     elements out again that nobody else holds."""
     if held.elements is not None:
@@ -454,7 +454,9 @@ def recall(serde: Serde, held: Held, generation: int) -> tuple[Any, Held]:
     return serde.value(*payload), held
 
 
-def _handed_out(serde: Serde, elements: Elements, ref: bytes, generation: int) -> tuple[list[Any], Held]:
+def _handed_out(
+    serde: Serde, elements: Elements, ref: bytes, generation: int
+) -> tuple[list[Any], KnownValue]:
     """A list made of what is stored, for a new owner who shares nothing mutable with anybody."""
     sources, before = elements.sources, elements.handed
     new = iter(_unpacked(serde, [source for source in sources if isinstance(source, bytes)]))
@@ -485,7 +487,7 @@ def _handed_out(serde: Serde, elements: Elements, ref: bytes, generation: int) -
     bodies = {place: opaque[place] for place in template.opaque}
     handed = Handed(template, bodies, watch, elements.refs, elements.sizes)
     new_elements = Elements(elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, handed)
-    return values, Held(ref, generation, new_elements)
+    return values, KnownValue(ref, generation, new_elements)
 
 
 def _unpacked(serde: Serde, bodies: list[bytes]) -> list[Any]:
@@ -508,7 +510,7 @@ class Pool:
 
     def value(self, tree: Tree) -> Any:
         """A value of its own for a tree."""
-        if not isinstance(tree, Listed):
+        if not isinstance(tree, EncodedList):
             return self._serde.value(*joined(tree))
         known = self._elements
         new = {ref: packed(item) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known}

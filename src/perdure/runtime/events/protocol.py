@@ -28,7 +28,7 @@ _MODEL = "ls_model_type"
 _SPEAKERS = {"human": "human", "system": "system"}
 
 
-class Tell(Protocol):
+class Emit(Protocol):
     def __call__(self, name: str, data: Any, room: int = 1) -> object: ...
 
 
@@ -40,10 +40,10 @@ def room_of(mode: str, payload: Any) -> int:
     return max(1, len(asked) if isinstance(asked, Sequence) else len(payload))
 
 
-class Speaker:
+class ProtocolPublisher:
     """Tells the parts of one run's stream."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Emit) -> None:
         self._tell = tell
         self._held: tuple[Any, tuple[str, ...]] | None = None
         self._spoken: dict[str, str] = {}

@@ -30,7 +30,7 @@ from perdure.model.records import Partition
 from perdure.runtime.encoding import encoded
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import outgoing, outgoing_event
-from perdure.runtime.options import Telling
+from perdure.runtime.options import StreamOptions
 
 _GATHER_S = 0.05
 _STORED_AT_ONCE = 128 * 1024
@@ -44,7 +44,7 @@ _OWN = {"messages-tuple": "messages"}
 """What LangGraph calls a mode that has another name here."""
 
 
-class Tape:
+class EventBuffer:
     """What one attempt at a run tells. Used from the event loop of the runtime. What comes after ``floor`` is
     held here."""
 
@@ -80,7 +80,7 @@ class Tape:
         self._failure: Exception | None = None
         self.is_over = False
         self.is_heard = False
-        self.telling: Telling | None = None
+        self.stream: StreamOptions | None = None
         """What is told on it."""
 
     def tell(self, name: str, data: Any, room: int = 1) -> Event:
@@ -202,15 +202,15 @@ class Tape:
                 return
 
 
-class Teller:
+class StreamPublisher:
     """Tells the parts of one run's stream in the modes that were asked for."""
 
-    def __init__(self, tape: Tape, telling: Telling) -> None:
+    def __init__(self, tape: EventBuffer, stream: StreamOptions) -> None:
         self._tape = tape
-        self.telling = telling
-        self._wanted = frozenset(telling.modes)
+        self.stream = stream
+        self._wanted = frozenset(stream.modes)
         self._spoken: dict[str, BaseMessage] = {}
-        self._speaker = protocol.Speaker(tape.tell) if "protocol" in self._wanted else None
+        self._speaker = protocol.ProtocolPublisher(tape.tell) if "protocol" in self._wanted else None
 
     @property
     def speaks_protocol(self) -> bool:

@@ -13,11 +13,11 @@ from perdure.database import Database
 from perdure.engine import events, followers, inbox
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
-from perdure.errors import NotFound, PerdureError, TooSlow
+from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.events.publisher import Tape
-from perdure.runtime.notifications import STORED, Signals
+from perdure.runtime.events.publisher import EventBuffer
+from perdure.runtime.notifications import STORED, Notifications
 from perdure.runtime.observe import Observers
 
 _LOOK_S = (0.1, 1.0)
@@ -30,11 +30,11 @@ _UNHEARD_S = 30.0
 """How long what a run told is held here when nobody followed it and it is stored nowhere."""
 
 
-class Following:
+class Subscriptions:
     """The tapes of this process, and the way to everything that other processes tell."""
 
     def __init__(
-        self, database: Database, signals: Signals, clock: DatabaseClock, observers: Observers
+        self, database: Database, signals: Notifications, clock: DatabaseClock, observers: Observers
     ) -> None:
         self._database = database
         self._signals = signals
@@ -42,9 +42,9 @@ class Following:
         self._observers = observers
         self._noted: dict[Partition, float] = {}
         self._renewing: asyncio.Task[None] | None = None
-        self._tapes: dict[Partition, Tape] = {}
-        self._unheard: dict[tuple[Partition, str], Tape] = {}
-        self._waiting: dict[Partition, list[list[Tape]]] = {}
+        self._tapes: dict[Partition, EventBuffer] = {}
+        self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
+        self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
 
     def is_followed(self, partition: Partition) -> bool:
         """Whether a thread is followed in this process."""
@@ -99,7 +99,7 @@ class Following:
         else:
             self._noted[partition] = began
 
-    def opened(self, tape: Tape) -> None:
+    def opened(self, tape: EventBuffer) -> None:
         """A run of this process begins to tell."""
         self._tapes[tape.partition] = tape
         for tapes in self._waiting.get(tape.partition, ()):
@@ -107,7 +107,7 @@ class Following:
             tapes[1:] = [before for before in tapes[1:] if not (before.is_over and before.is_stored)]
             tapes.append(tape)
 
-    def closed(self, tape: Tape, last: Event | None) -> None:
+    def closed(self, tape: EventBuffer, last: Event | None) -> None:
         """It tells no more; ``last`` is its end, if it has ended."""
         tape.over(last)
         if self._tapes.get(tape.partition) is tape:
@@ -118,7 +118,7 @@ class Following:
             self._unheard[key] = tape
             asyncio.get_running_loop().call_later(_UNHEARD_S, self._unheard.pop, key, None)
 
-    def _tape(self, partition: Partition, run_id: str) -> Tape | None:
+    def _tape(self, partition: Partition, run_id: str) -> EventBuffer | None:
         tape = self._tapes.get(partition)
         if tape is None or tape.run_id != run_id:
             tape = self._unheard.get((partition, run_id))
@@ -139,9 +139,9 @@ class Following:
 
     async def run(self, partition: Partition, run_id: str, after: int = 0) -> AsyncIterator[Event | Standing]:
         """What a run tells after a number, then where it stands when it has ended. ``NotFound`` when there is
-        no such run; ``TooSlow`` when what comes next is held here and not any more."""
+        no such run; ``SubscriberTooSlow`` when what comes next is held here and not any more."""
         pause, longest = _LOOK_S
-        tape: Tape | None = None
+        tape: EventBuffer | None = None
         while True:
             news = self._signals.expect(STORED, partition)
             tape = tape or self._tape(partition, run_id)
@@ -188,9 +188,10 @@ class Following:
 
     async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
         """What is told on a thread after a number, by whichever run, with the ends of those that are told
-        about; without an end. ``TooSlow`` when what comes next was held here and is not any more."""
+        about; without an end. ``SubscriberTooSlow`` when what comes next was held here and is not any
+        more."""
         current = self._tapes.get(partition)
-        tapes: list[Tape] = [] if current is None else [current]
+        tapes: list[EventBuffer] = [] if current is None else [current]
         self._waiting.setdefault(partition, []).append(tapes)
         try:
             await self.note(partition)
@@ -241,8 +242,8 @@ class Following:
                 del self._waiting[partition]
 
 
-def _too_slow(tape: Tape) -> TooSlow:
-    return TooSlow(
+def _too_slow(tape: EventBuffer) -> SubscriberTooSlow:
+    return SubscriberTooSlow(
         f"thread {tape.partition.thread!r}: run {tape.run_id!r} tells faster than it is followed, and what "
         "it tells is not kept; read the thread's state instead"
     )

@@ -15,14 +15,14 @@ from langgraph.constants import END
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
-from perdure.engine.runs import Ending, Held
+from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.runtime.agents import COMMAND, RESUME, Agent
-from perdure.runtime.effects import Journal
+from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.protocol import BY_BLOCK
-from perdure.runtime.events.publisher import Tape, Teller
+from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
 from perdure.runtime.options import WEBHOOK, Options
@@ -35,7 +35,9 @@ TENANT: ContextVar[str] = ContextVar("tenant")
 INTERRUPTS = "__interrupt__"
 
 
-async def attempt(agent: Agent, graphs: Graphs, held: Held, journal: Journal, tape: Tape | None) -> Ending:
+async def attempt(
+    agent: Agent, graphs: Graphs, held: HeldRun, journal: EffectJournal, tape: EventBuffer | None
+) -> Ending:
     """Run the graph for the held run, or go on with it: LangGraph applies an input once for each run id, and
     skips what the run has finished; an answer or a command that an earlier attempt used up is not given
     again. What it tells goes to the ``tape``, if it is to tell anything. When cancelled, it returns only
@@ -62,9 +64,9 @@ async def _attempt(
     agent: Agent,
     graph: Pregel[Any, Any, Any, Any],
     options: Options,
-    held: Held,
-    journal: Journal,
-    tape: Tape | None,
+    held: HeldRun,
+    journal: EffectJournal,
+    tape: EventBuffer | None,
 ) -> Ending:
     context = context_of(graph, options.context)
     config = now = config_of(agent, held, journal, options, context)
@@ -82,10 +84,10 @@ async def _attempt(
         return Ending(DONE, {})
     how = _how(agent, options, context)
     try:
-        if tape is None or tape.telling is None:
+        if tape is None or tape.stream is None:
             values = await graph.ainvoke(given, config, **how)
         else:
-            teller = Teller(tape, tape.telling)
+            teller = StreamPublisher(tape, tape.stream)
             teller.begun(held.run.attempts, held.run.graph)
             values = await _told(graph, given, config, how, tape, teller)
     except asyncio.CancelledError as cancelled:
@@ -112,12 +114,12 @@ async def _end(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
     now: RunnableConfig,
-    held: Held,
-    tape: Tape | None,
+    held: HeldRun,
+    tape: EventBuffer | None,
 ) -> None:
     """Leave out what a thread was to do next, the questions that it asks with it. Given as input LangGraph
     passes over a command to go to the end."""
-    teller = None if tape is None or tape.telling is None else Teller(tape, tape.telling)
+    teller = None if tape is None or tape.stream is None else StreamPublisher(tape, tape.stream)
     if teller is not None:
         teller.begun(held.run.attempts, held.run.graph)
     await graph.aupdate_state(config, None, as_node=END)
@@ -127,7 +129,7 @@ async def _end(
         teller.ended()
 
 
-async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held) -> bool:
+async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> bool:
     """Whether an earlier attempt stored a checkpoint, by LangGraph's own rule: the head is the run's."""
     if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return False
@@ -136,7 +138,7 @@ async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, 
 
 
 async def _require_start(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: Held, checkpoint_id: str
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, checkpoint_id: str
 ) -> None:
     """Raise ``NotFound`` when the checkpoint to start from is not stored: LangGraph would take the thread for
     a new one."""
@@ -149,7 +151,7 @@ async def _require_start(
         )
 
 
-def noticed(held: Held, ending: Ending) -> Ending:
+def noticed(held: HeldRun, ending: Ending) -> Ending:
     """The ending of a run that has a webhook: a notice of it is its one reply, whatever it came to."""
     if held.run.channel != WEBHOOK:
         return ending
@@ -188,15 +190,15 @@ async def _told(
     given: Any,
     config: RunnableConfig,
     how: dict[str, Any],
-    tape: Tape,
-    teller: Teller,
+    tape: EventBuffer,
+    teller: StreamPublisher,
 ) -> dict[str, Any]:
     """As ``ainvoke``, telling on the way."""
-    how = {**how, "stream_mode": teller.stream_modes, "subgraphs": teller.telling.subgraphs}
+    how = {**how, "stream_mode": teller.stream_modes, "subgraphs": teller.stream.subgraphs}
     if teller.speaks_protocol:
         how["version"] = "v2"
         config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
-    parts = _parts(graph, given, config, how, teller if "events" in teller.telling.modes else None)
+    parts = _parts(graph, given, config, how, teller if "events" in teller.stream.modes else None)
     values: Any = None
     interrupts: list[Interrupt] = []
     async for part in parts:
@@ -219,7 +221,7 @@ async def _parts(
     given: Any,
     config: RunnableConfig,
     how: dict[str, Any],
-    teller: Teller | None,
+    teller: StreamPublisher | None,
 ) -> AsyncIterator[Any]:
     """The parts of a graph's stream. A ``teller`` is told LangChain's events, which have them within."""
     if teller is None:
@@ -234,7 +236,7 @@ async def _parts(
 
 
 def config_of(
-    agent: Agent, held: Held, journal: Journal, options: Options, context: Any = None
+    agent: Agent, held: HeldRun, journal: EffectJournal, options: Options, context: Any = None
 ) -> RunnableConfig:
     """The config of a run's invocation: the agent's own, the messages', then what the run is."""
     given = options.config.get("configurable") or {}

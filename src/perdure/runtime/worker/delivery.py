@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from perdure.database import Database
 from perdure.engine import outbox
-from perdure.engine.outbox import Sending, Settled
+from perdure.engine.outbox import DeliveryOutcome, Sending
 from perdure.engine.runs import Unserved
 from perdure.errors import Fenced
 from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
@@ -68,7 +68,7 @@ class Channel:
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
 
-class Relay:
+class Delivery:
     """Delivers what is due on threads' outboxes, in order."""
 
     def __init__(
@@ -126,25 +126,25 @@ class Relay:
             outbox.settle(sending, settled, tuple(self._channels), now, self._settings.lease_us)
         )
 
-    async def _doubted(self, channel: Channel, sending: Sending) -> tuple[Settled, Sending]:
+    async def _doubted(self, channel: Channel, sending: Sending) -> tuple[DeliveryOutcome, Sending]:
         """What becomes of a reply that may have been sent."""
         reply = sending.reply
         if channel.in_doubt == "hold":
-            return Settled(UNKNOWN, error="its sender ended while it was being sent"), sending
+            return DeliveryOutcome(UNKNOWN, error="its sender ended while it was being sent"), sending
         if channel.find is not None and channel.in_doubt == "reconcile":
             try:
                 async with asyncio.timeout(channel.timeout):
                     known = await channel.find(sending.partition.thread, reply)
             except Exception as error:
                 state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
-                return Settled(state, error=error_note(error), counts=True), sending
+                return DeliveryOutcome(state, error=error_note(error), counts=True), sending
             if known is not None:
                 return _accepted(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
         sending = await self._database.arun(again)
         return await self._sent(channel, sending), sending
 
-    async def _sent(self, channel: Channel, sending: Sending) -> Settled:
+    async def _sent(self, channel: Channel, sending: Sending) -> DeliveryOutcome:
         """What the provider says to a reply."""
         reply = sending.reply
         is_last = reply.attempts >= channel.attempts
@@ -153,23 +153,23 @@ class Relay:
                 async with asyncio.timeout(channel.timeout):
                     return _accepted(await channel.deliver(sending.partition, reply))
         except Undeliverable as error:
-            return Settled(DEAD, error=error_note(error))
+            return DeliveryOutcome(DEAD, error=error_note(error))
         except NotSent as error:
-            return Settled(DEAD if is_last else READY, error=error_note(error))
+            return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
         except Exception as error:
             if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):
-                return Settled(UNKNOWN, error=error_note(error))
+                return DeliveryOutcome(UNKNOWN, error=error_note(error))
             if channel.in_doubt == "reconcile":
-                return Settled(SENDING, error=error_note(error))
-            return Settled(DEAD if is_last else READY, error=error_note(error))
+                return DeliveryOutcome(SENDING, error=error_note(error))
+            return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
 
-    def _tell(self, sending: Sending, settled: Settled) -> None:
+    def _tell(self, sending: Sending, settled: DeliveryOutcome) -> None:
         self._observers.event(f"reply.{settled.state}", **_fields(sending))
 
 
-def _accepted(provider_id: object) -> Settled:
+def _accepted(provider_id: object) -> DeliveryOutcome:
     """The provider has it. Many providers number what they take, so an id need not be text."""
-    return Settled(SENT, None if provider_id is None else stored_text(str(provider_id)))
+    return DeliveryOutcome(SENT, None if provider_id is None else stored_text(str(provider_id)))
 
 
 def _fields(sending: Sending) -> dict[str, Any]:

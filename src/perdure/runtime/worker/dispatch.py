@@ -18,7 +18,7 @@ from perdure.model.queue import IN, Lane
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.jitter import spread
-from perdure.runtime.notifications import Signals, Summons
+from perdure.runtime.notifications import Notifications, PollDelay
 from perdure.runtime.observe import Observers
 from perdure.runtime.settings import Settings
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Reason
@@ -44,7 +44,7 @@ class Dispatch:
         settings: Settings,
         clock: DatabaseClock,
         observers: Observers,
-        signals: Signals,
+        signals: Notifications,
         tenant: str | None,
     ) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class Dispatch:
         self._wake = asyncio.Event()
         self._context = copy_context()
         self.is_stopping = False
-        self.summons = Summons(self._wake.set)
+        self.summons = PollDelay(self._wake.set)
 
     def start(self, work: Mapping[str, Serve]) -> None:
         """Serve lanes by their name from now on, in the context of the caller."""

@@ -16,7 +16,7 @@ from langgraph.store.base import TTLConfig
 from perdure.database import Database
 from perdure.engine import events, queue_retention, runs
 from perdure.engine.events import Event
-from perdure.engine.runs import Claim, Ending, Followed, Held, Unserved
+from perdure.engine.runs import Claim, Ending, Followed, HeldRun, Unserved
 from perdure.errors import (
     CannotTakeBack,
     Corrupt,
@@ -33,16 +33,16 @@ from perdure.model.queue import OUT, ROLLBACK
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.effects import Journal
-from perdure.runtime.events.publisher import Tape
-from perdure.runtime.events.subscription import Following
+from perdure.runtime.effects import EffectJournal
+from perdure.runtime.events.publisher import EventBuffer
+from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
-from perdure.runtime.notifications import Signals
+from perdure.runtime.notifications import Notifications
 from perdure.runtime.observe import Observers
-from perdure.runtime.options import Options, Telling
-from perdure.runtime.queue_cache import Lanes
+from perdure.runtime.options import Options, StreamOptions
+from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.settings import Settings
 from perdure.runtime.sizes import Sizes
 from perdure.runtime.worker.attempt import attempt, noticed
@@ -66,7 +66,7 @@ class _Working:
     """A run under way in this process. ``how`` says why it was cancelled: it was stopped, its deadline
     passed, it was lost, or the worker drains."""
 
-    held: Held
+    held: HeldRun
     task: asyncio.Task[Ending]
     confirmed_at: float
     how: str = ""
@@ -88,10 +88,10 @@ class Runner:
         agents: Mapping[str, Agent],
         settings: Settings,
         clock: DatabaseClock,
-        lanes: Lanes,
+        lanes: QueueCache,
         observers: Observers,
-        following: Following,
-        signals: Signals,
+        following: Subscriptions,
+        signals: Notifications,
         dispatch: Dispatch,
         owner: str,
         store_ttl: TTLConfig | None,
@@ -108,7 +108,7 @@ class Runner:
         self._working: dict[Partition, _Working] = {}
         self._renewing: set[asyncio.Task[None]] = set()
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
-        self._tapes: dict[str, Tape] = {}
+        self._tapes: dict[str, EventBuffer] = {}
         self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
         self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored, self.sizes.older)
 
@@ -171,7 +171,7 @@ class Runner:
                 if (tape := self._tapes.pop(held.run.id, None)) is not None:
                     self._following.closed(tape, None)
 
-    async def _worked(self, held: Held) -> bool:
+    async def _worked(self, held: HeldRun) -> bool:
         message = held.messages[0]
         try:
             Options.read(message.options)
@@ -190,7 +190,7 @@ class Runner:
                 agent,
                 self.graphs,
                 held,
-                Journal.of(self._database, held),
+                EffectJournal.of(self._database, held),
                 self._tapes.get(held.run.id),
             ),
             name=held.run.id,
@@ -238,30 +238,30 @@ class Runner:
             raise error
         return await self._failed(held, error or asyncio.CancelledError())
 
-    async def _handed_over(self, held: Held) -> None:
+    async def _handed_over(self, held: HeldRun) -> None:
         """Let go of a run with which nothing was wrong: it is due for other workers at once."""
         now = await self._clock.now()
         await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
         self._tell("run.handed_over", held)
         self._signals.due(held.partition)
 
-    async def _open_tape(self, held: Held) -> None:
+    async def _open_tape(self, held: HeldRun) -> None:
         """Have ready what a run's followers are told with, if it is to tell anything."""
-        telling = Options.read(held.messages[0].options).telling
-        if telling is None and (held.is_followed or self._following.is_followed(held.partition)):
+        stream = Options.read(held.messages[0].options).stream
+        if stream is None and (held.is_followed or self._following.is_followed(held.partition)):
             # It was not asked to tell anything, and its thread is followed.
-            telling = Telling(modes=("values",), kept=False, by=self._owner)
-        if telling is None:
+            stream = StreamOptions(modes=("values",), kept=False, by=self._owner)
+        if stream is None:
             return
-        is_stored = telling.kept or telling.by != self._owner or held.is_followed
+        is_stored = stream.kept or stream.by != self._owner or held.is_followed
         tape = await self._new_tape(held, is_stored)
-        tape.telling = telling
+        tape.stream = stream
 
-    async def _new_tape(self, held: Held, is_stored: bool) -> Tape:
+    async def _new_tape(self, held: HeldRun, is_stored: bool) -> EventBuffer:
         now = await self._clock.now()
         first = await self._database.arun(events.first_free(held.partition, now))
         changed = self._following.changed
-        tape = Tape(
+        tape = EventBuffer(
             self._database,
             held.partition,
             held.run.id,
@@ -275,7 +275,7 @@ class Runner:
         self._following.opened(tape)
         return tape
 
-    async def _finish(self, held: Held, ending: Ending) -> bool:
+    async def _finish(self, held: HeldRun, ending: Ending) -> bool:
         ending = noticed(held, ending)
         now = await self._clock.now()
         last, told = await self._end_events(held, ending)
@@ -304,7 +304,7 @@ class Runner:
             await self._database.arun(queue_retention.forget(held.partition, keep, self._database.limits.ops))
         return lane.is_due(now)
 
-    async def _end_events(self, held: Held, ending: Ending) -> tuple[Event | None, list[Put]]:
+    async def _end_events(self, held: HeldRun, ending: Ending) -> tuple[Event | None, list[Put]]:
         """The last that a run tells, and the operations that store it, if what it tells is stored."""
         tape = self._tapes.get(held.run.id)
         if tape is None:
@@ -316,7 +316,7 @@ class Runner:
             told.append(events.keeping(until, self._database.fresh()))
         return last, told
 
-    def _note_end(self, held: Held, ending: Ending) -> None:
+    def _note_end(self, held: HeldRun, ending: Ending) -> None:
         """Tell those who wait for it in this process."""
         run = replace(held.run, state=ending.state, note=ending.note)
         self._last[held.partition] = (run, tuple(message.id for message in held.messages))
@@ -325,7 +325,7 @@ class Runner:
             self._last.popitem(last=False)
         self._signals.ended(held.partition)
 
-    async def _stopped(self, held: Held, how: str) -> bool:
+    async def _stopped(self, held: HeldRun, how: str) -> bool:
         """End a run that was asked to end; a rollback takes back what it stored."""
         note = {"begun": False} if held.messages[0].is_withdrawn else {}
         if how == ROLLBACK:
@@ -333,7 +333,7 @@ class Runner:
             return await self._finish(held, Ending(INTERRUPTED if kept else ROLLED_BACK, {**note, **kept}))
         return await self._finish(held, Ending(INTERRUPTED, note))
 
-    async def _failed(self, held: Held, error: BaseException) -> bool:
+    async def _failed(self, held: HeldRun, error: BaseException) -> bool:
         said = error_note(error)
         self._tell("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
         log_failure(held.run.id, error)
@@ -350,7 +350,7 @@ class Runner:
         self._dispatch.told(held.partition, after.lane, now)
         return False
 
-    async def _given_up(self, held: Held, why: str, kind: str = "GivenUp") -> bool:
+    async def _given_up(self, held: HeldRun, why: str, kind: str = "GivenUp") -> bool:
         options = Options.read_if_readable(held.messages[0].options)
         note = {"error": why, "kind": kind}
         asked = None if options is None else options.on_failure
@@ -360,7 +360,7 @@ class Runner:
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         return await self._finish(held, Ending(FAILED, note, replies))
 
-    async def _taken_back(self, held: Held) -> dict[str, str]:
+    async def _taken_back(self, held: HeldRun) -> dict[str, str]:
         """Remove what a run stored. Where that cannot be, it stays, and a note for the run says why."""
         try:
             await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
@@ -369,7 +369,7 @@ class Runner:
             return {"not_taken_back": error_note(error)}
         return {}
 
-    def _deadline(self, held: Held) -> float | None:
+    def _deadline(self, held: HeldRun) -> float | None:
         """How many seconds the run has left."""
         if self._settings.deadline is None:
             return None
@@ -414,11 +414,11 @@ class Runner:
             if working.held.lane.stop is not None:
                 working.cancel(working.held.lane.stop)
 
-    def _tell(self, name: str, held: Held, **fields: Any) -> None:
+    def _tell(self, name: str, held: HeldRun, **fields: Any) -> None:
         self._observers.event(name, **_fields(held), **fields)
 
 
-def _fields(held: Held) -> dict[str, Any]:
+def _fields(held: HeldRun) -> dict[str, Any]:
     return {
         "tenant": held.partition.tenant,
         "thread": held.partition.thread,

@@ -14,12 +14,12 @@ from perdure.model.queue import FOLLOWED, IN, LATER, OUT, TOLD
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.events.subscription import Following
-from perdure.runtime.notifications import Signals
+from perdure.runtime.events.subscription import Subscriptions
+from perdure.runtime.notifications import Notifications
 from perdure.runtime.observe import Observers
-from perdure.runtime.queue_cache import Lanes
+from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.settings import Settings
-from perdure.runtime.worker.delivery import Relay
+from perdure.runtime.worker.delivery import Delivery
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.runner import HEED_S, Runner
 
@@ -34,11 +34,11 @@ class Worker:
         agents: Mapping[str, Agent],
         settings: Settings,
         clock: DatabaseClock,
-        lanes: Lanes,
-        relay: Relay,
+        lanes: QueueCache,
+        relay: Delivery,
         observers: Observers,
-        following: Following,
-        signals: Signals,
+        following: Subscriptions,
+        signals: Notifications,
         owner: str,
         *,
         tenant: str | None,

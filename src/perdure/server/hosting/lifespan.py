@@ -26,7 +26,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.config.resolve import DEVELOPMENT_URL, make_folder_of
 from perdure.config.settings import SETTINGS
-from perdure.config.sources import Said, value_of
+from perdure.config.sources import GivenValue, value_of
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, NotFound
 from perdure.langgraph.saver import PerdureSaver
@@ -34,10 +34,10 @@ from perdure.langgraph.store import PerdureStore
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import saver_for
-from perdure.runtime.loading import DEFAULT_NAME, Loaded, load_agent
+from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.hosting.sweeper import Sweeper
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 from perdure.server.webhooks import of_variables
 from perdure.storage.url import redacted
 
@@ -62,7 +62,7 @@ class Opened:
     checkpointer: PerdureSaver
     store: PerdureStore
     graphs: Mapping[str, Graph]
-    host: Host | None = None
+    host: ServerState | None = None
 
     @property
     def graph(self) -> Graph:
@@ -135,8 +135,8 @@ def checkpoint_lifespan(
 
     Without ``db_url`` it is what ``PERDURE_URL`` or ``DATABASE_URL`` says when the application starts. With
     neither the start fails, but in development (``LANGGRAPH_DEV=true``), where threads are kept in
-    ``.perdure/dev.db``. A database without this release's schema raises ``Unmigrated``, which names the
-    command; ``migrate`` brings it there, in development without being told. A single graph is called
+    ``.perdure/dev.db``. A database without this release's schema raises ``MigrationRequired``, which names
+    the command; ``migrate`` brings it there, in development without being told. A single graph is called
     ``agent``. ``tenant`` is whose threads these are.
 
     With ``serve`` the graphs are run by a ``Runtime`` with ``settings``, too, for the routes of
@@ -158,13 +158,15 @@ def checkpoint_lifespan(
             raise BadSetting(
                 "app.state.perdure is taken: one application has one checkpoint_lifespan; give it all graphs"
             )
-        agents = {name: await load_agent(Loaded(f"graphs[{name!r}]", each)) for name, each in named.items()}
+        agents = {
+            name: await load_agent(LoadedGraph(f"graphs[{name!r}]", each)) for name, each in named.items()
+        }
         is_migrated = is_development if migrate is None else migrate
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(
                 connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key)
             )
-            host: Host | None = None
+            host: ServerState | None = None
             if serve:
                 if gate is None and not is_development:
                     _log.warning(
@@ -179,7 +181,7 @@ def checkpoint_lifespan(
     return lifespan
 
 
-def _opened(database: Database, agents: Mapping[str, Agent], host: Host | None) -> Opened:
+def _opened(database: Database, agents: Mapping[str, Agent], host: ServerState | None) -> Opened:
     made = [agent.graph for agent in agents.values() if not isinstance(agent.graph, Factory)]
     checkpointer = saver_for(database, list(agents.values()), made)
     store = database.store()
@@ -206,7 +208,7 @@ async def _serving(
     agents: Mapping[str, Agent],
     gate: Gate | None,
     settings: Settings | None,
-) -> Host:
+) -> ServerState:
     """The parts for the routes. They close before the database does, streams first: a run that goes on while
     its followers are sent away can still be stored."""
     hooks = of_variables(os.environ)
@@ -222,7 +224,7 @@ async def _serving(
         hooks.serve(runtime)
     await stack.enter_async_context(runtime)
     reach = None if hooks is None else hooks.reach
-    host = Host.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
+    host = ServerState.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
     await stack.enter_async_context(Sweeper(host.catalogue, runtime))
     stack.push_async_callback(host.close)
     return host
@@ -264,4 +266,6 @@ def _without_client(url: str) -> str:
 def _is_development(environ: Mapping[str, str]) -> bool:
     setting = SETTINGS["development"]
     name = next((name for name in setting.variables if environ.get(name)), None)
-    return name is not None and bool(value_of(setting, Said(environ[name], name, name, Path(), is_text=True)))
+    return name is not None and bool(
+        value_of(setting, GivenValue(environ[name], name, name, Path(), is_text=True))
+    )

@@ -35,7 +35,7 @@ async def mounted(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterato
     if isinstance(own, FastAPI) and own.openapi_url is not None:
         _describe(app, own)
     stateful = _WithState(inner)
-    app.mount("", stateful if gate is None else Door(stateful, gate))
+    app.mount("", stateful if gate is None else AuthenticatedApp(stateful, gate))
     if not isinstance(own, Starlette):
         yield
         return
@@ -55,7 +55,7 @@ def _describe(app: FastAPI, own: FastAPI) -> None:
     app.openapi = both  # type: ignore[method-assign]
 
 
-class Door:
+class AuthenticatedApp:
     """Lets in whom the gate knows. The user stands at ``request.user``, permissions at ``request.auth``."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:

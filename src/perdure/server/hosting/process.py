@@ -18,7 +18,7 @@ from perdure.server.config import Config
 from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import mounted
 from perdure.server.hosting.startup import opened, own_app
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 
 
 class Server(uvicorn.Server):
@@ -84,7 +84,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def application(config: Config, host: Host) -> AsyncIterator[FastAPI]:
+async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
     """The application over what a configuration opened, with the user's own beside it and in reach of clients
     without a URL, for as long as the block lasts."""
     app = create_app(None, config.http)

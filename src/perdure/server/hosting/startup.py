@@ -17,9 +17,9 @@ from starlette.applications import Starlette
 
 from perdure.config.resolve import make_folder_of, set_variables
 from perdure.database import Database, connect
-from perdure.errors import BadSetting, MissingExtra, NotLoaded
+from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.loading import Loaded, find, load_agent
+from perdure.runtime.loading import LoadedGraph, find, load_agent
 from perdure.runtime.observe import Logs, Observer
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
@@ -28,7 +28,7 @@ from perdure.server.config import Config
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.hosting.sweeper import Sweeper
-from perdure.server.state import Host
+from perdure.server.state import ServerState
 from perdure.server.webhooks import webhooks
 
 _log = logging.getLogger("perdure.server")
@@ -37,7 +37,7 @@ _log = logging.getLogger("perdure.server")
 @asynccontextmanager
 async def opened(
     config: Config, *, works: bool = True, encryption_key: bytes | None = None
-) -> AsyncIterator[Host]:
+) -> AsyncIterator[ServerState]:
     """The parts of a server. With ``works=False`` it accepts runs, and leaves them to workers."""
     prepare(config)
     agents = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
@@ -60,7 +60,7 @@ async def _running(
     gate: Gate,
     settings: Settings,
     works: bool,
-) -> Host:
+) -> ServerState:
     hooks = webhooks(config.http, development=config.development)
     try:
         runtime = Runtime(
@@ -81,7 +81,7 @@ async def _running(
     reach = None if hooks is None else hooks.reach
     described = {name: place.description for name, place in config.graphs.items() if place.description}
     headers = Headers(*config.http.configurable_headers) if config.http.configurable_headers else NO_HEADERS
-    host = Host.over(
+    host = ServerState.over(
         runtime, gate, config.limits, reach, config.checkpointer, described, config.assistants, headers
     )
     stack.push_async_callback(host.close)
@@ -103,7 +103,7 @@ def gate_of(config: Config) -> Gate:
     if auth.handlers is not None:
         rules = _found(config, auth.handlers).found
         if not isinstance(rules, Auth):
-            raise NotLoaded(
+            raise GraphLoadError(
                 f"{auth.handlers} is no langgraph_sdk.Auth but {type(rules).__name__}; name the object that "
                 "has the handlers"
             )
@@ -127,11 +127,11 @@ async def own_app(config: Config) -> Starlette | Any | None:
         return None
     app = await asyncio.to_thread(_found, config, config.http.app)
     if not callable(app.found):
-        raise NotLoaded(f"{config.http.app} is no ASGI application but {type(app.found).__name__}")
+        raise GraphLoadError(f"{config.http.app} is no ASGI application but {type(app.found).__name__}")
     return app.found
 
 
-def _found(config: Config, place: str) -> Loaded:
+def _found(config: Config, place: str) -> LoadedGraph:
     return find(place, root=Path(config.root))
 
 

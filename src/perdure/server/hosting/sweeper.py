@@ -11,8 +11,8 @@ from perdure.errors import Conflict, Corrupt
 from perdure.model.records import SERVER, STORE, THREADS, Partition
 from perdure.runtime import Runtime
 from perdure.server.config import ThreadTtl
-from perdure.server.thread_index import Catalogue
-from perdure.server.thread_rows import Row
+from perdure.server.thread_index import ThreadIndex
+from perdure.server.thread_rows import ThreadRow
 
 _log = logging.getLogger("perdure.server")
 _EVERY_MINUTES = 5.0
@@ -23,7 +23,7 @@ class Sweeper:
     """Looks at all tenants' threads every few minutes. An async context manager. Any number of servers may
     sweep one database: what one has removed the other finds no more."""
 
-    def __init__(self, catalogue: Catalogue, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
+    def __init__(self, catalogue: ThreadIndex, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
         self._catalogue = catalogue
         self._runtime = runtime
         self._every = 60.0 * (_EVERY_MINUTES if ttl is None else ttl.sweep_interval_minutes)
@@ -66,7 +66,7 @@ class Sweeper:
             _log.info("%d threads were swept whose time was over", swept)
         return swept
 
-    async def _remove(self, partition: Partition, row: Row, now: int) -> bool:
+    async def _remove(self, partition: Partition, row: ThreadRow, now: int) -> bool:
         """Whether the thread was removed or pruned. One for which something was accepted since the look, or
         is still to be sent, stays."""
         if (row.ttl or {}).get("strategy") == "keep_latest":

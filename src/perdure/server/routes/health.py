@@ -14,7 +14,7 @@ from perdure.engine import documents
 from perdure.errors import PerdureError
 from perdure.model.records import SERVER, Partition
 from perdure.server.auth.identity import Refusal
-from perdure.server.state import Host, host_of
+from perdure.server.state import ServerState, server_state
 
 router = APIRouter(tags=["server"])
 
@@ -30,7 +30,7 @@ async def ok(request: Request, check_db: bool = False) -> JSONResponse:
     """Whether the server is well; with ``check_db`` whether its database answers, too."""
     if not check_db:
         return JSONResponse({"ok": True})
-    return _answer(await _reaches_database(host_of(request)))
+    return _answer(await _reaches_database(server_state(request)))
 
 
 @router.get("/live")
@@ -43,13 +43,13 @@ async def live() -> JSONResponse:
 async def ready(request: Request) -> JSONResponse:
     """Whether requests may be sent here: the database answers, with this release's tables, and the server
     does not stop."""
-    host = host_of(request)
+    host = server_state(request)
     if host.closing.is_set():
         raise Refusal(503, "The server is stopping; ask another one.")
     return _answer(await _reaches_database(host))
 
 
-async def _reaches_database(host: Host) -> bool:
+async def _reaches_database(host: ServerState) -> bool:
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await host.database.arun(documents.get(_ANYWHERE, "ready", ""))

@@ -19,7 +19,7 @@ from sse_starlette import ServerSentEvent
 
 from perdure.engine import inbox
 from perdure.engine.events import END
-from perdure.errors import PerdureError, TooSlow
+from perdure.errors import PerdureError, SubscriberTooSlow
 from perdure.model.messages import OPEN, WAITING
 from perdure.model.records import Partition
 from perdure.runtime import Event
@@ -27,10 +27,10 @@ from perdure.runtime.encoding import encoded
 from perdure.server import commands, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
-from perdure.server.protocol_events import CHANNELS, Wanted, is_channel, project
+from perdure.server.protocol_events import CHANNELS, EventFilter, is_channel, project
 from perdure.server.responses import Json
 from perdure.server.routes import thread_stream
-from perdure.server.state import Caller, CallerNow, Host, ThreadId
+from perdure.server.state import Caller, CallerNow, ServerState, ThreadId
 
 router = APIRouter(tags=["protocol"])
 
@@ -72,7 +72,7 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
     """The events of a thread in some channels, for as long as a client listens: those after ``since``, or
     from the beginning of the run that is under way or waits."""
     asked = _subscription(await _body(request))
-    wanted = Wanted(
+    wanted = EventFilter(
         frozenset(asked.channels),
         None if asked.namespaces is None else tuple(map(tuple, asked.namespaces)),
         asked.depth,
@@ -107,12 +107,12 @@ def _subscription(said: dict[str, Any]) -> _Subscription:
 
 
 async def _frames(
-    caller: Caller, thread_id: str, conditions: Filter | None, wanted: Wanted, start: _Start
+    caller: Caller, thread_id: str, conditions: Filter | None, wanted: EventFilter, start: _Start
 ) -> AsyncGenerator[ServerSentEvent, None]:
     partition = caller.partition(thread_id)
     try:
         async for event in thread_stream.told(caller, thread_id, conditions, start.after):
-            if isinstance(event, TooSlow):
+            if isinstance(event, SubscriberTooSlow):
                 yield _failed(str(event))
                 return
             if not start.includes(event):
@@ -145,7 +145,7 @@ class _Start(NamedTuple):
         return event.seq > self.through or event.run_id == self.run_id
 
 
-async def _start(caller: Caller, thread_id: str, wanted: Wanted) -> _Start:
+async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     """Where a stream begins for who names no number: with the run that is under way or waits for an answer.
     One that has just ended is told too, as a client learns of its run before it listens; but once only, or
     the next turn would begin with the end of the last."""
@@ -166,9 +166,9 @@ class _Ends:
     """The ends of runs of which streams of this server were told lately, each by what it is of."""
 
     def __init__(self) -> None:
-        self._given: OrderedDict[tuple[Partition, str, Wanted], float] = OrderedDict()
+        self._given: OrderedDict[tuple[Partition, str, EventFilter], float] = OrderedDict()
 
-    def given(self, partition: Partition, run_id: str, wanted: Wanted) -> None:
+    def given(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
         now = time.monotonic()
         self._given[partition, run_id, wanted] = now
         while self._given and (
@@ -176,14 +176,14 @@ class _Ends:
         ):
             self._given.popitem(last=False)
 
-    def was_given(self, partition: Partition, run_id: str, wanted: Wanted) -> bool:
+    def was_given(self, partition: Partition, run_id: str, wanted: EventFilter) -> bool:
         return (partition, run_id, wanted) in self._given
 
 
-_all_ends: WeakKeyDictionary[Host, _Ends] = WeakKeyDictionary()
+_all_ends: WeakKeyDictionary[ServerState, _Ends] = WeakKeyDictionary()
 
 
-def _ends(host: Host) -> _Ends:
+def _ends(host: ServerState) -> _Ends:
     found = _all_ends.get(host)
     if found is None:
         found = _all_ends[host] = _Ends()

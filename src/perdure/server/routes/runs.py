@@ -17,7 +17,7 @@ from starlette.types import Send
 from perdure.engine import inbox, queue_retention, scheduled
 from perdure.engine.events import LAST
 from perdure.engine.inbox import Standing
-from perdure.errors import Busy, NotFound, Unavailable
+from perdure.errors import NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import Told
@@ -27,7 +27,7 @@ from perdure.server.end_frames import wants_end
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.responses import Json
 from perdure.server.routes.states import config_of, snapshot
-from perdure.server.run_creation import Accepted, submit
+from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.state import HEARTBEAT_S, Caller, CallerNow, ThreadId
 from perdure.server.thread_ids import NAMES
 from perdure.server.webhooks import delivered
@@ -212,7 +212,7 @@ async def join(
     await caller.thread(thread_id, "read")
     await _standing(caller, thread_id, run_id)
     work = _outcome(caller, thread_id, run_id)
-    headers = _addresses(Accepted(thread_id, run_id, None, False), "join")
+    headers = _addresses(AcceptedRun(thread_id, run_id, None, False), "join")
     return _late(caller, thread_id, run_id, work, cancels=cancel_on_disconnect, headers=headers)
 
 
@@ -251,7 +251,7 @@ async def join_stream(
         has_ids=is_kept,
         cancels=cancel_on_disconnect,
         headers=_addresses(
-            Accepted(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
+            AcceptedRun(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
         ),
         has_end=wants_end(request),
     )
@@ -268,7 +268,7 @@ async def cancel(
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
     if not wait:
         return Response(status_code=202)
-    headers = _addresses(Accepted(thread_id, run_id, None, False), "join")
+    headers = _addresses(AcceptedRun(thread_id, run_id, None, False), "join")
     return _late(
         caller, thread_id, run_id, _outcome(caller, thread_id, run_id), cancels=False, headers=headers
     )
@@ -309,7 +309,7 @@ async def delete(
     await caller.thread(thread_id, "delete", run_id=run_id)
     standing = await _standing(caller, thread_id, run_id)
     if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
-        raise Busy(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
+        raise RunInProgress(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
     partition, database = caller.partition(thread_id), caller.host.database
     if checkpoints == "delete":
         await database.take_back(partition, run_id)
@@ -367,7 +367,7 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
     return responses.outcome(state)
 
 
-async def _removed_after(caller: Caller, accepted: Accepted, *, linger: bool = False) -> None:
+async def _removed_after(caller: Caller, accepted: AcceptedRun, *, linger: bool = False) -> None:
     """Remove the thread of a run that has nobody's once it has ended."""
     standing = await _ended(caller, accepted.thread_id, accepted.run_id)
     if linger:
@@ -414,7 +414,7 @@ def _late(
 
 
 def _addresses(
-    accepted: Accepted, then: Literal["stream", "join"] | None, after: str | None = None
+    accepted: AcceptedRun, then: Literal["stream", "join"] | None, after: str | None = None
 ) -> dict[str, str]:
     """Where a run is, and where a client that lost its connection goes on: ``after`` an event, unless it
     says another itself."""

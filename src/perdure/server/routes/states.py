@@ -10,13 +10,13 @@ from langgraph.errors import InvalidUpdateError
 from langgraph.types import StateSnapshot
 
 from perdure.engine import scheduled
-from perdure.errors import Busy, NotFound
+from perdure.errors import NotFound, RunInProgress
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoints import NoCheckpoint, require
 from perdure.server.responses import Json
 from perdure.server.state import Caller, CallerNow, ThreadId
-from perdure.server.thread_rows import Row
+from perdure.server.thread_rows import ThreadRow
 
 router = APIRouter(tags=["threads"])
 
@@ -35,7 +35,7 @@ def config_of(
     return {"configurable": configurable}
 
 
-def graph_id_of(caller: Caller, row: Row) -> str | None:
+def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
     """The graph of a thread: the one that spoke on it, or the only one that is served."""
     graphs = caller.host.runtime.graphs
     if row.graph_id is not None:
@@ -46,7 +46,7 @@ def graph_id_of(caller: Caller, row: Row) -> str | None:
 
 
 async def snapshot(
-    caller: Caller, row: Row, config: RunnableConfig | None = None, *, subgraphs: bool = False
+    caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
     """A thread's state. One without a graph that is served has none that could be read."""
     graph_id = graph_id_of(caller, row)
@@ -61,7 +61,7 @@ async def snapshot(
 
 
 async def _shown(
-    caller: CallerNow, row: Row, config: RunnableConfig, subgraphs: bool, select: list[str] | None
+    caller: CallerNow, row: ThreadRow, config: RunnableConfig, subgraphs: bool, select: list[str] | None
 ) -> Json:
     found = await snapshot(caller, row, config, subgraphs=subgraphs)
     asked = config.get("configurable", {}).get("checkpoint_id")
@@ -104,9 +104,9 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     row = await caller.visible(thread_id, conditions)
     await require(caller, thread_id, _named(asked))
     if row.status == "busy":
-        raise Busy(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
+        raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
     if await caller.host.database.arun(scheduled.waiting(caller.partition(thread_id), 1)):
-        raise Busy(f"Thread {thread_id!r} has a run that comes later; wait for it, or cancel it.")
+        raise RunInProgress(f"Thread {thread_id!r} has a run that comes later; wait for it, or cancel it.")
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         raise Refusal(

@@ -14,7 +14,7 @@ from sse_starlette import ServerSentEvent
 from perdure.engine import inbox
 from perdure.engine.events import END
 from perdure.engine.inbox import Standing
-from perdure.errors import TooSlow, Unavailable
+from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
@@ -35,13 +35,13 @@ _STATE = ("values", "updates")
 
 async def told(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int
-) -> AsyncIterator[Event | TooSlow]:
+) -> AsyncIterator[Event | SubscriberTooSlow]:
     """What the runs of a thread tell after a number, as long as this server goes on. Nothing is told of a
     thread while the user may not see it, as if it were not there: not even that it tells too much. A database
     that is away for a moment is waited for."""
     host = caller.host
     visible: dict[str, bool] = {}
-    slow: TooSlow | None = None
+    slow: SubscriberTooSlow | None = None
     away = 0.0
     while not host.closing.is_set():
         try:
@@ -57,7 +57,7 @@ async def told(
                 if visible[event.run_id]:
                     yield event
                 after, away = event.seq, 0.0
-        except TooSlow as error:
+        except SubscriberTooSlow as error:
             slow = error
         except Unavailable:
             away += _AGAIN_S
@@ -99,8 +99,8 @@ async def _frames(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int, modes: frozenset[str]
 ) -> AsyncGenerator[ServerSentEvent, None]:
     async for event in told(caller, thread_id, conditions, after):
-        if isinstance(event, TooSlow):
-            said = {"error": "TooSlow", "message": str(event)}
+        if isinstance(event, SubscriberTooSlow):
+            said = {"error": "SubscriberTooSlow", "message": str(event)}
             yield ServerSentEvent(encoded(said), event="error")
         elif event.name == END:
             if "run_modes" in modes or "lifecycle" in modes:

@@ -24,7 +24,7 @@ from perdure.server.routes.states import graph_id_of, snapshot
 from perdure.server.state import Caller, CallerNow, ThreadId
 from perdure.server.thread_index import contains
 from perdure.server.thread_order import Order
-from perdure.server.thread_rows import Row
+from perdure.server.thread_rows import ThreadRow
 
 router = APIRouter(tags=["threads"])
 
@@ -92,7 +92,7 @@ async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     return Response(f"[{','.join(shown)}]", media_type=Json.media_type, headers=headers)
 
 
-async def _entry(caller: Caller, row: Row, asked: requests.ThreadSearch) -> str:
+async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -> str:
     """A thread of a listing as JSON text: its values are encoded by themselves, so that those of one thread
     cannot fail the others."""
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
@@ -111,7 +111,7 @@ def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, An
     return responses.selected(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
 
 
-def _fault_of(row: Row, error: Exception) -> Exception:
+def _fault_of(row: ThreadRow, error: Exception) -> Exception:
     """The error, if it is of this thread's values alone; any other is raised: it is of the database."""
     if isinstance(error, PerdureError) and not isinstance(error, Corrupt | TypeNotAllowed | Unserialisable):
         raise error
@@ -223,14 +223,14 @@ async def _conditions(caller: Caller, asked: requests.ThreadSearch) -> Filter | 
     return conditions
 
 
-async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[Row], bool]:
+async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[ThreadRow], bool]:
     conditions = await _conditions(caller, asked)
     by = asked.sort_by or "updated_at"
     order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
     # Which threads hold the values that are asked for is known only once each was read.
     skip = 0 if asked.values else asked.offset
     end = asked.offset + asked.limit - skip
-    rows: list[Row] = []
+    rows: list[ThreadRow] = []
     async for row in _matching(caller, asked, conditions, order, skip):
         rows.append(row)
         if len(rows) > end:
@@ -244,7 +244,7 @@ async def _matching(
     conditions: Filter | None,
     order: Order | None = None,
     skip: int = 0,
-) -> AsyncIterator[Row]:
+) -> AsyncIterator[ThreadRow]:
     found = caller.host.catalogue.search(
         caller.user.tenant,
         metadata=asked.metadata,
@@ -270,14 +270,14 @@ def _seen_by(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str
     return None if conditions is None else lambda metadata: caller.sees(conditions, metadata)
 
 
-async def _shown(caller: Caller, row: Row) -> dict[str, Any]:
+async def _shown(caller: Caller, row: ThreadRow) -> dict[str, Any]:
     try:
         return responses.thread(row, await _state(caller, row))
     except Exception as error:
         return responses.thread(row, None, _fault_of(row, error))
 
 
-async def _state(caller: Caller, row: Row) -> StateSnapshot | None:
+async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
     if not row.has_state:
         return None
     found = await snapshot(caller, row)

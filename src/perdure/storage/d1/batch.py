@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from perdure.errors import TooLarge, Unserialisable
-from perdure.model.ops import Delete, Expect, Find, Found, Get, Op, Put, Range
+from perdure.model.ops import Delete, Expect, Find, Get, IndexHit, Op, Put, Range
 from perdure.model.records import INDEXED, ITEM, KINDS, Column, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
@@ -220,7 +220,7 @@ def _items(effect: Find) -> Statement:
     return text, tuple(parameters)
 
 
-def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
+def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
     """The answer of a find."""
     if effect.index in ("threads", "listed"):
         return tuple(map(sql.found, rows))
@@ -228,14 +228,14 @@ def found(effect: Find, rows: Rows) -> tuple[Found, ...]:
         columns = _columns(ITEM, bodies=True)
         at = [Partition(*row[: len(Partition._fields)]) for row in rows]
         return tuple(
-            Found(partition, sql.record(ITEM, _values(columns, row[len(partition) :]), partition))
+            IndexHit(partition, sql.record(ITEM, _values(columns, row[len(partition) :]), partition))
             for partition, row in zip(at, rows, strict=True)
         )
     kind = INDEXED[effect.index]
     columns = (*kind.key, *kind.fields)
     own = len(Partition._fields)
     return tuple(
-        Found(
+        IndexHit(
             Partition(*row[:own]),
             sql.hint(kind, _values(columns, row[own:])),
         )

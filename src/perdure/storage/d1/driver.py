@@ -17,14 +17,14 @@ from typing import Any, TypeVar, cast
 from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
 from perdure.model.records import Record
-from perdure.storage.batching import Gatherer, Job
+from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.d1 import batch as sql
 from perdure.storage.d1 import schema
 from perdure.storage.d1.batch import Rows, Statement
-from perdure.storage.d1.rest import Lost, Rejected, Transport
+from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, gave_up, translated
-from perdure.storage.d1.url import Target
-from perdure.storage.port import Limits
+from perdure.storage.d1.url import D1Url
+from perdure.storage.port import CommitLimits
 
 R = TypeVar("R")
 
@@ -48,12 +48,12 @@ class D1Driver:
         self._transport = transport
         self._name = name
         self._sleep = sleep
-        self._limits = Limits(ops=5_000, bytes=1_800_000)
+        self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
-        self._gatherer = Gatherer(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
+        self._gatherer = Batcher(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
@@ -68,7 +68,7 @@ class D1Driver:
 
     # One group
 
-    def _execute(self, group: Sequence[Job]) -> None:
+    def _execute(self, group: Sequence[PendingRequest]) -> None:
         """Answer a group in as few requests as it fits into."""
         try:
             slot = self._slots.pop()
@@ -126,7 +126,7 @@ class D1Driver:
                 statements.append(sql.receipts(ids))
             try:
                 results = self._transport.batch(statements) if statements else []
-            except Lost as lost:
+            except AnswerLost as lost:
                 if not tries.again(lost):
                     raise gave_up(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
                 if commits and tries.unsure and self._settle(commits, ids, n, tries, unsure=True):
@@ -153,13 +153,13 @@ class D1Driver:
             try:
                 (rows,) = self._transport.batch([sql.receipts(ids)])
                 break
-            except Lost as lost:
+            except AnswerLost as lost:
                 if not tries.again(lost):
                     raise gave_up(lost, self._name, unsure=True) from lost
             except Rejected as error:
                 if not unsure:
                     return False
-                raise gave_up(Lost(str(error)), self._name, unsure=True) from error
+                raise gave_up(AnswerLost(str(error)), self._name, unsure=True) from error
         verdicts = _verdicts(rows, n)
         if len(verdicts) < len(ids):
             return False
@@ -182,7 +182,7 @@ class D1Driver:
             judged = sql.receipt(effect.partition, effect.checks, id_, n)
             return [judged, sql.drop(effect.partition, id_), *sql.sweep()]
 
-        job, rest = Job(effect), Job(effect)
+        job, rest = PendingRequest(effect), PendingRequest(effect)
         try:
             self._run([_Part(job, guarded=True, writes=True, make=hide, finish=look)], slot)
             while more and isinstance(job.answer, Committed):
@@ -196,7 +196,7 @@ class D1Driver:
 class _Part:
     """One caller's share of a batch."""
 
-    job: Job
+    job: PendingRequest
     guarded: bool = False
     writes: bool = False
     done: bool = False
@@ -233,7 +233,7 @@ class _Slot:
         return f"{self._name}.{place}"
 
 
-def _part(job: Job) -> _Part:
+def _part(job: PendingRequest) -> _Part:
     """A request as a part of a batch."""
     effect = job.effect
     if isinstance(effect, Fetch):
@@ -305,7 +305,7 @@ def _taken(waiting: list[_Part]) -> list[_Part]:
 
 def open_driver(url: str) -> D1Driver:
     """Open the database of a URL; it must have this release's schema."""
-    target = Target.of(url)
+    target = D1Url.of(url)
     transport = target.connect()
     try:
         schema.check(transport, target.name)
@@ -317,7 +317,7 @@ def open_driver(url: str) -> D1Driver:
 
 def schema_version(url: str) -> int:
     """The database's schema version, 0 when there is none."""
-    target = Target.of(url)
+    target = D1Url.of(url)
     with target.session() as transport:
         return schema.version(transport, target.name)
 
@@ -329,6 +329,6 @@ def pending(url: str) -> list[str]:
 
 def migrate(url: str) -> int:
     """Create or upgrade the schema, once, however many processes ask; the version before."""
-    target = Target.of(url)
+    target = D1Url.of(url)
     with target.session() as transport:
         return schema.apply(transport, target.name)

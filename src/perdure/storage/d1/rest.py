@@ -31,8 +31,8 @@ class Transport(Protocol):
     def batch(self, statements: Sequence[Statement]) -> list[Rows]:
         """Run the statements in order in one transaction and return each one's rows.
 
-        Raises ``Rejected`` when the database refused one of them, and then carried out none; ``Lost`` when
-        the answer does not tell; and an error of Perdure's tree when asking again is no use.
+        Raises ``Rejected`` when the database refused one of them, and then carried out none; ``AnswerLost``
+        when the answer does not tell; and an error of Perdure's tree when asking again is no use.
         """
         ...
 
@@ -43,7 +43,7 @@ class Rejected(Exception):
     """The database refused a statement; nothing of the batch was carried out."""
 
 
-class Lost(Exception):
+class AnswerLost(Exception):
     """No answer, or one that does not tell. ``sent`` says whether the batch may have been carried out,
     ``after`` how many seconds the service asked to be left alone."""
 
@@ -66,7 +66,7 @@ _TOO_LARGE = 413
 _TOO_MANY_REQUESTS = 429
 
 
-class Rest:
+class RestTransport:
     """A database of an account, behind an endpoint. ``name`` stands for it in messages."""
 
     def __init__(
@@ -98,11 +98,11 @@ class Rest:
         try:
             response = self._client.post(self._url, content=body)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-            raise Lost(f"no connection ({_said(error)})", sent=False) from error
+            raise AnswerLost(f"no connection ({_said(error)})", sent=False) from error
         except httpx.TimeoutException as error:
-            raise Lost(f"no answer within {ANSWER_SECONDS:.0f} s") from error
+            raise AnswerLost(f"no answer within {ANSWER_SECONDS:.0f} s") from error
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise Lost(f"the connection broke ({_said(error)})") from error
+            raise AnswerLost(f"the connection broke ({_said(error)})") from error
         return self._read(response, len(statements))
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Rest:
         if response.is_success and not said and answer.get("success") is True:
             return _rows(answer.get("result"), count)
         if status == _TOO_MANY_REQUESTS:
-            raise Lost("too many requests", sent=False, after=_retry_after(response))
+            raise AnswerLost("too many requests", sent=False, after=_retry_after(response))
         if status in _UNAUTHORISED:
             raise self._unauthorised()
         if status == _NOT_FOUND:
@@ -124,7 +124,7 @@ class Rest:
             raise Rejected("too big: the request is larger than Cloudflare takes")
         if "SQLITE_" in said or (400 <= status < 500 and said and not _PASSING.search(said)):
             raise Rejected(said)
-        raise Lost(
+        raise AnswerLost(
             f"status {status}: {said or 'an answer that is not from D1'}", after=_retry_after(response)
         )
 
@@ -178,10 +178,10 @@ def _rows(result: Any, count: int) -> list[Rows]:
     for part in parts:
         rows = (part.get("results") or {}).get("rows") if isinstance(part, dict) else None
         if not isinstance(rows, list) or part.get("success") is not True:
-            raise Lost("an answer of which a part is missing")
+            raise AnswerLost("an answer of which a part is missing")
         out.append(cast(Rows, rows))
     if len(out) != count:
-        raise Lost(f"an answer to {len(out)} statements of {count}")
+        raise AnswerLost(f"an answer to {len(out)} statements of {count}")
     return out
 
 

@@ -6,9 +6,9 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from perdure.errors import PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.errors import MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.d1.batch import Rows, Statement
-from perdure.storage.d1.rest import Lost, Rejected, Transport
+from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 
 ATTEMPTS = 7
 PATIENCE = 30.0
@@ -25,7 +25,7 @@ class Tries:
         self._deadline = time.monotonic() + PATIENCE
         self.unsure = False
 
-    def again(self, lost: Lost) -> bool:
+    def again(self, lost: AnswerLost) -> bool:
         """Wait for the next try, at least as long as asked for; ``False`` when there is none."""
         self.unsure = self.unsure or lost.sent
         pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -42,12 +42,12 @@ def asked(transport: Transport, statements: Sequence[Statement], name: str, trie
     while True:
         try:
             return transport.batch(statements)
-        except Lost as lost:
+        except AnswerLost as lost:
             if not tries.again(lost):
                 raise gave_up(lost, name, unsure=False) from lost
 
 
-def gave_up(lost: Lost, name: str, *, unsure: bool) -> PerdureError:
+def gave_up(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
     """What the caller hears after the last try."""
     outcome = (
         "and whether the last write was stored could not be found out; load the thread before going on"
@@ -62,7 +62,7 @@ def translated(error: Rejected, name: str) -> PerdureError:
     said = str(error)
     new: PerdureError
     if "no such table: perdure_" in said:
-        new = Unmigrated(f"{name} has no Perdure schema; run `perdure migrate {name}`")
+        new = MigrationRequired(f"{name} has no Perdure schema; run `perdure migrate {name}`")
     elif "too big" in said or "TOOBIG" in said:
         new = TooLarge(f"{name}: a value or a request is too large for D1 ({said}); write smaller values")
     elif "maximum DB size" in said or "SQLITE_FULL" in said:

@@ -6,9 +6,9 @@ that migrate at once one carries it out and the others find it done.
 
 from __future__ import annotations
 
-from perdure.errors import Unmigrated
+from perdure.errors import MigrationRequired
 from perdure.storage.d1 import batch
-from perdure.storage.d1.rest import Lost, Rejected, Transport
+from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, asked, gave_up, translated
 from perdure.storage.sql import migrations, schema
 
@@ -37,14 +37,14 @@ def version(transport: Transport, name: str, *, attempts: int = 3) -> int:
 
 
 def check(transport: Transport, name: str) -> None:
-    """Raise ``Unmigrated`` unless the schema is this release's."""
+    """Raise ``MigrationRequired`` unless the schema is this release's."""
     found = version(transport, name)
     if found == SCHEMA_VERSION:
         return
     if found > SCHEMA_VERSION:
         raise _newer(name, found)
     what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
-    raise Unmigrated(f"{name} {what}; run `perdure migrate {name}`, or connect with migrate=True")
+    raise MigrationRequired(f"{name} {what}; run `perdure migrate {name}`, or connect with migrate=True")
 
 
 def apply(transport: Transport, name: str) -> int:
@@ -56,7 +56,7 @@ def apply(transport: Transport, name: str) -> int:
             raise _newer(name, found)
         try:
             transport.batch([(statement, ()) for statement in pending(found)])
-        except Lost as lost:
+        except AnswerLost as lost:
             if not tries.again(lost):
                 raise gave_up(lost, name, unsure=True) from lost
         except Rejected as error:
@@ -82,7 +82,7 @@ def pending(found: int) -> tuple[str, ...]:
     return (moved, *migrations.pending(found))
 
 
-def _newer(name: str, found: int) -> Unmigrated:
-    return Unmigrated(
+def _newer(name: str, found: int) -> MigrationRequired:
+    return MigrationRequired(
         f"{name} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
     )

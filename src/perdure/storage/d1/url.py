@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from perdure.errors import BadUrl
-from perdure.storage.d1.rest import Rest, is_local
+from perdure.storage.d1.rest import RestTransport, is_local
 from perdure.storage.url import redacted
 
 ENDPOINT = "https://api.cloudflare.com/client/v4"
@@ -22,7 +22,7 @@ _FORM = "d1://ACCOUNT_ID/DATABASE_ID"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class D1Url:
     """A database, the endpoint it is behind, and the variable that holds the token."""
 
     name: str
@@ -32,7 +32,7 @@ class Target:
     token_env: str
 
     @classmethod
-    def of(cls, url: str) -> Target:
+    def of(cls, url: str) -> D1Url:
         """The target of a URL, or ``BadUrl``."""
         name = redacted(url)
         parts = urlsplit(url)
@@ -58,7 +58,7 @@ class Target:
             raise BadUrl(f"{name}: token_env has to be the name of an environment variable, e.g. {TOKEN_ENV}")
         return cls(name, account, database, endpoint, token_env)
 
-    def connect(self) -> Rest:
+    def connect(self) -> RestTransport:
         """A transport to the database; nothing is sent yet."""
         token = os.environ.get(self.token_env, "").strip()
         if not token:
@@ -68,10 +68,12 @@ class Target:
             )
         if not token.isascii() or not token.isprintable() or " " in token:
             raise BadUrl(f"{self.name}: ${self.token_env} does not hold an API token; copy it there again")
-        return Rest(self.endpoint, self.account, self.database, token, name=self.name, env=self.token_env)
+        return RestTransport(
+            self.endpoint, self.account, self.database, token, name=self.name, env=self.token_env
+        )
 
     @contextmanager
-    def session(self) -> Iterator[Rest]:
+    def session(self) -> Iterator[RestTransport]:
         """A transport for a while."""
         transport = self.connect()
         try:

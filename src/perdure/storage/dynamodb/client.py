@@ -21,7 +21,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 from botocore.session import Session as Core
 
-from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.errors import BadUrl, MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.dynamodb.clock import ServiceClock
 from perdure.storage.url import redacted
 
@@ -54,7 +54,7 @@ _NO_ANSWER = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError,
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DynamoUrl:
     """The table of a URL."""
 
     url: str
@@ -83,7 +83,7 @@ class Malformed(Unavailable):
     """The service did not take a request as it was: the table is not what it was taken for."""
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str) -> DynamoUrl:
     """The table that a URL names; ``BadUrl`` when it cannot be one."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
@@ -101,13 +101,13 @@ def target_of(url: str) -> Target:
     endpoint = given.get("endpoint")
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
         raise BadUrl(f"{redacted(url)}: the endpoint has to start with http:// or https://; write {_FORM}")
-    return Target(url, parts.netloc, given.get("region") or None, endpoint)
+    return DynamoUrl(url, parts.netloc, given.get("region") or None, endpoint)
 
 
 class Client:
     """A table behind the low-level client. Calls may come from many threads."""
 
-    def __init__(self, target: Target, *, patience: float = PATIENCE) -> None:
+    def __init__(self, target: DynamoUrl, *, patience: float = PATIENCE) -> None:
         self.target = target
         self.patience = patience
         self.clock = ServiceClock()
@@ -216,7 +216,7 @@ class Client:
         reasons = [str(r.get("Code")) for r in cancelled]
         message += " ".join(str(r.get("Message") or "") for r in cancelled)
         if code == "ResourceNotFoundException":
-            return Unmigrated(
+            return MigrationRequired(
                 f"{where} does not exist; check its name and region, or create it: "
                 f"perdure migrate '{redacted_target(where)}'"
             )
@@ -249,7 +249,7 @@ def _given_up(message: str, *, lost: bool) -> Unavailable:
     return Unavailable(f"{message}. Nothing of this write was stored")
 
 
-def redacted_target(target: Target) -> str:
+def redacted_target(target: DynamoUrl) -> str:
     """The URL again, of its harmless parts."""
     endpoint = redacted(target.endpoint) if target.endpoint else None
     given = (("region", target.region), ("endpoint", endpoint))

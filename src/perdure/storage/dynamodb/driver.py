@@ -15,13 +15,13 @@ from typing import Any, TypeVar, cast
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Stage
 from perdure.model.program import Effect
-from perdure.storage.batching import Gatherer, Job
+from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.dynamodb import table
 from perdure.storage.dynamodb.client import Client, target_of
 from perdure.storage.dynamodb.find import find
 from perdure.storage.dynamodb.reading import Reader
 from perdure.storage.dynamodb.writing import Writer
-from perdure.storage.port import Limits
+from perdure.storage.port import CommitLimits
 
 R = TypeVar("R")
 
@@ -35,15 +35,15 @@ class DynamoDriver:
 
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields weigh too.
-        self._limits = Limits(ops=99, bytes=2_500_000)
+        self._limits = CommitLimits(ops=99, bytes=2_500_000)
         self.client = client
         self._fan_out = ThreadPoolExecutor(_FAN_OUT, thread_name_prefix="perdure-dynamodb")
         self._reader = Reader(client, self._fan_out)
         self._writer = Writer(client, self._reader)
-        self._awaited = Gatherer(self._execute, name=str(client.target), workers=_WORKERS, most=1)
+        self._awaited = Batcher(self._execute, name=str(client.target), workers=_WORKERS, most=1)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
@@ -63,7 +63,7 @@ class DynamoDriver:
         self._fan_out.shutdown(wait=True)
         self.client.boto.close()
 
-    def _execute(self, group: Sequence[Job]) -> None:
+    def _execute(self, group: Sequence[PendingRequest]) -> None:
         for job in group:
             job.answer = self._perform(job.effect)
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 from itertools import islice
 
-from perdure.model.ops import Find, Found
+from perdure.model.ops import Find, IndexHit
 from perdure.model.records import INDEXED, Kind, Partition
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.items import Item
@@ -21,7 +21,7 @@ _PAGE = 250
 """The least entries a request reads of which only one tenant's are wanted."""
 
 
-def find(reader: Reader, effect: Find) -> tuple[Found, ...]:
+def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
     if effect.index == "threads":
         return _threads(reader, effect)
     kind = INDEXED[effect.index]
@@ -31,7 +31,7 @@ def find(reader: Reader, effect: Find) -> tuple[Found, ...]:
     return _due(reader, effect, kind) if effect.index == "due" else _named(reader, effect, kind)
 
 
-def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
+def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
     """Records by the text in their indexed field."""
     g = items.run_entry(kind, effect.value)
     low, high = b"\x00", b"\xff"
@@ -40,33 +40,33 @@ def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
     rows = reader.query(g, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
     own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
     return tuple(
-        Found(items.partition_of(row), items.record_of(kind, row)) for row in islice(own, effect.limit)
+        IndexHit(items.partition_of(row), items.record_of(kind, row)) for row in islice(own, effect.limit)
     )
 
 
-def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[Found, ...]:
+def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
     """Records by the time in their indexed field. The entries of all tenants stand in one order: for one
     tenant they are read page by page, from the start, until enough are its own."""
     low = b"\x00" if effect.since is None else items.due_from(effect.since)
     high = items.due_until(effect.until)
     limit = effect.limit if effect.tenant is None else max(effect.limit, _PAGE)
 
-    def page(number: int) -> list[tuple[bytes, Found]]:
+    def page(number: int) -> list[tuple[bytes, IndexHit]]:
         rows = reader.query(
             items.due_entry(kind, number), low, high, limit=limit, select=_INDEX, names=("g", "h")
         )
         out = (
-            (bytes(row["h"]["B"]), Found(items.partition_of(row), items.due_of(kind, row))) for row in rows
+            (bytes(row["h"]["B"]), IndexHit(items.partition_of(row), items.due_of(kind, row))) for row in rows
         )
         own = (one for one in out if effect.tenant in (None, one[1].partition.tenant))
         return list(islice(own, effect.limit))
 
     pages = reader.spread(page, range(items.BUCKETS))
-    merged: Iterable[tuple[bytes, Found]] = heapq.merge(*pages, key=lambda one: one[0])
+    merged: Iterable[tuple[bytes, IndexHit]] = heapq.merge(*pages, key=lambda one: one[0])
     return tuple(found for _, found in islice(merged, effect.limit))
 
 
-def _threads(reader: Reader, effect: Find) -> tuple[Found, ...]:
+def _threads(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
     prefix = b"" if effect.tenant is None else items.catalogue_order(effect.tenant, effect.prefix)
     edge = None
     if effect.after is not None:
@@ -97,4 +97,4 @@ def _threads(reader: Reader, effect: Find) -> tuple[Found, ...]:
 
     pages = reader.spread(page, range(items.BUCKETS))
     merged: Iterable[Partition] = heapq.merge(*pages, key=lambda at: (at.tenant, at.thread))
-    return tuple(Found(at) for at in islice(merged, effect.limit))
+    return tuple(IndexHit(at) for at in islice(merged, effect.limit))

@@ -52,7 +52,7 @@ INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id"
 """The attributes that the index for finding carries beside its keys."""
 
 
-class Root(NamedTuple):
+class PartitionRoot(NamedTuple):
     """A partition's root item. ``incarnation`` is empty while the partition holds nothing; ``dead`` names the
     incarnations whose records are still to be removed."""
 
@@ -275,7 +275,7 @@ def _name(item: Item, partition: Partition) -> None:
 # The root item
 
 
-def root_of(item: Item) -> Root:
+def root_of(item: Item) -> PartitionRoot:
     records = {}
     for kind in EMBEDDED:
         if kind.name in item:
@@ -283,7 +283,7 @@ def root_of(item: Item) -> Root:
             records[kind.name] = Record(kind, (), _values(kind, held), int(held["v"]["N"]))
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
     incarnation = _bytes(item["inc"]) if "inc" in item else b""
-    return Root(incarnation, _bytes(item["rev"]), records, dead)
+    return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead)
 
 
 @dataclass(slots=True)
@@ -318,7 +318,7 @@ class Expression:
 def root_action(
     table: str,
     partition: Partition,
-    root: Root | None,
+    root: PartitionRoot | None,
     incarnation: bytes,
     revision: bytes,
     ops: Sequence[Op],

@@ -21,7 +21,7 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.records import Key, Kind, Partition, Record
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client
-from perdure.storage.dynamodb.items import Item, Root
+from perdure.storage.dynamodb.items import Item, PartitionRoot
 from perdure.storage.kv import keys as layout
 
 A = TypeVar("A")
@@ -35,7 +35,7 @@ _STRIPES = 64
 _inside = local()
 
 
-class Moved(Exception):
+class TornRead(Exception):
     """What was read belongs to two moments."""
 
 
@@ -46,7 +46,7 @@ class Reader:
     def __init__(self, client: Client, fan_out: ThreadPoolExecutor) -> None:
         self._client = client
         self._pool = fan_out
-        self._known: OrderedDict[Partition, Root] = OrderedDict()
+        self._known: OrderedDict[Partition, PartitionRoot] = OrderedDict()
         self._lock = Lock()
         self._stripes = tuple(RLock() for _ in range(_STRIPES))
 
@@ -69,20 +69,20 @@ class Reader:
 
     # The root
 
-    def known(self, partition: Partition) -> Root | None:
+    def known(self, partition: Partition) -> PartitionRoot | None:
         """The root as it once was, or as it is when nothing is remembered; ``None`` when there is none."""
         with self._lock:
             root = self._known.get(partition)
         return root if root is not None else self.root(partition)
 
-    def root(self, partition: Partition) -> Root | None:
+    def root(self, partition: Partition) -> PartitionRoot | None:
         """The root as it is."""
         answer = self._client.call(
             "get_item", TableName=self._client.table, Key=items.root_key(partition), ConsistentRead=True
         )
         return self.remember(partition, items.root_of(answer["Item"]) if "Item" in answer else None)
 
-    def remember(self, partition: Partition, root: Root | None) -> Root | None:
+    def remember(self, partition: Partition, root: PartitionRoot | None) -> PartitionRoot | None:
         with self._lock:
             if root is None or not root.incarnation:
                 self._known.pop(partition, None)
@@ -124,8 +124,8 @@ class Reader:
         )
 
     def _attempt(
-        self, partition: Partition, root: Root, wanted: Sequence[Get | Range], one_by_one: bool
-    ) -> tuple[Root | None, dict[int, tuple[Record, ...]] | None]:
+        self, partition: Partition, root: PartitionRoot, wanted: Sequence[Get | Range], one_by_one: bool
+    ) -> tuple[PartitionRoot | None, dict[int, tuple[Record, ...]] | None]:
         """The root after the read, and what was read, unless that is not of one moment."""
         try:
             if one_by_one:
@@ -135,14 +135,14 @@ class Reader:
             else:
                 found = self._read(partition, root.incarnation, wanted)
                 now = self.root(partition)
-        except Moved:
+        except TornRead:
             return self.root(partition), None
         if now is None or now.incarnation != root.incarnation:
             return now, None
         return now, found if one_by_one or now.revision == root.revision else None
 
     def _answers(
-        self, effect: Fetch, root: Root | None, found: dict[int, tuple[Record, ...]]
+        self, effect: Fetch, root: PartitionRoot | None, found: dict[int, tuple[Record, ...]]
     ) -> tuple[tuple[Record, ...], ...]:
         """In the order of the request. A root without an incarnation holds nothing."""
         if root is None or not root.incarnation:
@@ -188,7 +188,7 @@ class Reader:
 
     def _get(
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
-    ) -> tuple[Root | None, dict[tuple[str, Key], tuple[Record, ...]]]:
+    ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
         """Records by kind and key, and the root when it is asked for."""
         places: dict[tuple[bytes, bytes], Get] = {}
         keys: list[Item] = [items.root_key(partition)] if with_root else []
@@ -247,7 +247,7 @@ class Reader:
                 # The service removes what is over item by item, in no order: the record goes as well.
                 out.append(None)
             else:
-                raise Moved
+                raise TornRead
         return out
 
     # Ranges

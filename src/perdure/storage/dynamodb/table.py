@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from perdure.errors import BadUrl, PerdureError, Unavailable, Unmigrated
+from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
@@ -54,7 +54,7 @@ DEFINITION: dict[str, Any] = {
 
 
 def connect(url: str) -> Client:
-    """A client whose table has this release's layout; ``Unmigrated`` otherwise."""
+    """A client whose table has this release's layout; ``MigrationRequired`` otherwise."""
     client = Client(target_of(url))
     found = version(client)
     if found != SCHEMA_VERSION:
@@ -62,14 +62,14 @@ def connect(url: str) -> Client:
     return client
 
 
-def unfit(client: Client, found: int) -> Unmigrated:
+def unfit(client: Client, found: int) -> MigrationRequired:
     what = f"{client.target} has layout version {found}"
     if found > SCHEMA_VERSION:
-        return Unmigrated(f"{what}, this release knows {SCHEMA_VERSION}; upgrade perdure")
+        return MigrationRequired(f"{what}, this release knows {SCHEMA_VERSION}; upgrade perdure")
     if found == 0:
         what = f"{client.target} is not there or holds no Perdure layout"
     url = redacted_target(client.target)
-    return Unmigrated(
+    return MigrationRequired(
         f"{what}; check the name and the region, or run `perdure migrate '{url}'`, or connect with "
         "migrate=True"
     )
@@ -81,7 +81,7 @@ def version(client: Client) -> int:
         answer = client.call(
             "get_item", patience=_QUICKLY, TableName=client.table, Key=_LAYOUT, ConsistentRead=True
         )
-    except Unmigrated:
+    except MigrationRequired:
         return 0
     except Malformed:
         if (table := _described(client)) is not None:
@@ -151,7 +151,7 @@ def migrate(client: Client) -> int:
 def _described(client: Client) -> dict[str, Any] | None:
     try:
         answer = client.call("describe_table", patience=_QUICKLY, TableName=client.table)
-    except Unmigrated:
+    except MigrationRequired:
         return None
     return dict(answer["Table"])
 

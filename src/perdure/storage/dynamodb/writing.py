@@ -18,7 +18,7 @@ from perdure.model.records import Kind, Partition, Record
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
-from perdure.storage.dynamodb.items import Item, Learned, Root
+from perdure.storage.dynamodb.items import Item, Learned, PartitionRoot
 from perdure.storage.dynamodb.reading import Reader
 
 _ROUNDS = 64
@@ -128,7 +128,7 @@ class Writer:
         learned: list[Learned],
     ) -> Committed:
         if any(not isinstance(op, Check) for op in ops):
-            self._reader.remember(partition, Root(incarnation, revision, {}))
+            self._reader.remember(partition, PartitionRoot(incarnation, revision, {}))
         old = [(op.kind, *seen.parts) for op, seen in zip(ops, learned, strict=True) if seen.parts]
         self._discard(partition, incarnation, old)
         return Committed()
@@ -188,7 +188,7 @@ class Writer:
             self._delete([items.key_of(partition, incarnation, put.kind, put.key) for put in puts])
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
-    def _create(self, partition: Partition, root: Root | None) -> bytes:
+    def _create(self, partition: Partition, root: PartitionRoot | None) -> bytes:
         """A new incarnation, or nothing when another process was first."""
         incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
         action = items.root_action(self._client.table, partition, root, incarnation, revision, ())
@@ -196,7 +196,7 @@ class Writer:
             self._client.call("update_item", **action["Update"])
         except ConditionFailed:
             return b""
-        self._reader.remember(partition, Root(incarnation, revision, {}))
+        self._reader.remember(partition, PartitionRoot(incarnation, revision, {}))
         return incarnation
 
     def _stage_one(self, partition: Partition, incarnation: bytes, put: Put) -> None:
@@ -290,7 +290,7 @@ class Writer:
                 return Refused(check.kind, check.key)
         return None
 
-    def _bury(self, partition: Partition, root: Root, *, is_guarded: bool) -> bool:
+    def _bury(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
         """Take the incarnation away, so that the partition holds nothing; whether it still was the one."""
         names = {f"#{kind.name}": kind.name for kind in items.EMBEDDED}
         self._reader.remember(partition, None)
@@ -365,7 +365,7 @@ class Writer:
         )
 
 
-def _root_in(reason: Any, root: Root | None) -> Root | None:
+def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
     """The root as a failed transaction saw it: as it was assumed, unless its own condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
         return root
@@ -373,7 +373,11 @@ def _root_in(reason: Any, root: Root | None) -> Root | None:
 
 
 def _judge(
-    ops: Sequence[Op], own: Sequence[int], reasons: Sequence[Any], root: Root | None, learned: list[Learned]
+    ops: Sequence[Op],
+    own: Sequence[int],
+    reasons: Sequence[Any],
+    root: PartitionRoot | None,
+    learned: list[Learned],
 ) -> Refused | None:
     """The first operation whose expectation failed. Where only a condition of the layout did, ``learned``
     gets what the next attempt has to know."""

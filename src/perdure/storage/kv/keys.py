@@ -134,7 +134,7 @@ def bucket_of(encoded: bytes, buckets: int) -> int:
     return crc32(encoded) % buckets
 
 
-class Shape:
+class KindLayout:
     """How the records of one kind are packed: ``ordered`` integers of fixed place first (the field that
     grows, then those that order), then the indexed field, then the ``rest``."""
 
@@ -217,9 +217,9 @@ class Shape:
 
 
 @lru_cache(maxsize=64)
-def shape(kind: Kind) -> Shape:
+def shape(kind: Kind) -> KindLayout:
     """The shape of a kind's records."""
-    return Shape(kind)
+    return KindLayout(kind)
 
 
 def _packed(value: Any) -> bytes:

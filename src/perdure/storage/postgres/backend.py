@@ -8,11 +8,11 @@ from hashlib import sha256
 
 import psycopg
 
-from perdure.errors import Unavailable, Unmigrated
+from perdure.errors import MigrationRequired, Unavailable
 from perdure.storage.postgres import schema
-from perdure.storage.postgres.connection import Link, translated
+from perdure.storage.postgres.connection import ServerConnection, translated
 from perdure.storage.postgres.driver import PostgresDriver
-from perdure.storage.postgres.url import Place, place_of
+from perdure.storage.postgres.url import PostgresUrl, parse_url
 
 __all__ = ["SCHEMA_VERSION", "PostgresDriver", "migrate", "open_driver", "pending", "schema_version"]
 
@@ -23,26 +23,26 @@ _MIGRATION_TIMEOUT_S = 300
 
 def open_driver(url: str) -> PostgresDriver:
     """Open the database of a URL; it must have this release's schema."""
-    place = place_of(url)
+    place = parse_url(url)
     _refuse_other(place, schema_version(url))
     return PostgresDriver(place)
 
 
 def schema_version(url: str) -> int:
     """The version of the schema that is there, 0 when there is none."""
-    place = place_of(url)
+    place = parse_url(url)
     with _connected(place) as connection:
         return _version(connection, place)
 
 
 def pending(url: str) -> list[str]:
     """The statements that ``migrate`` would execute now."""
-    return list(schema.pending(place_of(url).schema, schema_version(url)))
+    return list(schema.pending(parse_url(url).schema, schema_version(url)))
 
 
 def migrate(url: str) -> int:
     """Create or upgrade the schema, once, however many processes ask; the version before."""
-    place = place_of(url)
+    place = parse_url(url)
     with _connected(place) as connection, connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{_MIGRATION_TIMEOUT_S}s'".encode())
         connection.execute("SET LOCAL statement_timeout = 0")
@@ -59,9 +59,9 @@ def migrate(url: str) -> int:
     return found
 
 
-def _refuse_other(place: Place, found: int) -> None:
+def _refuse_other(place: PostgresUrl, found: int) -> None:
     if found > SCHEMA_VERSION:
-        raise Unmigrated(
+        raise MigrationRequired(
             f"{place.name} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
         )
     if found < SCHEMA_VERSION:
@@ -70,10 +70,10 @@ def _refuse_other(place: Place, found: int) -> None:
             if found == 0
             else f"has schema version {found}, not {SCHEMA_VERSION}"
         )
-        raise Unmigrated(f"{place.name} {what}; run `{place.migrate}`, or connect with migrate=True")
+        raise MigrationRequired(f"{place.name} {what}; run `{place.migrate}`, or connect with migrate=True")
 
 
-def _version(connection: psycopg.Connection, place: Place) -> int:
+def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
     """The version in a table that may not exist."""
     table = f"{schema.quoted(place.schema)}.schema"
     known = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
@@ -84,8 +84,8 @@ def _version(connection: psycopg.Connection, place: Place) -> int:
 
 
 @contextmanager
-def _connected(place: Place) -> Iterator[psycopg.Connection]:
-    link = Link(place)
+def _connected(place: PostgresUrl) -> Iterator[psycopg.Connection]:
+    link = ServerConnection(place)
     try:
         yield link.connected()
     except psycopg.Error as error:

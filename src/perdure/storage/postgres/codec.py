@@ -14,7 +14,7 @@ from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
-from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, Listed, Op, Put, Range, Stage
+from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, ListedThread, Op, Put, Range, Stage
 from perdure.model.records import Key, Kind, Partition, Record
 from perdure.storage.postgres.columns import (
     ANSWER,
@@ -26,7 +26,7 @@ from perdure.storage.postgres.columns import (
     SECTIONS,
     SHAPE_OF,
     SHAPES,
-    Sent,
+    SectionColumn,
     answer_slots,
 )
 
@@ -79,7 +79,7 @@ class _Arrays:
         for column in (0, 1, 2):
             self.s.extend(part[column] for part in self.parts)
 
-    def add(self, columns: tuple[Sent, ...], rows: list[tuple[Any, ...]]) -> None:
+    def add(self, columns: tuple[SectionColumn, ...], rows: list[tuple[Any, ...]]) -> None:
         for (_, slot), values in zip(columns, zip(*rows, strict=True), strict=True):
             if slot == "n":
                 self.n.extend(values)
@@ -291,12 +291,12 @@ def whole_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
     return clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
 
 
-def listed(row: Sequence[bytes | None]) -> Listed | None:
+def listed(row: Sequence[bytes | None]) -> ListedThread | None:
     """A row of the listing, if there is one."""
     created, updated, status = row
     if status is None:
         return None
-    return Listed(_read("n", created), _read("n", updated), _read("s", status))
+    return ListedThread(_read("n", created), _read("n", updated), _read("s", status))
 
 
 def clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:

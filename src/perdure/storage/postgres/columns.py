@@ -27,7 +27,7 @@ _SLOTS: dict[str, Slot] = {"integer": "n", "text": "s", "bytes": "b"}
 EXPECT_NOTHING, EXPECT_ABSENT, EXPECT_PRESENT, EXPECT_VERSION = range(4)
 
 
-class Sent(NamedTuple):
+class SectionColumn(NamedTuple):
     """A column of a section."""
 
     name: str
@@ -41,11 +41,11 @@ class Section:
 
     kind: Kind
     action: Action
-    columns: tuple[Sent, ...]
+    columns: tuple[SectionColumn, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shape:
+class ReadShape:
     """Reads of one kind that differ only in values: the length of the key's prefix, the order, and whether
     they continue ``after`` something. A prefix that is a whole key reads one record."""
 
@@ -60,35 +60,42 @@ class Shape:
         return (self.by,) if self.by else tuple(c.name for c in self.kind.key[self.depth :])
 
     @property
-    def columns(self) -> tuple[Sent, ...]:
+    def columns(self) -> tuple[SectionColumn, ...]:
         """Item number, partition number, limit, whether bodies are asked for; prefix; where to go on."""
         kinds = {c.name: c.kind for c in (*self.kind.key, *self.kind.fields)}
-        own = [Sent(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
-        own += [Sent(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
+        own = [SectionColumn(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
+        own += [SectionColumn(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
         if self.after:
-            own += [Sent(f"after_{name}", _SLOTS[kinds[name]]) for name in self.order]
+            own += [SectionColumn(f"after_{name}", _SLOTS[kinds[name]]) for name in self.order]
         return tuple(own)
 
 
 def _sections(kind: Kind) -> list[Section]:
-    key = tuple(Sent(c.name, _SLOTS[c.kind]) for c in kind.key)
-    fields = tuple(Sent(c.name, _SLOTS[c.kind]) for c in kind.fields)
-    job = Sent("j_", "n")
-    check = (job, Sent("o_", "n"), Sent("expect_", "n"), Sent("version_", "n"), Sent("unchanged_", "s"), *key)
+    key = tuple(SectionColumn(c.name, _SLOTS[c.kind]) for c in kind.key)
+    fields = tuple(SectionColumn(c.name, _SLOTS[c.kind]) for c in kind.fields)
+    job = SectionColumn("j_", "n")
+    check = (
+        job,
+        SectionColumn("o_", "n"),
+        SectionColumn("expect_", "n"),
+        SectionColumn("version_", "n"),
+        SectionColumn("unchanged_", "s"),
+        *key,
+    )
     put = (job, *key, *fields)
     if kind.versioned:
-        put = (*put, Sent("version", "n"))
+        put = (*put, SectionColumn("version", "n"))
     if kind.body:
-        put = (*put, Sent("body", "b"))
+        put = (*put, SectionColumn("body", "b"))
     return [Section(kind, "check", check), Section(kind, "put", put), Section(kind, "delete", (job, *key))]
 
 
-def _shapes(kind: Kind) -> list[Shape]:
-    out = [Shape(kind, len(kind.key))]
+def _shapes(kind: Kind) -> list[ReadShape]:
+    out = [ReadShape(kind, len(kind.key))]
     for reverse in (False, True):
         for after in (False, True):
-            out += [Shape(kind, depth, None, reverse, after) for depth in range(len(kind.key))]
-            out += [Shape(kind, len(kind.key) - 1, by, reverse, after) for by in kind.by]
+            out += [ReadShape(kind, depth, None, reverse, after) for depth in range(len(kind.key))]
+            out += [ReadShape(kind, len(kind.key) - 1, by, reverse, after) for by in kind.by]
     return out
 
 
@@ -103,7 +110,7 @@ SECTIONS: tuple[Section, ...] = tuple(
 
 SECTION_OF: dict[tuple[Kind, Action], int] = {(s.kind, s.action): n for n, s in enumerate(SECTIONS)}
 
-SHAPES: tuple[Shape, ...] = tuple(shape for kind in KINDS for shape in _shapes(kind))
+SHAPES: tuple[ReadShape, ...] = tuple(shape for kind in KINDS for shape in _shapes(kind))
 SHAPE_OF: dict[tuple[Kind, int, str | None, bool, bool], int] = {
     (s.kind, s.depth, s.by, s.reverse, s.after): n for n, s in enumerate(SHAPES)
 }

@@ -15,10 +15,10 @@ from typing import TypeVar
 import psycopg
 from psycopg import errors, pq
 
-from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable, Unmigrated
+from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.statements import Statement
-from perdure.storage.postgres.url import Place
+from perdure.storage.postgres.url import PostgresUrl
 
 R = TypeVar("R")
 
@@ -32,26 +32,26 @@ _AGAIN = {"57P03", "53300", "57P01", "57P02"}
 _HOPELESS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke, or was silent for too long: what was asked may have been done, or not. Never
     leaves the driver."""
 
 
-class Again(Exception):
+class StatementRolledBack(Exception):
     """The server rolled the statement back because of others; it may be repeated. Never leaves the driver."""
 
 
 _SILENT = psycopg.OperationalError("the server took the connection and says nothing")
 
 
-class Link:
+class ServerConnection:
     """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server.
 
     ``distance_s`` is how long a question that costs the server nothing took when it connected; infinite while
     it is not.
     """
 
-    def __init__(self, place: Place, stop: threading.Event | None = None) -> None:
+    def __init__(self, place: PostgresUrl, stop: threading.Event | None = None) -> None:
         self._place = place
         self._stop = stop or threading.Event()
         self._connection: psycopg.Connection | None = None
@@ -80,7 +80,7 @@ class Link:
                 self._ahead = self._clock_ahead(self._connection.pgconn)
                 self.distance_s = time.monotonic() - asked
                 break
-            except (psycopg.Error, Lost) as broken:
+            except (psycopg.Error, ConnectionLost) as broken:
                 self.lose()
                 error = broken if isinstance(broken, psycopg.Error) else _SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
@@ -106,7 +106,7 @@ class Link:
         """The connection, made if need be, for statements that only a migration has."""
         self.connect()
         if self._connection is None:
-            raise Lost
+            raise ConnectionLost
         return self._connection
 
     def lose(self) -> None:
@@ -119,14 +119,15 @@ class Link:
     def ask(
         self, statement: Statement, values: Sequence[bytes | None], unpack: Callable[[pq.abc.PGresult], R]
     ) -> R:
-        """Send one statement and read its answer. ``Lost`` or ``Again``, or an error of Perdure's."""
+        """Send one statement and read its answer. ``ConnectionLost`` or ``StatementRolledBack``, or an error
+        of Perdure's."""
         connection = self.connected()
         try:
             result = self._roundtrip(connection.pgconn, statement, values)
         except psycopg.OperationalError as broken:
             self.lose()
-            raise Lost from broken
-        except Lost:
+            raise ConnectionLost from broken
+        except ConnectionLost:
             self.lose()
             raise
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
@@ -135,11 +136,11 @@ class Link:
         error = errors.error_from_result(result)
         if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
             self.lose()
-            raise Lost from error
+            raise ConnectionLost from error
         if state == TOO_LATE:
             self.lose()  # the clocks went apart; the next connection compares them again
         if state in ("40001", "40P01", TOO_LATE):
-            raise Again from error
+            raise StatementRolledBack from error
         raise translated(error, self._place) from error
 
     def _roundtrip(
@@ -173,13 +174,13 @@ class Link:
                 break
             first = first or result
         if first is None:
-            raise Lost
+            raise ConnectionLost
         return first
 
     def _wait(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
         ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready:
-            raise Lost
+            raise ConnectionLost
         if ready[0][1] & ~select.POLLOUT:
             pgconn.consume_input()
 
@@ -203,7 +204,7 @@ def _may_pass(error: psycopg.Error) -> bool:
     )
 
 
-def _unreachable(error: psycopg.Error, place: Place) -> PerdureError:
+def _unreachable(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
     """Why no connection was made, in one sentence."""
     text = " ".join(str(error).split())
     if "authentication failed" in text or "no password supplied" in text:
@@ -250,12 +251,14 @@ def _unreachable(error: psycopg.Error, place: Place) -> PerdureError:
     )
 
 
-def translated(error: psycopg.Error, place: Place) -> PerdureError:
+def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
     """What a refused statement means."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or type(error).__name__
     if state in ("42P01", "42883", "3F000", "42703"):
-        return Unmigrated(f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`")
+        return MigrationRequired(
+            f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
+        )
     if state in ("42P05", "26000") and place.prepare:
         return BadUrl(
             f"{place.name}: a pooler between this process and PostgreSQL gives each statement another "

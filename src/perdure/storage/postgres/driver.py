@@ -24,7 +24,7 @@ from perdure.model.ops import (
     Expect,
     Fetch,
     Find,
-    Found,
+    IndexHit,
     Now,
     Op,
     Put,
@@ -33,21 +33,21 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import INDEXED, ITEM, Key, Kind, Partition, Record
-from perdure.storage.batching import Gatherer, Job, company_at
+from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
-from perdure.storage.notify import ServerBell
-from perdure.storage.port import Bell, Limits
+from perdure.storage.notify import ServerNotifier
+from perdure.storage.port import CommitLimits, Notifier
 from perdure.storage.postgres import codec
-from perdure.storage.postgres.connection import Again, Link, Lost
-from perdure.storage.postgres.notify import PostgresWire
+from perdure.storage.postgres.connection import ConnectionLost, ServerConnection, StatementRolledBack
+from perdure.storage.postgres.notify import PostgresListener
 from perdure.storage.postgres.statements import Statements
-from perdure.storage.postgres.url import Place
+from perdure.storage.postgres.url import PostgresUrl
 
 R = TypeVar("R")
 Touch = tuple[Partition, Kind, Key, type[Op]]
 """A record, and the kind of write on it that a later one may have covered."""
 
-_LIMITS = Limits(ops=20_000, bytes=16 << 20)
+_LIMITS = CommitLimits(ops=20_000, bytes=16 << 20)
 _WRITES_MAX = 128
 _READS_MAX = 64
 _GROUP_BYTES = 32 << 20
@@ -62,26 +62,28 @@ class PostgresDriver:
     has_listing = True
     searches_items = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PostgresUrl) -> None:
         self._place = place
         self._sql = Statements(place)
         self._stop = threading.Event()
         self._own = threading.local()
-        self._links: list[Link] = []
+        self._links: list[ServerConnection] = []
         self._linking = threading.Lock()
         self._bell = (
-            None if place.notify is None else ServerBell(PostgresWire(place, place.notify), name=place.name)
+            None
+            if place.notify is None
+            else ServerNotifier(PostgresListener(place, place.notify), name=place.name)
         )
         writers = place.pool // 2
-        self._writes = Gatherer(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
-        self._reads = Gatherer(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
+        self._writes = Batcher(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
+        self._reads = Batcher(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return _LIMITS
 
     @property
-    def bell(self) -> Bell | None:
+    def bell(self) -> Notifier | None:
         return self._bell
 
     def perform(self, effect: Effect[R]) -> R:
@@ -106,18 +108,18 @@ class PostgresDriver:
                 link.lose()
             self._links.clear()
 
-    def _gatherer(self, effect: Effect[Any]) -> Gatherer:
+    def _gatherer(self, effect: Effect[Any]) -> Batcher:
         return self._reads if isinstance(effect, Fetch | Find | Now) else self._writes
 
-    def _link(self) -> Link:
-        link: Link | None = getattr(self._own, "link", None)
+    def _link(self) -> ServerConnection:
+        link: ServerConnection | None = getattr(self._own, "link", None)
         if link is None:
-            link = self._own.link = Link(self._place, self._stop)
+            link = self._own.link = ServerConnection(self._place, self._stop)
             with self._linking:
                 self._links.append(link)
         return link
 
-    def _connected(self) -> Link:
+    def _connected(self) -> ServerConnection:
         """This thread's connection, made if need be, with patience."""
         link = self._link()
         link.connect(patiently=True)
@@ -127,19 +129,19 @@ class PostgresDriver:
 
     # Writing
 
-    def _write(self, group: Sequence[Job]) -> None:
+    def _write(self, group: Sequence[PendingRequest]) -> None:
         for jobs in _portions(group):
             if isinstance(jobs[0].effect, Drop):
                 self._each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
             else:
                 self._write_together(jobs)
 
-    def _write_together(self, jobs: Sequence[Job]) -> None:
+    def _write_together(self, jobs: Sequence[PendingRequest]) -> None:
         if not self._reaches(jobs):
             return
         try:
             outcomes = self._commit([cast(codec.Write, job.effect) for job in jobs])
-        except Lost:
+        except ConnectionLost:
             self._settle_all(jobs)
         except Exception as error:
             if len(jobs) == 1:
@@ -152,7 +154,7 @@ class PostgresDriver:
             for job, outcome in zip(jobs, outcomes, strict=True):
                 job.answer = outcome
 
-    def _settle_all(self, jobs: Sequence[Job]) -> None:
+    def _settle_all(self, jobs: Sequence[PendingRequest]) -> None:
         """Settle the jobs of a trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
         self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
@@ -168,12 +170,12 @@ class PostgresDriver:
         refusals = self._repeated(once)
         return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
-    def _settle(self, job: Job, after: Collection[Touch]) -> Any:
+    def _settle(self, job: PendingRequest, after: Collection[Touch]) -> Any:
         """Do a write whose answer was lost, unless it turns out to be done. What was written over ``after``
         it in the same trip says nothing of it, and it must not be done again."""
         try:
             return self._patiently(lambda: self._done(job.effect, after))
-        except (Lost, Again, Unavailable) as error:
+        except (ConnectionLost, StatementRolledBack, Unavailable) as error:
             raise Unavailable(
                 f"{_raised(error, self._place)}. The connection was lost during this write: it may be stored "
                 "or not; load the thread again before repeating it"
@@ -238,7 +240,7 @@ class PostgresDriver:
 
     # Reading
 
-    def _read(self, group: Sequence[Job]) -> None:
+    def _read(self, group: Sequence[PendingRequest]) -> None:
         fetches = [job for job in group if isinstance(job.effect, Fetch)]
         finds = [job for job in group if isinstance(job.effect, Find)]
         clocks = [job for job in group if isinstance(job.effect, Now)]
@@ -249,7 +251,7 @@ class PostgresDriver:
         if fetches:
             self._read_together(fetches)
 
-    def _read_together(self, jobs: Sequence[Job]) -> None:
+    def _read_together(self, jobs: Sequence[PendingRequest]) -> None:
         if not self._reaches(jobs):
             return
         fetches = [cast(Fetch, job.effect) for job in jobs]
@@ -279,10 +281,10 @@ class PostgresDriver:
             self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big")
         )
 
-    def _find(self, effect: Find) -> tuple[Found, ...]:
+    def _find(self, effect: Find) -> tuple[IndexHit, ...]:
         statement, values = self._sql.find(effect)
 
-        def unpack(result: pq.abc.PGresult) -> tuple[Found, ...]:
+        def unpack(result: pq.abc.PGresult) -> tuple[IndexHit, ...]:
             own = len(Partition._fields)
             rows = [
                 [result.get_value(row, column) for column in range(result.nfields)]
@@ -291,28 +293,28 @@ class PostgresDriver:
             at = [Partition(*(codec.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
             if effect.index == "items":
                 return tuple(
-                    Found(partition, codec.whole_record(ITEM, row[own:]))
+                    IndexHit(partition, codec.whole_record(ITEM, row[own:]))
                     for partition, row in zip(at, rows, strict=True)
                 )
             if effect.index in ("threads", "listed"):
                 return tuple(
-                    Found(partition, None, codec.listed(row[own:]))
+                    IndexHit(partition, None, codec.listed(row[own:]))
                     for partition, row in zip(at, rows, strict=True)
                 )
             kind = INDEXED[effect.index]
             return tuple(
-                Found(partition, codec.clear_record(kind, row[own:]))
+                IndexHit(partition, codec.clear_record(kind, row[own:]))
                 for partition, row in zip(at, rows, strict=True)
             )
 
-        def once() -> tuple[Found, ...]:
+        def once() -> tuple[IndexHit, ...]:
             return self._connected().ask(statement, values, unpack)
 
         return self._patiently(once)
 
     # Trouble
 
-    def _reaches(self, jobs: Sequence[Job]) -> bool:
+    def _reaches(self, jobs: Sequence[PendingRequest]) -> bool:
         """Whether the server is there; if not, all jobs hear so after one wait, not each after its own."""
         try:
             self._connected()
@@ -322,7 +324,7 @@ class PostgresDriver:
             return False
         return True
 
-    def _each(self, jobs: Sequence[Job], work: Callable[[Job], Any]) -> None:
+    def _each(self, jobs: Sequence[PendingRequest], work: Callable[[PendingRequest], Any]) -> None:
         """Do the jobs one by one. Where the server is away, all that are left hear what the first one did."""
         for at, job in enumerate(jobs, 1):
             job.error = None
@@ -341,7 +343,7 @@ class PostgresDriver:
         for attempt in range(_ROLLBACKS):
             try:
                 return work()
-            except Again:
+            except StatementRolledBack:
                 self._stop.wait(0.005 * attempt)
         return work()
 
@@ -350,12 +352,12 @@ class PostgresDriver:
         for attempt in range(_ATTEMPTS):
             try:
                 return work()
-            except Lost:
+            except ConnectionLost:
                 self._stop.wait(0.05 * attempt)
         return work()
 
 
-def _written(jobs: Iterable[Job]) -> set[Touch]:
+def _written(jobs: Iterable[PendingRequest]) -> set[Touch]:
     """What of earlier writes these may cover: one that must find nothing covers no put."""
     effects = [job.effect for job in jobs]
     return {
@@ -377,9 +379,9 @@ def _outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
     return Refused(op.kind, op.key)
 
 
-def _portions(group: Sequence[Job]) -> Iterator[list[Job]]:
+def _portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
     """The group in pieces that one trip carries; a drop goes alone, in its place."""
-    held: list[Job] = []
+    held: list[PendingRequest] = []
     size = 0
     for job in group:
         if not isinstance(job.effect, Commit | Stage | Drop):
@@ -398,7 +400,7 @@ def _portions(group: Sequence[Job]) -> Iterator[list[Job]]:
         yield held
 
 
-def _raised(error: Exception, place: Place) -> Exception:
+def _raised(error: Exception, place: PostgresUrl) -> Exception:
     """What a caller gets for an error of this driver's own making."""
     new: PerdureError
     if isinstance(error, struct.error | OverflowError):
@@ -407,11 +409,11 @@ def _raised(error: Exception, place: Place) -> Exception:
         new = Unserialisable(
             f"{place.name}: a name holds half of a character (a lone surrogate); it is no text"
         )
-    elif isinstance(error, Again):
+    elif isinstance(error, StatementRolledBack):
         new = Unavailable(
             f"{place.name}: the write was rolled back {_ROLLBACKS} times because of others; try again"
         )
-    elif isinstance(error, Lost):
+    elif isinstance(error, ConnectionLost):
         new = Unavailable(
             f"{place.name}: the connection was lost again and again; try again when it is stable"
         )

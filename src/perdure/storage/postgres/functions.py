@@ -19,9 +19,9 @@ from perdure.storage.postgres.columns import (
     EXPECT_VERSION,
     SECTIONS,
     SHAPES,
+    ReadShape,
     Section,
-    Sent,
-    Shape,
+    SectionColumn,
     answer_slots,
 )
 
@@ -234,7 +234,7 @@ def _section(schema: str, section: Section) -> str:
     return f"{writers[section.action](schema, section, source)}\n      {advance}"
 
 
-def _source(columns: Iterable[Sent]) -> tuple[str, str]:
+def _source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
     """What unfolds a section's columns into rows, and what steps past them."""
     used = {"n": 0, "s": 0, "b": 0}
     slices: list[str] = []
@@ -299,7 +299,7 @@ def _delete(schema: str, section: Section, source: str) -> str:
         WHERE _z[u.j_] = 0 AND r.t = _t[u.j_]{_same_key(kind)};"""
 
 
-def _shape(schema: str, shape: Shape) -> str:
+def _shape(schema: str, shape: ReadShape) -> str:
     kind = shape.kind
     source, advance = _source(shape.columns)
     brought = {answer: name for name, answer, _ in answer_slots(kind)}

@@ -14,15 +14,15 @@ import psycopg
 from psycopg import errors, pq
 
 from perdure.storage.notify import wait
-from perdure.storage.postgres.url import Place
+from perdure.storage.postgres.url import PostgresUrl
 
 _ANSWER_S = 5.0
 
 
-class PostgresWire:
+class PostgresListener:
     """The connection of a bell to the server that the URL names for notifications."""
 
-    def __init__(self, place: Place, conninfo: str) -> None:
+    def __init__(self, place: PostgresUrl, conninfo: str) -> None:
         self._conninfo = conninfo
         # Letters and digits: as long as a name may be, and the same quoted or not.
         self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"

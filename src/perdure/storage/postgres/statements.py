@@ -12,7 +12,7 @@ from perdure.model.records import INDEXED, ITEM, LANE, RESERVED
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
-from perdure.storage.postgres.url import Place
+from perdure.storage.postgres.url import PostgresUrl
 
 _TEXT, _BIGINT, _BYTEA = 25, 20, 17
 _TYPES = {str: _TEXT, int: _BIGINT, bytes: _BYTEA}
@@ -32,7 +32,7 @@ class Statement:
 class Statements:
     """The statements of a schema."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PostgresUrl) -> None:
         schema, version = quoted(place.schema), SCHEMA_VERSION
         self._schema = schema
         self.commit = _call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)

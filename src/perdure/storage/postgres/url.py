@@ -33,7 +33,7 @@ _PASSABLE = 63
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PostgresUrl:
     """A database and a schema in it, and how it is used: connections of this process, whether statements may
     be prepared by name, and how many seconds a lost server is waited for. ``notify`` is the connection for
     notifications, if there are to be any."""
@@ -58,7 +58,7 @@ class Place:
         return f"perdure migrate {self.name}{parameters}"
 
 
-def place_of(url: str) -> Place:
+def parse_url(url: str) -> PostgresUrl:
     """Read a URL; ``BadUrl`` for what it cannot mean."""
     try:
         parts = urlsplit(url)
@@ -79,7 +79,7 @@ def place_of(url: str) -> Place:
             )
     plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
     opening = _conninfo(name, plain)
-    return Place(
+    return PostgresUrl(
         url,
         opening,
         _schema(name, own.get("schema", _SCHEMA)),

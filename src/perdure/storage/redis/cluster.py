@@ -1,7 +1,8 @@
 """Getting calls to the servers that own their slots and answers back: many calls in one trip, each answered.
 
 A call that a server certainly did not execute is made again, for as long as the caller has patience. One
-whose answer was lost is made again only if it may be; else its answer is ``Lost``, and the caller finds out.
+whose answer was lost is made again only if it may be; else its answer is ``CallLost``, and the caller finds
+out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from redis.retry import Retry
 
 from perdure.storage.redis import scripts
 from perdure.storage.redis.errors import CLIENT_ERRORS, is_final, is_refusal, translate
-from perdure.storage.redis.url import Settings
+from perdure.storage.redis.url import RedisUrl
 
 Node = tuple[str, int]
 
@@ -35,7 +36,7 @@ class Call(NamedTuple):
     safe: bool
 
 
-class Lost(Exception):
+class CallLost(Exception):
     """The connection ended between a call and its answer: it may have been executed, or not."""
 
 
@@ -61,7 +62,7 @@ class Topology:
     the first. ``breaks`` counts what broke.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisUrl) -> None:
         self.settings = settings
         self.distance_s = float("inf")
         self.breaks = 0
@@ -138,7 +139,7 @@ class Topology:
             raise failed
 
 
-class Links:
+class NodeConnections:
     """One worker's connections, a node each; for one thread at a time."""
 
     def __init__(self, topology: Topology) -> None:
@@ -152,8 +153,8 @@ class Links:
         self._open.clear()
 
     def run(self, calls: Sequence[Call], patience: float) -> list[Any]:
-        """The answer of each call: what the server said, ``Lost``, or the ``PerdureError`` that it ends in.
-        Calls that were refused for the moment are repeated for ``patience`` seconds."""
+        """The answer of each call: what the server said, ``CallLost``, or the ``PerdureError`` that it ends
+        in. Calls that were refused for the moment are repeated for ``patience`` seconds."""
         answers: list[Any] = [None] * len(calls)
         left: Sequence[int] = range(len(calls))
         until, pause, jumps = time.monotonic() + patience, _FIRST_PAUSE, 0
@@ -244,7 +245,7 @@ class Links:
                 if calls[n].safe or (is_refusal(error) and n == numbers[done]):
                     refused[n] = error
                 else:
-                    answers[n] = Lost()
+                    answers[n] = CallLost()
                     answers[n].__cause__ = error
         if any(n in refused for n in numbers):
             self._drop(node)
@@ -293,7 +294,7 @@ class Links:
             if calls[n].safe:
                 refused[n] = error
             else:
-                answers[n] = Lost()
+                answers[n] = CallLost()
                 answers[n].__cause__ = error
             return
         if isinstance(reply, client.AskError | client.NoScriptError) or (

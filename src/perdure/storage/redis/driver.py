@@ -16,20 +16,20 @@ from typing import Any, TypeVar
 
 from redis.crc import key_slot
 
-from perdure.errors import PerdureError, Unavailable, Unmigrated
+from perdure.errors import MigrationRequired, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.batching import Gatherer, Job, company_at
+from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.kv import keys
-from perdure.storage.notify import ServerBell
-from perdure.storage.port import Bell, Limits
+from perdure.storage.notify import ServerNotifier
+from perdure.storage.port import CommitLimits, Notifier
 from perdure.storage.redis import requests, scripts
-from perdure.storage.redis.cluster import Call, Links, Lost, Topology, evaluate
+from perdure.storage.redis.cluster import Call, CallLost, NodeConnections, Topology, evaluate
 from perdure.storage.redis.errors import CLIENT_ERRORS, translate
 from perdure.storage.redis.find import find
-from perdure.storage.redis.notify import RedisWire
-from perdure.storage.redis.url import Settings, read
+from perdure.storage.redis.notify import RedisListener
+from perdure.storage.redis.url import RedisUrl, read
 
 R = TypeVar("R")
 
@@ -52,17 +52,19 @@ class RedisDriver:
         self._shown = settings.shown
         self._space = requests.Keyspace(settings.prefix, buckets, settings.life)
         self._topology = topology
-        self._limits = Limits(ops=10_000, bytes=16 << 20)
-        self._idle: deque[Links] = deque()
-        self._bell = ServerBell(RedisWire(self._topology), name=settings.shown) if settings.notify else None
-        self._gatherer = Gatherer(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
+        self._limits = CommitLimits(ops=10_000, bytes=16 << 20)
+        self._idle: deque[NodeConnections] = deque()
+        self._bell = (
+            ServerNotifier(RedisListener(self._topology), name=settings.shown) if settings.notify else None
+        )
+        self._gatherer = Batcher(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._limits
 
     @property
-    def bell(self) -> Bell | None:
+    def bell(self) -> Notifier | None:
         return self._bell
 
     def perform(self, effect: Effect[R]) -> R:
@@ -79,12 +81,12 @@ class RedisDriver:
             self._idle.pop().close()
 
     @contextmanager
-    def _links(self) -> Iterator[Links]:
+    def _links(self) -> Iterator[NodeConnections]:
         """Connections for one worker's trip, those that were used last first."""
         try:
             links = self._idle.pop()
         except IndexError:
-            links = Links(self._topology)
+            links = NodeConnections(self._topology)
         try:
             yield links
         except BaseException:
@@ -92,10 +94,10 @@ class RedisDriver:
             raise
         self._idle.append(links)
 
-    def _execute(self, group: Sequence[Job]) -> None:
+    def _execute(self, group: Sequence[PendingRequest]) -> None:
         self._gatherer.company = company_at(self._topology.distance_s)
         with self._links() as links:
-            sent: list[tuple[Job, Call]] = []
+            sent: list[tuple[PendingRequest, Call]] = []
             for job in group:
                 try:
                     if isinstance(job.effect, Find):
@@ -112,7 +114,7 @@ class RedisDriver:
                     job.error = error
                     self._doubt(links, error)
 
-    def _doubt(self, links: Links, error: Exception) -> None:
+    def _doubt(self, links: NodeConnections, error: Exception) -> None:
         """What nobody foresaw may have left answers unread, which the next request would take for its own."""
         if not isinstance(error, PerdureError):
             links.close()
@@ -128,8 +130,8 @@ class RedisDriver:
             return requests.now(self._space)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
-    def _answer(self, links: Links, effect: Effect[Any], answer: Any) -> Any:
-        if isinstance(answer, Lost) and isinstance(effect, Commit):
+    def _answer(self, links: NodeConnections, effect: Effect[Any], answer: Any) -> Any:
+        if isinstance(answer, CallLost) and isinstance(effect, Commit):
             return self._settle(links, effect, answer)
         if isinstance(answer, Exception):
             raise answer
@@ -141,7 +143,7 @@ class RedisDriver:
             return requests.dropped(effect, answer)
         return requests.told(answer) if isinstance(effect, Now) else None
 
-    def _settle(self, links: Links, effect: Commit, lost: Lost) -> Any:
+    def _settle(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
         """What became of a commit whose answer was lost; it is made again if it was not applied."""
         call = requests.commit(self._space, effect)
         for _ in range(8):
@@ -150,7 +152,7 @@ class RedisDriver:
             if not is_repeatable(effect):
                 break
             (answer,) = links.run([call], PATIENCE)
-            if isinstance(answer, Lost):
+            if isinstance(answer, CallLost):
                 continue
             outcome = self._answer(links, effect, answer)
             if isinstance(outcome, Refused):
@@ -163,7 +165,7 @@ class RedisDriver:
             return outcome
         raise self._unknown(effect, lost)
 
-    def _stands(self, links: Links, effect: Commit, lost: Lost) -> tuple[bool, bool]:
+    def _stands(self, links: NodeConnections, effect: Commit, lost: CallLost) -> tuple[bool, bool]:
         """Whether a commit was applied, and whether it may have been although it does not stand."""
         asked = evidence(effect)
         try:
@@ -173,7 +175,7 @@ class RedisDriver:
         found = requests.fetched(asked, data)
         return was_applied(effect, found), is_in_doubt(effect, found)
 
-    def _unknown(self, effect: Commit, lost: Lost) -> Unavailable:
+    def _unknown(self, effect: Commit, lost: CallLost) -> Unavailable:
         error = Unavailable(
             f"{self._shown}: the connection broke in a write to thread {effect.partition.thread!r}, and it "
             "could not be found out whether it was stored. Load the thread again and see"
@@ -182,7 +184,7 @@ class RedisDriver:
         return error
 
 
-def _ask(links: Links, calls: Sequence[Call]) -> list[Any]:
+def _ask(links: NodeConnections, calls: Sequence[Call]) -> list[Any]:
     """The answers of calls that may be repeated; the first error among them is raised."""
     answers = links.run(calls, PATIENCE)
     for answer in answers:
@@ -194,16 +196,16 @@ def _ask(links: Links, calls: Sequence[Call]) -> list[Any]:
 # The layout record
 
 
-def _layout_key(settings: Settings) -> bytes:
+def _layout_key(settings: RedisUrl) -> bytes:
     return settings.prefix + b":layout"
 
 
-def _once(settings: Settings, *parts: bytes, script: scripts.Script | None = None) -> Any:
+def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = None) -> Any:
     """The answer to one command on the layout record, or to a script with these arguments, without
     patience."""
     key = _layout_key(settings)
     slot = key_slot(key)
-    links = Links(Topology(settings))
+    links = NodeConnections(Topology(settings))
     try:
         call = evaluate(script, slot, (key,), parts, safe=True) if script else Call(slot, parts, safe=True)
         (answer,) = links.run([call], 0)
@@ -214,7 +216,7 @@ def _once(settings: Settings, *parts: bytes, script: scripts.Script | None = Non
     return answer
 
 
-def _stored(settings: Settings) -> tuple[int, int]:
+def _stored(settings: RedisUrl) -> tuple[int, int]:
     """Version and buckets of the layout that is there; zeros when there is none."""
     found = _once(settings, b"GET", _layout_key(settings))
     if found is None:
@@ -228,16 +230,16 @@ def _stored(settings: Settings) -> tuple[int, int]:
     return version, buckets
 
 
-def _refuse_newer(settings: Settings, version: int) -> None:
+def _refuse_newer(settings: RedisUrl, version: int) -> None:
     if version > SCHEMA_VERSION:
-        raise Unmigrated(
+        raise MigrationRequired(
             f"{settings.shown} has layout version {version}, this release knows {SCHEMA_VERSION}; "
             "upgrade perdure"
         )
 
 
 def open_driver(url: str) -> RedisDriver:
-    """Open what is there; ``Unmigrated`` unless its layout is of this release's version. Warns with
+    """Open what is there; ``MigrationRequired`` unless its layout is of this release's version. Warns with
     ``RuntimeWarning`` when the server would keep nothing over a restart."""
     settings = read(url)
     version, buckets = _stored(settings)
@@ -246,7 +248,7 @@ def open_driver(url: str) -> RedisDriver:
         what = (
             "has no Perdure layout" if not version else f"has layout version {version}, not {SCHEMA_VERSION}"
         )
-        raise Unmigrated(
+        raise MigrationRequired(
             f"{settings.shown} {what}; run `perdure migrate` with this URL, or connect with migrate=True"
         )
     topology = Topology(settings)
@@ -287,7 +289,7 @@ def migrate(url: str) -> int:
 
 def _warn_of_loss(topology: Topology) -> None:
     """Warn when a server that takes writes would lose them at a restart, or may evict some."""
-    settings, links = topology.settings, Links(topology)
+    settings, links = topology.settings, NodeConnections(topology)
     try:
         for node in topology.nodes():
             asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
@@ -299,7 +301,7 @@ def _warn_of_loss(topology: Topology) -> None:
         links.close()
 
 
-def _judge(settings: Settings, node: tuple[str, int], answers: dict[str, Any]) -> None:
+def _judge(settings: RedisUrl, node: tuple[str, int], answers: dict[str, Any]) -> None:
     where = f"{settings.shown} ({node[0]}:{node[1]})"
     if any(isinstance(answer, Exception) or len(answer) != 2 for answer in answers.values()):
         _LOGGER.warning(

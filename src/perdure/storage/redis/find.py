@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.model.ops import Find, Found
+from perdure.model.ops import Find, IndexHit
 from perdure.model.records import INDEXED
 from perdure.storage.kv.keys import decode_partition, encode_partition, encode_text, shape, successor
 from perdure.storage.redis import scripts
@@ -28,13 +28,13 @@ class _Bucket:
     entries: list[bytes] = field(default_factory=list)
 
 
-def find(space: Keyspace, effect: Find, ask: Ask) -> tuple[Found, ...]:
+def find(space: Keyspace, effect: Find, ask: Ask) -> tuple[IndexHit, ...]:
     if effect.index == "threads":
         return tuple(_threads(space, effect, ask))
     return tuple(_indexed(space, effect, ask))
 
 
-def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
+def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
     low, high = _bounds(effect)
     buckets = [_Bucket(number, low) for number in range(space.buckets)]
     size = 16 + 2 * effect.limit // space.buckets
@@ -50,7 +50,7 @@ def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
         sure = sorted(e for b in buckets for e in b.entries if not behind or e <= behind[0].last)
         found = [p for p in map(decode_partition, sure) if p.thread.startswith(effect.prefix)]
         if not behind or len(found) >= effect.limit:
-            return [Found(partition) for partition in found[: effect.limit]]
+            return [IndexHit(partition) for partition in found[: effect.limit]]
         waiting = behind[: 1 + len(behind) // 2]
 
 
@@ -71,7 +71,7 @@ def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int
     return evaluate(scripts.THREADS, space.slot(bucket.number), (key,), args, safe=True)
 
 
-def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
+def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
     kind = INDEXED[effect.index]
     prefix = kind.name.encode() + b":"
     is_span = effect.index != "runs"
@@ -100,7 +100,7 @@ def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[Found]:
     hits = (hit for answer in ask(calls) for hit in indexed(kind, answer))
     by = kind.index or ""
     found = sorted(hits, key=lambda hit: (hit[1].fields[by], hit[0], hit[1].key))
-    return [Found(partition, record) for partition, record in found[: effect.limit]]
+    return [IndexHit(partition, record) for partition, record in found[: effect.limit]]
 
 
 def _first(space: Keyspace, number: int, low: bytes, high: bytes) -> Call:

@@ -11,7 +11,7 @@ from perdure.storage.notify import wait
 from perdure.storage.redis.cluster import Topology, packed
 
 
-class RedisWire:
+class RedisListener:
     """The connections of a bell to one of the servers."""
 
     def __init__(self, topology: Topology) -> None:

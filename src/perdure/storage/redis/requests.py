@@ -54,7 +54,7 @@ _RANGE = struct.Struct(">BBII")
 _COLUMN = struct.Struct(">II")
 
 
-class Place(NamedTuple):
+class PartitionKeys(NamedTuple):
     """Where a partition is kept."""
 
     slot: int
@@ -91,11 +91,11 @@ class Keyspace:
     def slot(self, number: int) -> int:
         return int(key_slot(self.bucket(number)))
 
-    def _place(self, partition: Partition) -> Place:
+    def _place(self, partition: Partition) -> PartitionKeys:
         encoded = encode_partition(partition)
         number = bucket_of(encoded, self.buckets)
         bucket = self.bucket(number)
-        return Place(
+        return PartitionKeys(
             self.slot(number),
             (
                 self.records(number) + encoded,

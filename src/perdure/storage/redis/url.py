@@ -24,7 +24,7 @@ _ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RedisUrl:
     """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` says
     whether processes are to tell each other of changes."""
 
@@ -37,7 +37,7 @@ class Settings:
     notify: bool = True
 
 
-def read(url: str) -> Settings:
+def read(url: str) -> RedisUrl:
     """Read a URL, or raise ``BadUrl`` with what is wrong about it."""
     parts = urlsplit(url)
     shown = redacted(url)
@@ -61,7 +61,7 @@ def read(url: str) -> Settings:
     connect.setdefault("socket_connect_timeout", _CONNECT_SECONDS)
     connect.setdefault("socket_timeout", _ANSWER_SECONDS)
     connect.setdefault("socket_keepalive", True)
-    return Settings(
+    return RedisUrl(
         shown,
         cluster,
         connect,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Bound, Delete, Expect, Find, Found, Listed, Put, Range
+from perdure.model.ops import Bound, Delete, Expect, Find, IndexHit, ListedThread, Put, Range
 from perdure.model.records import INDEXED, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
@@ -119,11 +119,11 @@ def keeps(bound: Bound, body: str, limit: str) -> str:
     return f"CASE WHEN json_valid({text}) THEN {kept} ELSE 1 END"
 
 
-def found(row: Sequence[Any]) -> Found:
+def found(row: Sequence[Any]) -> IndexHit:
     """What a row of ``select_threads`` or ``select_listed`` says."""
     created, updated, status = row[3:]
-    listed = None if status is None else Listed(int(created), int(updated), status)
-    return Found(Partition(*row[:3]), None, listed)
+    listed = None if status is None else ListedThread(int(created), int(updated), status)
+    return IndexHit(Partition(*row[:3]), None, listed)
 
 
 @lru_cache(maxsize=64)

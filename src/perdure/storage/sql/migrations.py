@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.errors import Corrupt, Unmigrated
+from perdure.errors import Corrupt, MigrationRequired
 from perdure.storage.sql import listing
 from perdure.storage.sql.checksums import ADVICE
 from perdure.storage.sql.schema import HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
@@ -112,16 +112,18 @@ def version(connection: apsw.Connection) -> int:
 
 
 def check(connection: apsw.Connection, path: Path) -> None:
-    """Raise ``Unmigrated`` unless the schema is this release's."""
+    """Raise ``MigrationRequired`` unless the schema is this release's."""
     found = version(connection)
     if found == SCHEMA_VERSION:
         return
     if found > SCHEMA_VERSION:
-        raise Unmigrated(
+        raise MigrationRequired(
             f"{path} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
         )
     what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
-    raise Unmigrated(f"{path} {what}; run `perdure migrate sqlite:///{path}`, or connect with migrate=True")
+    raise MigrationRequired(
+        f"{path} {what}; run `perdure migrate sqlite:///{path}`, or connect with migrate=True"
+    )
 
 
 def apply(connection: apsw.Connection, path: Path) -> int:

@@ -38,8 +38,8 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, WRITE, Partition
-from perdure.storage.batching import Gatherer, Job
-from perdure.storage.port import Limits
+from perdure.storage.batching import Batcher, PendingRequest
+from perdure.storage.port import CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
@@ -69,16 +69,16 @@ class SqliteDriver:
             except BaseException:
                 self._writer.close()
                 raise
-        self._limits = Limits(ops=1_000_000, bytes=256 << 20)
+        self._limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._closed = False
         self._written: dict[int, int] = {}
         self._readers: list[apsw.Connection] = []
         self._reading = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
-        self._commits = Gatherer(self._write_group, name=str(path), most=_GROUP_MAX, distant=False)
+        self._commits = Batcher(self._write_group, name=str(path), most=_GROUP_MAX, distant=False)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
@@ -123,7 +123,7 @@ class SqliteDriver:
 
     # Writing
 
-    def _write_group(self, group: Sequence[Job]) -> None:
+    def _write_group(self, group: Sequence[PendingRequest]) -> None:
         try:
             self._transact(group, trusting=True)
         except Exception:
@@ -134,7 +134,7 @@ class SqliteDriver:
                 except Exception as error:
                     job.error = _translate(error, self._path, _partition(job.effect))
 
-    def _transact(self, group: Sequence[Job], *, trusting: bool) -> None:
+    def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
         """Write a group in one transaction. ``trusting`` leaves it to the tables that what a put expects
         to be absent is absent; where it is not, everything is rolled back and looked at one by one."""
         writer = self._writer
@@ -188,7 +188,11 @@ class SqliteDriver:
         return Committed() if isinstance(effect, Commit) else None
 
     def _write(
-        self, thread: rows.Thread, partition: Partition, ops: Sequence[Op], before: Mapping[int, int | None]
+        self,
+        thread: rows.CatalogueRow,
+        partition: Partition,
+        ops: Sequence[Op],
+        before: Mapping[int, int | None],
     ) -> None:
         """Carry out operations whose expectations hold. ``before`` has the checksums of records that they
         looked at, by the operation's place."""

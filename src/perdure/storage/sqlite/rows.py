@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import apsw
 
 from perdure.errors import Corrupt
-from perdure.model.ops import Delete, Expect, Fetch, Find, Found, Get, Op, Put, Range
+from perdure.model.ops import Delete, Expect, Fetch, Find, Get, IndexHit, Op, Put, Range
 from perdure.model.records import ITEM, Key, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
@@ -16,7 +16,7 @@ from perdure.storage.sql import compile as sql
 INLINE_ITEMS = 16
 
 
-class Thread(NamedTuple):
+class CatalogueRow(NamedTuple):
     """A row of the catalogue. What is not kept is ``None``."""
 
     pk: int
@@ -25,7 +25,7 @@ class Thread(NamedTuple):
     commits: int | None
 
 
-def look_up(connection: apsw.Connection, partition: Partition) -> Thread | None:
+def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow | None:
     """A partition's row of the catalogue; ``Corrupt`` when the catalogue contradicts itself about it."""
     row = connection.execute(sql.THREAD_PK, partition).fetchone()
     if row is None:
@@ -37,12 +37,12 @@ def look_up(connection: apsw.Connection, partition: Partition) -> Thread | None:
         raise checksums.misled(partition, "its row of the catalogue has text for numbers")
     if found is not None and found != checksums.of_partition(partition):
         raise checksums.misled(partition, "the catalogue finds another one by its name")
-    return Thread(cast(int, pk), *cast("list[int | None]", kept))
+    return CatalogueRow(cast(int, pk), *cast("list[int | None]", kept))
 
 
-def new_thread(connection: apsw.Connection, partition: Partition) -> Thread:
+def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRow:
     connection.execute(sql.THREAD_NEW, (*partition, checksums.of_partition(partition)))
-    return Thread(connection.last_insert_rowid(), 0, 0, 0)
+    return CatalogueRow(connection.last_insert_rowid(), 0, 0, 0)
 
 
 def checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
@@ -56,7 +56,7 @@ def is_new(op: Op) -> bool:
     return isinstance(op, Put) and op.expect is Expect.ABSENT
 
 
-def holds(connection: apsw.Connection, thread: Thread | None, op: Op) -> tuple[bool, int | None]:
+def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op) -> tuple[bool, int | None]:
     """Whether an operation's expectation holds, and the checksum of its record, 0 for none."""
     if thread is None:
         return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
@@ -121,7 +121,7 @@ def _is_header(item: Get | Range) -> TypeGuard[Range]:
 
 def _fetch_many(
     connection: apsw.Connection,
-    thread: Thread,
+    thread: CatalogueRow,
     partition: Partition,
     kind: Kind,
     keys: Sequence[Key],
@@ -135,7 +135,7 @@ def _fetch_many(
     return tuple((found[key],) if key in found else () for key in keys)
 
 
-def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
+def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
     if effect.index == "threads":
         page = list(map(_listed, connection.execute(*sql.select_threads(effect))))
         _demand_order(effect.after, page)
@@ -146,16 +146,18 @@ def find(connection: apsw.Connection, effect: Find) -> Iterable[Found]:
         return map(_item, connection.execute(*sql.select_items(effect)))
     kind, statement = sql.select_indexed(effect)
     own = len(Partition._fields)
-    return [Found(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)]
+    return [
+        IndexHit(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)
+    ]
 
 
-def _item(row: tuple[Any, ...]) -> Found:
+def _item(row: tuple[Any, ...]) -> IndexHit:
     required, *own = row[: 1 + len(Partition._fields)]
     partition = _named(own)
-    return Found(partition, sql.record(ITEM, row[1 + len(own) :], partition, required=bool(required)))
+    return IndexHit(partition, sql.record(ITEM, row[1 + len(own) :], partition, required=bool(required)))
 
 
-def _listed(row: tuple[Any, ...]) -> Found:
+def _listed(row: tuple[Any, ...]) -> IndexHit:
     _named(row[: len(Partition._fields)])
     try:
         return sql.found(row)
@@ -170,7 +172,7 @@ def _named(names: Sequence[Any]) -> Partition:
     return Partition(*names)
 
 
-def _demand_order(after: Partition | None, page: Sequence[Found]) -> None:
+def _demand_order(after: Partition | None, page: Sequence[IndexHit]) -> None:
     """Raise ``Corrupt`` unless a page of the catalogue goes on from where the one before ended: over an index
     that lies, reading page by page would never end."""
     last = None if after is None else (after.tenant, after.thread)

@@ -18,8 +18,8 @@ from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, EPOCH, Partition
-from perdure.storage.encryption import Keyring, SealedDriver
-from perdure.storage.port import Driver, Limits, searches_items
+from perdure.storage.encryption import EncryptedDriver, Keyring
+from perdure.storage.port import CommitLimits, Driver, searches_items
 from perdure.testing.faults import FaultyDriver
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class Backend:
     def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> Database:
         driver = self.driver if wrap is None else wrap(self.driver)
         keys = () if self.keyring is None else self.keyring.digest_keys
-        return Database(SealedDriver(driver, self.keyring), tenant=tenant, digest=Digester(*keys))
+        return Database(EncryptedDriver(driver, self.keyring), tenant=tenant, digest=Digester(*keys))
 
     def saver(
         self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None, **options: Any
@@ -60,7 +60,7 @@ class Backend:
         wrap: Callable[[Driver], Driver] | None = None,
     ) -> PerdureStore:
         """A store, whose time in microseconds is ``clock``'s when one is given."""
-        driver = SealedDriver(self.driver if wrap is None else wrap(self.driver), self.keyring)
+        driver = EncryptedDriver(self.driver if wrap is None else wrap(self.driver), self.keyring)
         return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=Clock(clock) if clock else Clock())
 
     def open_run(self, run_id: str | None, thread: str = THREAD) -> int:
@@ -81,9 +81,9 @@ class Backend:
 class Narrow:
     """A driver that takes no more at once than a test says. A request that passes it is an engine's error."""
 
-    def __init__(self, inner: Driver, limits: Limits) -> None:
+    def __init__(self, inner: Driver, limits: CommitLimits) -> None:
         self._inner = inner
-        self._limits = Limits(min(limits.ops, inner.limits.ops), min(limits.bytes, inner.limits.bytes))
+        self._limits = CommitLimits(min(limits.ops, inner.limits.ops), min(limits.bytes, inner.limits.bytes))
         self.staged = 0
 
     @property
@@ -91,7 +91,7 @@ class Narrow:
         return searches_items(self._inner)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:

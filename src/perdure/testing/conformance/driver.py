@@ -6,7 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from perdure.model.program import Effect
-from perdure.storage.port import Driver, Limits, searches_items
+from perdure.storage.port import CommitLimits, Driver, searches_items
 from perdure.testing.conformance.committing import Committing
 from perdure.testing.conformance.concurrency import Concurrency
 from perdure.testing.conformance.documents import Documents
@@ -40,7 +40,7 @@ class Blocking:
         return searches_items(self._inner)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CommitLimits:
         return self._inner.limits
 
     def perform(self, effect: Effect[R]) -> R:

@@ -27,17 +27,17 @@ from perdure.testing.conformance.backend import (
 from perdure.testing.conformance.concurrency import at_once
 
 
-class Said(TypedDict):
+class Sayings(TypedDict):
     said: Annotated[list[str], operator.add]
 
 
 def asking(saver: Any) -> Any:
     """A graph that stops to ask, and says what it was answered."""
 
-    def ask(state: Said) -> Any:
+    def ask(state: Sayings) -> Any:
         return {"said": [interrupt("yes or no?")]}
 
-    graph = StateGraph(Said)
+    graph = StateGraph(Sayings)
     graph.add_node("ask", ask)
     graph.add_edge(START, "ask")
     graph.add_edge("ask", END)

@@ -19,7 +19,7 @@ from perdure.model.ops import Commit, Delete, Fetch, Get, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.queue import Debounce
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD
-from perdure.storage.port import Driver, Limits
+from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance.backend import (
     AT,
     THREAD,
@@ -262,7 +262,7 @@ class Retention:
         narrow: list[Narrow] = []
 
         def wrap(driver: Driver) -> Driver:
-            narrow.append(Narrow(driver, Limits(ops=8, bytes=20_000)))
+            narrow.append(Narrow(driver, CommitLimits(ops=8, bytes=20_000)))
             return narrow[-1]
 
         saver = backend.saver(wrap=wrap)
@@ -296,7 +296,7 @@ class Retention:
                 raise Broken
 
         big = {"x": [long(f"item {n}") for n in range(100)]}
-        narrow = Limits(ops=8, bytes=20_000)
+        narrow = CommitLimits(ops=8, bytes=20_000)
         failing = backend.database(
             wrap=lambda driver: Narrow(FaultyDriver(driver, on_effect=hook), narrow)
         ).checkpointer()
@@ -312,7 +312,7 @@ class Retention:
 
     def test_a_commit_near_the_limit_still_fits_when_it_is_sealed(self, backend: Backend) -> None:
         for size in range(19_000, 20_400, 60):
-            saver = backend.saver(wrap=lambda driver: Narrow(driver, Limits(ops=64, bytes=20_000)))
+            saver = backend.saver(wrap=lambda driver: Narrow(driver, CommitLimits(ops=64, bytes=20_000)))
             held = {"x": [f"{n:04}" + "x" * 990 for n in range(size // 1000)] + ["y" * (size % 1000)]}
             saver.delete_thread(THREAD)
             put(saver, at(), "c1", held)

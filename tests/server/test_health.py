@@ -140,7 +140,7 @@ def test_openapi_describes_every_route() -> None:
         assert "\n" not in operation["summary"], where
         for status in ("401", "403", "404", "409", "413", "422", "429", "503"):
             content = operation["responses"][status]["content"]["application/json"]
-            assert content["schema"] == {"$ref": "#/components/schemas/Fault"}, where
+            assert content["schema"] == {"$ref": "#/components/schemas/ErrorBody"}, where
         named = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"}
         assert named == set(re.findall(r"{(\w+)}", path)), where
         success = [status for status in operation["responses"] if status.startswith("2")]

@@ -169,12 +169,12 @@ async def mine(request: Request):
     return {"pool": request.state.pool, "user": getattr(user, "identity", None), "lived": lived}
 
 
-class Fault(BaseModel):
+class ErrorBody(BaseModel):
     code: int
 
 
 @app.post("/mine")
-async def made(fault: Fault) -> Fault:
+async def made(fault: ErrorBody) -> ErrorBody:
     return fault
 """
 
@@ -307,7 +307,7 @@ async def test_an_application_beside_the_api_is_described_with_it(project: Proje
     assert {name: schemas[name] for name in alone["components"]["schemas"]} == alone["components"]["schemas"]
     body = described["paths"]["/mine"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(schemas[body["$ref"].rpartition("/")[2]]["properties"]) == {"code"}
-    assert set(schemas["Fault"]["properties"]) == {"detail"}
+    assert set(schemas["ErrorBody"]["properties"]) == {"detail"}
 
 
 @run

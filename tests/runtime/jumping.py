@@ -43,10 +43,13 @@ def graph(journal: Path | None = None) -> Pregel[Any, Any, Any, Any]:
     return builder.add_edge(START, "first").add_edge("first", "second").compile()
 
 
-def work(url: str, journal: Path, orders: Connection, environ: dict[str, str]) -> None:
+def work(url: str, journal: Path, orders: Connection, environ: dict[str, str], ahead: float = 0.0) -> None:
     """Work until an order is ``None``; any other is by how many seconds the host's clock jumps. ``environ``
-    has the database's keys: a fork server knows the environment of its own start only."""
+    has the database's keys: a fork server knows the environment of its own start only. The host's clock is
+    ``ahead`` from the beginning, in seconds."""
     os.environ.update(environ)
+    if ahead:
+        skew(ahead)
     # The database is asked for the time as often as in hours of work.
     DatabaseClock.__init__.__kwdefaults__["refresh_s"] = 0.2  # type: ignore[index]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -210,5 +211,28 @@ def test_items_whose_time_is_over_are_swept_for_every_tenant(tmp_path: Path, tal
             for tenant in ("", "other"):
                 assert await runtime.store(tenant=tenant).asweep_ttl() == 0, "nothing was left to be swept"
                 assert [i.key for i in await runtime.store(tenant=tenant).asearch(("notes",))] == ["long"]
+
+    go(main())
+
+
+def test_a_thread_of_the_library_is_not_swept_because_its_hosts_clock_was_set_back(
+    close: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is that of its checkpoint's id, which the host's clock gives."""
+
+    async def main() -> None:
+        database = close.database()
+        real = time.time_ns
+        async with working(database, talk.graph) as runtime:
+            sweeper = Sweeper(ThreadIndex(runtime, ThreadTtl(default_ttl=30)), runtime)
+            monkeypatch.setattr(time, "time_ns", lambda: real() - HOUR_US * 1000)
+            # In a process that was started after that.
+            monkeypatch.setattr("langgraph.checkpoint.base.id._last_v6_timestamp", None)
+            graph = talk.graph.copy(update={"checkpointer": database.checkpointer()})
+            await graph.ainvoke({"messages": [("user", "hello")]}, {"configurable": {"thread_id": "ada"}})
+            assert await sweeper.sweep() == 0
+            # Once the clock is right again its time is over.
+            monkeypatch.setattr(time, "time_ns", real)
+            assert await sweeper.sweep() == 1
 
     go(main())

@@ -45,6 +45,8 @@ class MemoryDriver:
         self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
         self._partitions: dict[Partition, dict[str, Table]] = {}
         self._lock = RLock()
+        # The time goes on evenly from here, although the host's clock is set.
+        self._ahead_us = (time.time_ns() - time.monotonic_ns()) // 1000
 
     @property
     def limits(self) -> CommitLimits:
@@ -71,7 +73,7 @@ class MemoryDriver:
         if isinstance(effect, Find):
             return tuple(self._find(effect))
         if isinstance(effect, Now):
-            return time.time_ns() // 1000
+            return time.monotonic_ns() // 1000 + self._ahead_us
         if isinstance(effect, Drop):
             return self._drop(effect)
         raise TypeError(f"not a storage request: {type(effect).__name__}")

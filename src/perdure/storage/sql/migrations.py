@@ -9,7 +9,7 @@ import apsw
 from perdure.errors import Corrupt, MigrationRequired
 from perdure.storage.sql import listing
 from perdure.storage.sql.checksums import ADVICE
-from perdure.storage.sql.schema import HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
+from perdure.storage.sql.schema import CLOCK, HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
 
 # One entry a version: the statements that lead to it from the version before. They are history: a later
 # change of the declarations must not change what they do. An empty file gets the present schema at once.
@@ -90,10 +90,11 @@ STEPS: dict[int, tuple[str, ...]] = {
         "ALTER TABLE perdure_event ADD COLUMN checksum INTEGER",
     ),
     6: listing.sqlite(),
+    7: (),
 }
 
 # What a file gets besides, and a database that is no file does not.
-FILE_STEPS: dict[int, tuple[str, ...]] = {5: HISTORY}
+FILE_STEPS: dict[int, tuple[str, ...]] = {5: HISTORY, 7: (CLOCK,)}
 
 
 def version(connection: apsw.Connection) -> int:

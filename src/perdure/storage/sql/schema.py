@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.model.records import KINDS, Column, Kind
 from perdure.storage.sql import listing
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"
@@ -35,15 +35,21 @@ def sqlite_schema() -> tuple[str, ...]:
 
 
 def sqlite_file() -> tuple[str, ...]:
-    """The statements that make an empty file ready: the schema, and the history by which a driver notices
-    that the file's content was replaced."""
-    return (*sqlite_schema(), *HISTORY)
+    """The statements that make an empty file ready: the schema, the history by which a driver notices that
+    the file's content was replaced, and by how much its time is ahead of the time since the host's start."""
+    return (*sqlite_schema(), *HISTORY, CLOCK)
 
 
 HISTORY = (
     f"CREATE TABLE {PREFIX}history (id BLOB NOT NULL, state INTEGER NOT NULL,"
     " one INTEGER PRIMARY KEY CHECK (one = 1))",
     f"INSERT INTO {PREFIX}history (id, state, one) VALUES (randomblob(16), 0, 1)",
+)
+
+
+CLOCK = (
+    f"CREATE TABLE {PREFIX}clock (boot TEXT NOT NULL, ahead INTEGER NOT NULL,"
+    " one INTEGER PRIMARY KEY CHECK (one = 1))"
 )
 
 

@@ -44,6 +44,7 @@ from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.file_watch import FileWatch
+from perdure.storage.sqlite.host_clock import HostClock
 
 R = TypeVar("R")
 
@@ -65,6 +66,7 @@ class SqliteDriver:
         with translated(path):
             self._writer = connect(path)
             try:
+                self._clock = HostClock(self._writer)
                 self._watch = FileWatch(path, self._writer)
             except BaseException:
                 self._writer.close()
@@ -251,13 +253,16 @@ class SqliteDriver:
                 self._readers.append(reader)
 
     def _read(self, effect: Fetch | Find | Now) -> Any:
+        if isinstance(effect, Now):
+            self._commits.refuse_when_closed()
+            with translated(self._path):
+                self._watch.check()
+            return self._clock.now()
         with self._reader(_partition(effect)) as reader:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):
                     return rows.fetch(reader, effect)
-                if isinstance(effect, Now):
-                    return reader.execute(sql.NOW).fetchall()[0][0]
                 return tuple(rows.find(reader, effect))
             finally:
                 reader.execute("COMMIT")

@@ -1,0 +1,71 @@
+"""The time of a database file, which goes on evenly although the host's clock is set.
+
+SQLite has no clock but its host's. A lease that goes by the host's clock is taken from its owner when that
+clock is set forward, and outlives its owner by an hour when that clock is set back by one. So the file
+remembers by how much its time is ahead of the time since the host's start, which all processes of the host
+share and which cannot be set: the process that opens the file first after a start decides it, by the host's
+clock.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import apsw
+
+from perdure.storage.sql.schema import PREFIX
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_READ = f"SELECT boot, ahead FROM {PREFIX}clock WHERE one = 1"
+_WRITE = f"INSERT OR REPLACE INTO {PREFIX}clock (boot, ahead, one) VALUES (?, ?, 1)"
+
+
+class HostClock:
+    """The clock of one file, as one driver knows it. Where the host does not name its start, as outside
+    Linux, it is the host's clock."""
+
+    def __init__(self, writer: apsw.Connection) -> None:
+        boot = _boot()
+        self._ahead_us = None if boot is None else _settled(writer, boot)
+
+    def now(self) -> int:
+        """The time in microseconds since 1970."""
+        return time.time_ns() // 1000 if self._ahead_us is None else _since_boot_us() + self._ahead_us
+
+
+def _settled(writer: apsw.Connection, boot: str) -> int:
+    """By how much the file's time is ahead of the time since the host's start ``boot``."""
+    if (known := _known(writer, boot)) is not None:
+        return known
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been first.
+        ahead = _known(writer, boot)
+        if ahead is None:
+            ahead = time.time_ns() // 1000 - _since_boot_us()
+            writer.execute(_WRITE, (boot, ahead))
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:
+            writer.execute("ROLLBACK")
+        raise
+    return ahead
+
+
+def _known(writer: apsw.Connection, boot: str) -> int | None:
+    row = writer.execute(_READ).fetchone()
+    return row[1] if row is not None and row[0] == boot and isinstance(row[1], int) else None
+
+
+def _boot() -> str | None:
+    """The name of the host's start, where it has one."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _since_boot_us() -> int:
+    """The time since the host's start, also while it was suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
+from perdure.testing.conformance import Awaited, Blocking
 from tests.servers import d1, dynamodb, postgres, valkey
 
 
@@ -38,6 +41,13 @@ if os.environ.get("PERDURE_CHAOS") == "full":
 
 BACKENDS = tuple(EMPTY)
 """The names of all backends; "memory" is the model that the others are held to."""
+
+
+FACES_OVER_A_NETWORK = (
+    pytest.param(Blocking, id="Blocking", marks=pytest.mark.slow),
+    pytest.param(Awaited, id="Awaited"),
+)
+"""Both ways to call a driver. The blocking one is shown in the quick run by the saver's contract."""
 
 
 @contextmanager

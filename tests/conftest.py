@@ -1,5 +1,6 @@
 """What every test shares: how hard Hypothesis looks, and what happens when a real part is missing."""
 
+import gc
 import os
 import re
 import shutil
@@ -10,22 +11,37 @@ from hypothesis import settings
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
-# In CI the same examples every time: a red build is red for everyone. At home, new ones on every run.
+# In CI the same examples every time: a red build is red for everyone. At home, new ones on every run, and
+# fewer of them where the slow tests are left out.
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("dev", deadline=None)
-settings.load_profile("ci" if IN_CI else "dev")
+settings.register_profile("quick", deadline=None, max_examples=30)
 
 
-ELSEWHERE = {"redis", "redis-cluster", "d1", "dynamodb"}
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("ci" if IN_CI else "quick" if config.option.markexpr == "not slow" else "dev")
+
+
+DISTANT = {"d1", "dynamodb", "redis-cluster"}
+"""Backends with the slowest servers: in the quick run the storage suite alone is shown on them."""
+ELSEWHERE = {"redis", *DISTANT}
 """Backends on which what is above the port runs in `make test-all` only: SQLite and PostgreSQL stand for all,
 and the storage suite and the contracts of saver and store show on every backend that they may."""
-EVERYWHERE = re.compile(r"tests/(storage|mutants)/|test_\w*(contract|conformance)\w*\.py$")
+STORAGE = re.compile(r"tests/(storage|mutants)/")
+CONTRACTS = re.compile(r"test_\w*(contract|conformance)\w*\.py$")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not EVERYWHERE.search(Path(item.path).as_posix()) and ELSEWHERE & _words(item):
+        path = Path(item.path).as_posix()
+        if not STORAGE.search(path) and _words(item) & (DISTANT if CONTRACTS.search(path) else ELSEWHERE):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    # What is there now stays: every collection of garbage would look through all modules and tests again.
+    gc.collect()
+    gc.freeze()
 
 
 def _words(item: pytest.Item) -> set[str]:

@@ -139,6 +139,7 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
         places.source_of(SUITES[0], tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("suite", [suite.name for suite in SUITES if suite.quick])
 def test_the_bounded_part_of_a_suite_passes(

@@ -64,6 +64,7 @@ def free_port() -> int:
 
 
 @pytest.mark.timeout(WITHIN_S + 60)
+@pytest.mark.slow
 def test_the_tutorial_works(tmp_path: Path) -> None:
     port = free_port()
     for block in BLOCKS:

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from tests.server.browsing import Site, act, answered, ask, browsing
+from tests.server.browsing import Site, act, answered, ask, browsing, launched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -67,7 +67,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         site = Site(f"sqlite:///{folder}/threads.db", {"chat": graph})
         try:
-            with browsing(chromium, viewport=WIDE, reduced_motion="reduce", device_scale_factor=1) as page:
+            how = {"viewport": WIDE, "reduced_motion": "reduce", "device_scale_factor": 1}
+            with launched(chromium) as browser, browsing(browser, **how) as page:
                 page.goto(site.page)
                 page.locator("#graph option").first.wait_for(state="attached")
                 _converse(page)

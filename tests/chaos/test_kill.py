@@ -38,17 +38,28 @@ ELSEWHERE = [name for name in BACKENDS if name not in ("memory", "sqlite")]
 """Backends whose server lives on when a client dies."""
 
 WORKLOADS = [
-    pytest.param(Job("", "graph", "sync"), 1 if FULL else 6, id="graph-sync"),
+    pytest.param(Job("", "graph", "sync"), 1 if FULL else 6, id="graph-sync", marks=pytest.mark.slow),
     pytest.param(Job("", "graph", "async"), 1 if FULL else 6, id="graph-async"),
-    pytest.param(Job("", "graph", "sync", asynchronous=True), 1 if FULL else 13, id="graph-sync-ainvoke"),
-    pytest.param(Job("", "graph", "async", asynchronous=True), 1 if FULL else 13, id="graph-async-ainvoke"),
+    pytest.param(
+        Job("", "graph", "sync", asynchronous=True),
+        1 if FULL else 13,
+        id="graph-sync-ainvoke",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        Job("", "graph", "async", asynchronous=True),
+        1 if FULL else 13,
+        id="graph-async-ainvoke",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(Job("", "flow", "sync"), 1 if FULL else 3, id="flow-sync"),
-    pytest.param(Job("", "flow", "async"), 1 if FULL else 3, id="flow-async"),
+    pytest.param(Job("", "flow", "async"), 1 if FULL else 3, id="flow-async", marks=pytest.mark.slow),
     *(
         pytest.param(
             Job("", "graph", durability, asynchronous, backend=backend),
             3 if FULL else 61,
             id=f"graph-{durability}-{backend}",
+            marks=[pytest.mark.slow] if asynchronous else [],
         )
         for backend in ELSEWHERE
         for durability, asynchronous in DURABILITIES

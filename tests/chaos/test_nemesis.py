@@ -89,7 +89,10 @@ def battery(backend: str, seed: int) -> Battery:
     return Battery(backend, seed, 60 // n, kills=10 // n, pauses=6 // n, threads=12 // n, interval_s=0.35)
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=[] if name == "sqlite" else [pytest.mark.slow]) for name in PROCESSES],
+)
 def test_kills_and_pauses_at_random_moments_break_no_promise(agencies: list[Agency], backend: str) -> None:
     seed = secrets.randbits(32)
     with migrated(backend) as url, folder() as path:

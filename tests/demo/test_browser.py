@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.demo.process import free_port, need_the_parts, running
-from tests.server.browsing import answered, ask, bodies, browsing, written
+from tests.server.browsing import answered, ask, bodies, browsing, launched, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(360)
 @pytest.fixture
 def page(chromium: str) -> Iterator[Page]:
     need_the_parts()
-    with browsing(chromium) as shown:
+    with launched(chromium) as browser, browsing(browser) as shown:
         shown.set_default_timeout(PATIENCE_MS)
         yield shown
 

@@ -258,6 +258,7 @@ class Follower:
 # A client says so when it has to come back.
 @pytest.mark.filterwarnings("ignore:Request failed, attempting reconnect:UserWarning")
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_the_topology_serves_and_is_replaced_without_a_loss(topology: Topology) -> None:
     asyncio.run(_served_and_replaced(topology))
 

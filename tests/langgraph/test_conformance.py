@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -19,9 +20,27 @@ CHECKS = 81
 """How many there are in the release that is pinned: fewer would mean that some were skipped."""
 
 
-@pytest.mark.parametrize("face", ["async", "sync"])
-@pytest.mark.parametrize("on_conflict", ["raise", "fork"])
-@pytest.mark.parametrize("driver", DRIVERS)
+WAYS = (("raise", "fork"), ("async", "sync"))
+"""What happens when heads conflict, and kinds of call."""
+
+
+def combinations() -> list[Any]:
+    """Over a network, one way to ask is quick to run; all of them are shown on the backends that are near."""
+    quick = [(name, *way) for name in ("memory", "sqlite") for way in itertools.product(*WAYS)]
+    quick += [(name, "raise", "async") for name in DRIVERS]
+    return [
+        pytest.param(
+            driver,
+            on_conflict,
+            face,
+            id=f"{driver}-{on_conflict}-{face}",
+            marks=[] if (driver, on_conflict, face) in quick else [pytest.mark.slow],
+        )
+        for driver, on_conflict, face in itertools.product(DRIVERS, *WAYS)
+    ]
+
+
+@pytest.mark.parametrize(("driver", "on_conflict", "face"), combinations())
 def test_every_check_of_the_conformance_suite_passes(
     driver: str, on_conflict: Literal["raise", "fork"], face: str, tmp_path: Path
 ) -> None:

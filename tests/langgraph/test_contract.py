@@ -25,7 +25,7 @@ class TestOnEveryBackend(SaverContract):
 class TestSealed(SaverContract):
     """Sealing is below the saver and above the driver, so that one backend that keeps bytes shows it."""
 
-    @pytest.fixture(params=["memory", "sqlite"])
+    @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.slow), "sqlite"])
     def backend(self, request: pytest.FixtureRequest) -> Iterator[Backend]:
         with fresh(request.param) as driver:
             yield Backend(driver, Keyring.of(KEY))
@@ -38,6 +38,6 @@ class TestNarrow(SaverContract):
         yield driver
         driver.close()
 
-    @pytest.fixture(params=["clear", "sealed"])
+    @pytest.fixture(params=[pytest.param("clear", marks=pytest.mark.slow), "sealed"])
     def backend(self, request: pytest.FixtureRequest, opened: Driver) -> Backend:
         return Backend(opened, Keyring.of(KEY) if request.param == "sealed" else None)

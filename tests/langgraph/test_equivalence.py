@@ -33,8 +33,23 @@ def reference(name: str, mode: str, durability: str) -> list[Any]:
     return play(script, Session(build(InMemorySaver()), mode, durability))
 
 
-@pytest.mark.parametrize(("mode", "durability"), MODES)
-@pytest.mark.parametrize("name", SCENARIOS)
+def ways() -> list[Any]:
+    """Every scenario in every mode."""
+    return [
+        pytest.param(
+            name, *mode, id="-".join((name, *mode)), marks=[] if is_quick(n, m) else [pytest.mark.slow]
+        )
+        for n, name in enumerate(SCENARIOS)
+        for m, mode in enumerate(MODES)
+    ]
+
+
+def is_quick(scenario: int, mode: int) -> bool:
+    """Whether a mode is the one of the first three that shows a scenario in the quick run; they go round."""
+    return mode == scenario % 3
+
+
+@pytest.mark.parametrize(("name", "mode", "durability"), ways())
 def test_a_script_shows_what_it_shows_on_the_stock_saver(
     name: str, durability: str, mode: str, tmp_path: Path
 ) -> None:
@@ -46,10 +61,17 @@ def test_a_script_shows_what_it_shows_on_the_stock_saver(
         assert saver.conflicts("t") == ()
 
 
-def rounds() -> list[tuple[str, str, str, str]]:
+def rounds() -> list[Any]:
     """Every scenario in three ways in memory, and in one of them, which goes round, on a file."""
-    out = [(name, "memory", *mode) for name in SCENARIOS for mode in MODES[:3]]
-    return out + [(name, "sqlite", *MODES[n % 3]) for n, name in enumerate(SCENARIOS)]
+    out = [
+        pytest.param(name, "memory", *mode, marks=[] if is_quick(n, m) else [pytest.mark.slow])
+        for n, name in enumerate(SCENARIOS)
+        for m, mode in enumerate(MODES[:3])
+    ]
+    return out + [
+        pytest.param(name, "sqlite", *MODES[n % 3], marks=[pytest.mark.slow] if n % 2 else [])
+        for n, name in enumerate(SCENARIOS)
+    ]
 
 
 @pytest.mark.parametrize(("name", "driver", "mode", "durability"), rounds())

@@ -146,9 +146,10 @@ def moments(durability: str, count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_what_is_acknowledged_after_a_loss_can_be_read(durability: str) -> None:
+@pytest.mark.parametrize("count", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_what_is_acknowledged_after_a_loss_can_be_read(durability: str, count: int) -> None:
     broken: list[tuple[int, int, str]] = []
-    for at, to in moments(durability, 20):
+    for at, to in moments(durability, count):
         with living("memory", at, to) as (db, driver):
             try:
                 converse(db, driver, durability)

@@ -78,11 +78,14 @@ WHERE = [
 ELSEWHERE = [name for name in BACKENDS if name not in ("memory", "sqlite")]
 
 
-def combinations() -> list[tuple[str, str, str, str, str]]:
+def combinations() -> list[Any]:
     """Every kind with every durability and state; where and how they run goes round. In the long run they go
-    round twice, and all run on every backend."""
+    round twice, and all run on every backend. Half of them are quick to run: every kind on two places."""
     every = list(itertools.product(RACES, ("plain", "delta"), ("sync", "async", "exit")))
-    out = [(*combination, *WHERE[n % 4]) for n, combination in enumerate(every)]
+    out: list[Any] = [
+        pytest.param(*combination, *WHERE[n % 4], marks=[] if is_quick(n) else [pytest.mark.slow])
+        for n, combination in enumerate(every)
+    ]
     if FULL:
         out += [(*combination, *WHERE[n % 4]) for n, combination in enumerate(every, 2)]
     for backend in ELSEWHERE:
@@ -90,6 +93,10 @@ def combinations() -> list[tuple[str, str, str, str, str]]:
         some = every if FULL else every[ELSEWHERE.index(backend) :: 6]
         out += [(*combination, *there[n % 4]) for n, combination in enumerate(some)]
     return out
+
+
+def is_quick(number: int) -> bool:
+    return number % 4 in (0, 3)
 
 
 @pytest.mark.parametrize(("kind", "state", "durability", "where", "face"), combinations())
@@ -106,7 +113,14 @@ def starts() -> list[Any]:
     places = ["one on sqlite", "two on sqlite", *(f"two on {name}" for name in ELSEWHERE if FULL)]
     every = itertools.product(RACES, ("sync", "async", "exit"), (0.0, 0.02))
     return [
-        pytest.param(kind, durability, where, apart, id=f"{kind}-{durability}-{where}-{apart:g} s apart")
+        pytest.param(
+            kind,
+            durability,
+            where,
+            apart,
+            id=f"{kind}-{durability}-{where}-{apart:g} s apart",
+            marks=[] if is_quick(n) else [pytest.mark.slow],
+        )
         for n, (kind, durability, apart) in enumerate(every)
         for m, where in enumerate(places)
         if FULL or (n // 2 + n + m) % 2

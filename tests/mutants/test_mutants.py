@@ -68,8 +68,20 @@ EVERYWHERE = [mutant for mutant in MUTANTS if mutant.on == "memory"]
 DISTANT = [name for name in BACKENDS if name not in ("memory", "sqlite")]
 
 
+QUICK = 8
+"""One mutant in so many is tried in the quick run, too."""
+
+
 def of(trials: Iterable[tuple[Mutant, str]]) -> list[Any]:
-    return [pytest.param(mutant, on, id=f"{mutant.contract}: {mutant.name}, {on}") for mutant, on in trials]
+    return [
+        pytest.param(
+            mutant,
+            on,
+            id=f"{mutant.contract}: {mutant.name}, {on}",
+            marks=[pytest.mark.slow] if n % QUICK else [],
+        )
+        for n, (mutant, on) in enumerate(trials)
+    ]
 
 
 @pytest.mark.parametrize(

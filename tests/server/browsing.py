@@ -23,7 +23,7 @@ from perdure.server.state import ServerState
 from tests.conftest import missing
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 FLAGS = [
     "--no-sandbox",
@@ -102,21 +102,30 @@ class Site:
 
 
 @contextmanager
-def browsing(chromium: str, **how: Any) -> Iterator[Page]:
-    """A page of a browser, in which nothing may go wrong unnoticed."""
+def launched(chromium: str) -> Iterator[Browser]:
+    """A browser for the tests of one module: no event loop can run in its thread while it is open."""
     if importlib.util.find_spec("playwright") is None:
         missing("playwright", "pip install playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_context(**how).new_page()
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def browsing(browser: Browser, **how: Any) -> Iterator[Page]:
+    """A page with a memory of its own, in which nothing may go wrong unnoticed."""
+    with browser.new_context(**how) as context:
+        page = context.new_page()
         page.set_default_timeout(PATIENCE_S * 1000)
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda said: faults.append(said.text) if "Content Security" in said.text else None)
         yield page
-        browser.close()
     assert faults == []
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.runtime.conftest import memory, storage, talk
 from tests.server.applications import PLACES, VARIABLES, Place, sqlite
+from tests.server.browsing import launched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["memory", "storage", "talk"]
 
@@ -29,3 +34,10 @@ def near() -> Iterator[str]:
     """The URL of a migrated database in a file."""
     with sqlite() as found:
         yield found.migrated().url
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    """A browser, for one module only: see ``launched``."""
+    with launched(chromium) as opened:
+        yield opened

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import jwt
+import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
@@ -124,6 +125,10 @@ WAYS = {
         frozenset({"outsider"}),
     ),
 }
+_BOTH = pytest.param("both", marks=pytest.mark.slow)
+EACH_WAY = ("filters", "keys", _BOTH)
+"""The ways as parameters of tests: "both" takes as long as the others together."""
+WITH_FILTERS = ("filters", _BOTH)
 
 
 # The server

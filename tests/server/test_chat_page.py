@@ -19,7 +19,7 @@ from tests.server.hosting import owners
 from tests.server.typists import graphs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.timeout(240)
 COUNTED = "1 2 3 4 5"
@@ -33,8 +33,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def page(chromium: str, site: Site) -> Iterator[Page]:
-    with browsing(chromium, viewport={"width": 1280, "height": 800}) as opened:
+def page(browser: Browser, site: Site) -> Iterator[Page]:
+    with browsing(browser, viewport={"width": 1280, "height": 800}) as opened:
         opened.goto(site.page)
         choose_chat(opened)
         yield opened
@@ -180,8 +180,7 @@ def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
         shown(page, f"You said: {text}")
         answered(page, 2)
     branch = page.locator(".message.user").nth(1).locator(".branch")
-    branch.wait_for()
-    assert branch.inner_text() == "3/3"
+    wait_for("the third branch", lambda: branch.inner_text() == "3/3")
     act(page.locator(".message.user").nth(1), "before")
     shown(page, "You said: 2nd")
     assert (branch.inner_text(), bodies(page)[2:]) == ("2/3", ["2nd", "You said: 2nd"])
@@ -189,15 +188,13 @@ def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
     shown(page, "You said: and on from there")
     answered(page, 3)
     page.reload()
-    branch.wait_for()
-    assert (branch.inner_text(), len(bodies(page))) == ("2/3", 6)
+    wait_for("both", lambda: (branch.inner_text(), len(bodies(page))) == ("2/3", 6))
     act(page.locator(".message.user").nth(1), "before")
     shown(page, "You said: second")
     assert bodies(page) == ["first", "You said: first", "second", "You said: second"]
     act(page.locator(".message.assistant").nth(1), "again")
     answer = page.locator(".message.assistant").nth(1).locator(".branch")
-    answer.wait_for()
-    assert (answer.inner_text(), branch.inner_text()) == ("2/2", "1/3")
+    wait_for("both", lambda: (answer.inner_text(), branch.inner_text()) == ("2/2", "1/3"))
 
 
 def test_what_is_sent_before_the_graphs_are_known_is_sent_then(page: Page, site: Site) -> None:
@@ -271,7 +268,9 @@ def test_a_turn_that_was_taken_back_is_no_branch(page: Page, site: Site) -> None
     assert page.locator(".branch").count() == 0
 
 
-@pytest.mark.parametrize("is_slow", [False, True], ids=["", "before its place is known"])
+@pytest.mark.parametrize(
+    "is_slow", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "before its place is known"]
+)
 def test_the_first_message_can_be_edited_too(page: Page, is_slow: bool) -> None:
     if is_slow:
         late(page, "/history")
@@ -291,9 +290,9 @@ def test_the_first_message_can_be_edited_too(page: Page, is_slow: bool) -> None:
 @pytest.mark.parametrize(
     ("form", "presses", "told"),
     [
-        ("text", [], "'Vienna'"),
+        pytest.param("text", [], "'Vienna'", marks=pytest.mark.slow),
         ("action", ["Approve"], "{'type': 'accept', 'args': None}"),
-        ("review", ["Approve"], "{'decisions': [{'type': 'approve'}]}"),
+        pytest.param("review", ["Approve"], "{'decisions': [{'type': 'approve'}]}", marks=pytest.mark.slow),
         ("review", ["Reject", "Reject"], "{'decisions': [{'type': 'reject'}]}"),
         ("json", [], "[1, 2]"),
     ],
@@ -469,10 +468,10 @@ def test_everything_by_keys_alone(page: Page) -> None:
     assert {outline for name, outline in seen if name in ("Answer again", "Copy")} != {"none"}
 
 
-def test_who_is_asked_for_gives_a_token(chromium: str, tmp_path: Path) -> None:
+def test_who_is_asked_for_gives_a_token(browser: Browser, tmp_path: Path) -> None:
     site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), owners())
     try:
-        with browsing(chromium) as page:
+        with browsing(browser) as page:
             page.goto(site.page)
             page.get_by_role("button", name="Give a token").click()
             page.get_by_label("Token").fill("ada")
@@ -486,7 +485,7 @@ def test_who_is_asked_for_gives_a_token(chromium: str, tmp_path: Path) -> None:
         site.stop()
 
 
-def test_the_page_asks_for_no_more_at_once_than_the_server_gives(chromium: str, tmp_path: Path) -> None:
+def test_the_page_asks_for_no_more_at_once_than_the_server_gives(browser: Browser, tmp_path: Path) -> None:
     site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), limits=RequestLimits(page_max=2))
     try:
         turns = [(f"before-{number}", f"hello {number}") for number in range(5)]
@@ -495,7 +494,7 @@ def test_the_page_asks_for_no_more_at_once_than_the_server_gives(chromium: str, 
             new["if_not_exists"] = "create"
             made = site.ask("POST", f"/threads/{thread}/runs", json=new)
             site.ask("GET", f"/threads/{thread}/runs/{made['run_id']}/join")
-        with browsing(chromium, viewport={"width": 1280, "height": 800}) as page:
+        with browsing(browser, viewport={"width": 1280, "height": 800}) as page:
             refused: list[str] = []
             page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
             page.goto(f"{site.page}#before-0")

@@ -22,8 +22,10 @@ from tests.server.attempts import MINE, OWN, Attempt, attempts
 from tests.server.tenants import (
     ALICE,
     COLLEAGUE,
+    EACH_WAY,
     SECRET_OF_ALICE,
     WAYS,
+    WITH_FILTERS,
     Names,
     estate,
     held,
@@ -169,7 +171,7 @@ def is_refused(attempt: Attempt, answer: Said, *, has_own: bool) -> bool:
             return answer.status == 404
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @run
 async def test_another_gets_nothing_and_changes_nothing(url: str, way: str) -> None:
     apart = WAYS[way]
@@ -213,7 +215,7 @@ def own(attempt: Attempt, who: str) -> Attempt:
     return Attempt(attempt.method, attempt.route, ids, body, attempt.query, attempt.headers, attempt.kind)
 
 
-@pytest.mark.parametrize("way", ["filters", "both"])
+@pytest.mark.parametrize("way", WITH_FILTERS)
 @run
 async def test_who_is_nobody_is_refused_everywhere(url: str, way: str) -> None:
     async with serving(url, WAYS[way].gate()) as server, server.http(ALICE) as alice:
@@ -252,7 +254,7 @@ async def test_what_is_everybodys_says_nothing_of_anybody(url: str) -> None:
                 nothing_leaks(one, answer, names)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @run
 async def test_nothing_is_told_to_another_while_it_happens(url: str, way: str) -> None:
     """Those who listen before there is a thread, and while its runs speak."""
@@ -293,7 +295,7 @@ async def test_nothing_is_told_to_another_while_it_happens(url: str, way: str) -
             await http.aclose()
 
 
-@pytest.mark.parametrize("way", ["filters", "both"])
+@pytest.mark.parametrize("way", WITH_FILTERS)
 @run
 async def test_t23_the_sdk_finds_nothing_of_another(url: str, way: str) -> None:
     async with serving(url, WAYS[way].gate()) as server, server.http(ALICE) as alice:

@@ -18,7 +18,7 @@ from tests.backends import EMPTY
 from tests.server.acceptance.serving import run
 from tests.server.tenants import Served, graphs, said, serving
 
-EXAMPLES = 6
+EXAMPLES = (2, pytest.param(6, marks=pytest.mark.slow))
 """Requests of each kind, good and bad, for each of the routes."""
 
 _READS_S = 0.5
@@ -72,7 +72,10 @@ def holds(status: int, text: bytes, asked: Any) -> None:
         assert "postgresql" not in said["detail"]
 
 
-def test_nothing_that_is_sent_makes_the_server_fail(ask: Callable[..., tuple[int, bytes]]) -> None:
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_nothing_that_is_sent_makes_the_server_fail(
+    examples: int, ask: Callable[..., tuple[int, bytes]]
+) -> None:
     status, described = ask("GET", "/openapi.json")
     assert status == 200
     thread = json.loads(ask("POST", "/threads", json={})[1])["thread_id"]
@@ -103,7 +106,7 @@ def test_nothing_that_is_sent_makes_the_server_fail(ask: Callable[..., tuple[int
         tried[name] = tried.get(name, 0) + 1
 
     bounded = settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],

@@ -24,6 +24,7 @@ from perdure.model.records import KINDS
 from tests.server.acceptance.serving import run
 from tests.server.attempts import attempts
 from tests.server.tenants import (
+    EACH_WAY,
     WAYS,
     Served,
     estate,
@@ -135,7 +136,7 @@ async def used(server: Served, http: httpx.AsyncClient) -> str:
     return told
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @run
 async def test_no_secret_of_a_request_is_kept_or_told(
     tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

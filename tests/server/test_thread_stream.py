@@ -117,7 +117,7 @@ def test_a_client_says_what_it_wants_under_either_name(url: str) -> None:
 
 
 @run
-async def _too_much(url: str) -> None:
+async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
     async with (
         place(url, gate=owners()) as here,
         here.client("alice") as alice,
@@ -163,7 +163,8 @@ async def _too_much(url: str) -> None:
         await asyncio.sleep(0.5)
         assert not listening[1].done()
         assert told["bob"] == []
-        # Once it is seen, what comes then is told.
+        # Once it is seen, what comes then is told. On a busy machine that, too, might be more than is held.
+        held.undo()
         await here.host.catalogue.change(Partition("", thread_id), {"owner": "bob"})
         async with here.client("bob") as bob:
             await bob.runs.create(thread_id, "walk", input={"steps": 40}, stream_resumable=True)
@@ -178,7 +179,7 @@ def test_a_stranger_does_not_learn_that_a_thread_tells_too_much(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "_HELD_BYTES", 300)
-    _too_much(url)
+    _too_much(url, monkeypatch)
 
 
 @run

@@ -9,12 +9,13 @@ import pytest
 
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
-from perdure.testing.conformance import Awaited, Blocking, DriverContract
+from perdure.testing.conformance import DriverContract
+from tests.backends import FACES_OVER_A_NETWORK
 from tests.servers import d1
 
 
 class TestContract(DriverContract):
-    @pytest.fixture(params=[Blocking, Awaited])
+    @pytest.fixture(params=FACES_OVER_A_NETWORK)
     def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
         with d1.empty() as url, closing(open_driver(url, migrate=True)) as driver:
             yield request.param(driver)

@@ -86,7 +86,9 @@ def is_commit(request: Request) -> bool:
 # Lost and late answers
 
 
-@pytest.mark.parametrize(("share", "of"), [(0.2, "all"), (0.7, "commits")])
+@pytest.mark.parametrize(
+    ("share", "of"), [(0.2, "all"), pytest.param(0.7, "commits", marks=pytest.mark.slow)]
+)
 def test_lost_answers_apply_nothing_twice_and_refuse_nothing_falsely(
     bench: Bench, share: float, of: str
 ) -> None:

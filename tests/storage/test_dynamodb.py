@@ -12,12 +12,13 @@ from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
-from perdure.testing.conformance import Awaited, Blocking, DriverContract, rows
+from perdure.testing.conformance import DriverContract, rows
+from tests.backends import FACES_OVER_A_NETWORK
 from tests.servers import dynamodb
 
 
 class TestDynamoDb(DriverContract):
-    @pytest.fixture(params=[Blocking, Awaited])
+    @pytest.fixture(params=FACES_OVER_A_NETWORK)
     def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
         with dynamodb.empty() as url:
             driver = open_driver(url, migrate=True)

@@ -29,7 +29,8 @@ from perdure.storage.postgres import driver as driver_module
 from perdure.storage.postgres.connection import ServerConnection
 from perdure.storage.postgres.url import parse_url
 from perdure.storage.url import open_driver
-from perdure.testing.conformance import Awaited, Blocking, DriverContract
+from perdure.testing.conformance import DriverContract
+from tests.backends import FACES_OVER_A_NETWORK
 from tests.servers import postgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,7 @@ AT = Partition("", "thread")
 
 
 class TestPostgres(DriverContract):
-    @pytest.fixture(params=[Blocking, Awaited])
+    @pytest.fixture(params=FACES_OVER_A_NETWORK)
     def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
         with postgres.empty() as url, closing(open_driver(url, migrate=True)) as driver:
             yield request.param(driver)

@@ -37,6 +37,7 @@ def url(bouncer: PgBouncer) -> Iterator[str]:
         yield direct.replace(f":{server.port}/", f":{bouncer.port}/")
 
 
+@pytest.mark.slow
 class TestPooled(DriverContract):
     @pytest.fixture
     def driver(self, url: str) -> Iterator[Driver]:

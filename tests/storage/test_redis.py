@@ -12,8 +12,9 @@ from perdure.model.records import CHECKPOINT, INBOX, LANE, Partition
 from perdure.storage.port import Driver
 from perdure.storage.redis import driver as backend
 from perdure.storage.redis.driver import RedisDriver
-from perdure.testing.conformance import Awaited, Blocking, DriverContract, rows
+from perdure.testing.conformance import DriverContract, rows
 from perdure.testing.conformance.queues import T, due
+from tests.backends import FACES_OVER_A_NETWORK
 from tests.servers import valkey
 
 
@@ -26,14 +27,14 @@ def opened(url: str) -> Iterator[RedisDriver]:
 
 
 class TestRedis(DriverContract):
-    @pytest.fixture(params=[Blocking, Awaited])
+    @pytest.fixture(params=FACES_OVER_A_NETWORK)
     def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
         with valkey.empty() as url, opened(url) as driver:
             yield request.param(driver)
 
 
 class TestCluster(DriverContract):
-    @pytest.fixture(params=[Blocking, Awaited])
+    @pytest.fixture(params=FACES_OVER_A_NETWORK)
     def driver(self, request: pytest.FixtureRequest) -> Iterator[Driver]:
         with valkey.empty_on_cluster() as url, opened(url) as driver:
             yield request.param(driver)

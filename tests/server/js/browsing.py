@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,21 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tests.conftest import missing
 from tests.server.js.node import FOLDER, node
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 _PATIENCE_MS = 30_000
 _HTML = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><div id="root"></div>'
 
@@ -50,21 +39,6 @@ def bundled(folder: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{served.server_address[1]}"
         finally:
             served.shutdown()
-
-
-@contextmanager
-def launched(chromium: str) -> Iterator[Browser]:
-    """A browser. While it is open nothing else can run an event loop in this thread."""
-    if importlib.util.find_spec("playwright") is None:
-        missing("playwright", "pip install playwright")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 class Chat:

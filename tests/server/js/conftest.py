@@ -9,14 +9,14 @@ import pytest
 
 from tests.backends import EMPTY
 from tests.server.acceptance.serving import Server
-from tests.server.js.browsing import Chat, bundled, launched
+from tests.server.js.browsing import Chat, bundled
 from tests.server.js.node import Client, Node
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server over a database that other servers may share."""
     with EMPTY[request.param]() as url:
@@ -48,13 +48,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the pages, which is not the server's."""
     with bundled(tmp_path_factory.mktemp("pages")) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    """A browser, for one module only: see ``launched``."""
-    with launched(chromium) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A way to store values of a type that has none of its own: an explicit choice of the program."""
+"""Codecs, with which a program stores values of types that have no stored form of their own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ _NATIVE = (str, int, float, bool, bytes, bytearray, memoryview, list, tuple, dic
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How objects of exactly one class are stored.
+    """The stored form of objects of exactly one class.
 
-    ``dump`` makes bytes or plain data of an object, ``load`` makes an equal object of that. Stored values
-    remember ``name``, by default the class's: a codec of that name has to be passed wherever they are read.
-    ``load`` is given what a row holds, so it must be safe for bytes that somebody else wrote.
+    Args:
+        type: The class; subclasses are not included.
+        dump: Returns bytes or plain data for an object.
+        load: Returns an equal object for that. It receives what a row holds, so it must be safe for bytes
+            from an untrusted writer.
+        name: The name under which values are stored, by default the class's. A codec of that name has to be
+            passed by every program that reads them.
     """
 
     type: type
@@ -33,7 +37,7 @@ class Codec:
             object.__setattr__(self, "name", f"{self.type.__module__}.{self.type.__qualname__}")
 
     def dumped(self, value: Any) -> Any:
-        """What is stored of a value. ``Unserialisable`` where ``dump`` fails."""
+        """Return the stored form of a value; raise ``Unserialisable`` if ``dump`` fails."""
         try:
             return self.dump(value)
         except Exception as error:

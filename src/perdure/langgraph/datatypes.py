@@ -1,8 +1,8 @@
-"""Which types stored values are built of, and how they are found by name.
+"""The types that stored values may be built of, and their lookup by name.
 
 Nothing is imported because a row names it: a class is one of LangChain's and LangGraph's own, one that the
 program named, or, with ``allow="imported"``, a data type in a module that is imported already. Modules and
-classes are looked into without running any code of theirs.
+classes are examined without running any of their code.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ TypeName = tuple[str, ...]
 """A type's module, and its name within the module, with dots."""
 
 Allow = Literal["imported", "listed"] | Collection[type | TypeName]
-"""What may be built beside LangChain's, LangGraph's and the standard library's values: every data type that
-is imported, nothing, or the types of a list."""
+"""The types allowed besides LangChain's, LangGraph's and the standard library's values: every imported data
+type, none, or the types of a list."""
 
 LIBRARY = "db.checkpointer({})"
-"""Where a program that makes its own checkpointer passes options."""
+"""The place for options in a program that makes its own checkpointer."""
 
 AGENT = "perdure.runtime.Agent(graph, {}), in place of the graph that is served"
-"""Where a program whose graphs are run by a runtime or a server passes them."""
+"""The place for options in a program whose graphs are run by a runtime or a server."""
 
 _PASSIVE = (AgentAction, AgentFinish, AgentStep, BaseMedia, BaseMessage, Generation, PromptValue)
 """LangChain's serialisable classes that hold data; the others are tools, models and templates."""
 
 
 class Types:
-    """The types of one checkpointer. Immutable but for what it remembers; safe to share between threads."""
+    """The types of one checkpointer. Immutable except for its cache; safe to share between threads."""
 
     def __init__(self, allow: Allow = "imported", place: str = LIBRARY) -> None:
         if isinstance(allow, str) and allow not in ("imported", "listed"):
@@ -76,20 +76,25 @@ class Types:
         self._checked: WeakKeyDictionary[type, TypeName] = WeakKeyDictionary()
 
     def allowing(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
-        """The same with more types, and perhaps another place."""
+        """Return the same with more types, and with another ``place`` if given."""
         refuse_text("allow", extra)
         new = Types((*self._given, *extra), place or self.place)
         new.is_open = self.is_open
         return new
 
     def opened(self) -> Types:
-        """The same types, and every data type that is imported."""
+        """Return the same types, and every imported data type."""
         new = self.allowing(())
         new.is_open = True
         return new
 
     def find(self, module: object, name: object) -> Any:
-        """The class of a stored name. ``TypeNotAllowed`` or ``TypeNotFound``."""
+        """Return the class of a stored name.
+
+        Raises:
+            TypeNotAllowed: The type is not allowed, or the name is malformed.
+            TypeNotFound: The type is allowed and does not exist in this program.
+        """
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeNotAllowed("a stored value names its type in no way that a type is named")
         key = (module, name)
@@ -111,8 +116,12 @@ class Types:
         return cls
 
     def name(self, cls: type) -> TypeName:
-        """The name under which a class will be found again. ``TypeNotAllowed``, or ``Unserialisable`` where
-        something else would be found."""
+        """Return the name under which a class will be found again.
+
+        Raises:
+            TypeNotAllowed: The class is not allowed.
+            Unserialisable: The name leads to something else.
+        """
         known = self._checked.get(cls)
         if known is not None:
             return known
@@ -124,7 +133,7 @@ class Types:
         raise Unserialisable(_unfindable(cls))
 
     def refusal(self, missing: Sequence[TypeName], where: str = "") -> TypeNotAllowed:
-        """The error that names all missing types and what to write. ``where`` says in which channels."""
+        """Return the error that names all missing types and the option to pass; ``where`` is its prefix."""
         names = [".".join(name) for name in missing]
         many = len(names) > 1
         text = f"{where}the type{'s' if many else ''} {_listing(names)} {'are' if many else 'is'} not allowed"
@@ -142,7 +151,7 @@ class Types:
         return _not_allowed(text, missing)
 
     def _listed(self, module: str, name: str) -> Any:
-        """A class that the program listed by name, whose module may be imported for that reason."""
+        """Return a class that the program listed by name, importing its module if necessary."""
         if module != _main_name():
             try:
                 importlib.import_module(module)
@@ -161,12 +170,12 @@ class Types:
 
 
 def by_default() -> Allow:
-    """What is allowed where the program does not say: LangGraph's strict mode asks for a list."""
+    """Return the default of ``allow``: ``listed`` in LangGraph's strict mode, else ``imported``."""
     return "listed" if STRICT_MSGPACK_ENABLED else "imported"
 
 
 def name_of(cls: type) -> TypeName:
-    """A class's module and name. A script's own module counts under the name that it has when it is
+    """Return a class's module and name. ``__main__`` is replaced by the name under which the script would be
     imported, so that another program finds it."""
     return (_stable(cls.__module__), cls.__qualname__)
 
@@ -176,8 +185,8 @@ def _stable(module: str) -> str:
 
 
 def is_data(cls: object) -> bool:
-    """Whether a class is a pydantic model, a dataclass, an enum or a named tuple. Models that do something
-    when they are made are none: settings, which read files and the environment, and LangChain's runnables."""
+    """Return True if a class is a pydantic model, a dataclass, an enum or a named tuple. Models that act when
+    they are made do not count: settings, which read files and the environment, and LangChain's runnables."""
     if not isinstance(cls, type):
         return False
     mro = cls.__mro__
@@ -193,13 +202,13 @@ def is_data(cls: object) -> bool:
 
 
 def is_old_model(cls: type) -> bool:
-    """Whether a class is a model of pydantic's first version."""
+    """Return True if a class is a model of pydantic's first version."""
     old = sys.modules.get("pydantic.v1.main")
     return old is not None and vars(old).get("BaseModel") in cls.__mro__
 
 
 def within(annotation: Any) -> Iterator[type]:
-    """A type, and the types that its fields can hold."""
+    """Yield a type, and the types that its fields can hold."""
     yield from _within(annotation, set())
 
 
@@ -223,8 +232,8 @@ def _within(annotation: Any, seen: set[int]) -> Iterator[type]:
 
 
 def _imported(module: str, name: str) -> Any:
-    """What a name stands for in a module that is imported, looked up without running any code of the module;
-    ``None`` for nothing. Only classes are looked into."""
+    """Return what a name refers to in an imported module, without running any code of the module; ``None``
+    if there is nothing. Only modules and classes are searched."""
     found: Any = sys.modules.get(module)
     if found is None and module == _main_name():
         found = sys.modules.get("__main__")
@@ -236,7 +245,7 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _main_name() -> str | None:
-    """The name under which the running script would be imported; ``None`` where there is no script."""
+    """Return the name under which the running script would be imported; ``None`` if there is no script."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -276,7 +285,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _own() -> dict[TypeName, Any]:
-    """LangGraph's own list of safe types, as far as this Python has them."""
+    """Return LangGraph's own list of safe types, as far as this Python has them."""
     found: dict[TypeName, Any] = {("re", "compile"): re.compile}
     for module, name in SAFE_MSGPACK_TYPES:
         try:
@@ -292,8 +301,8 @@ OWN_TYPES = frozenset(value for value in _OWN.values() if isinstance(value, type
 
 
 def of_graph(graph: Any) -> set[type]:
-    """The types that a compiled graph declares: of its schemas and channels, its tools' arguments, and those
-    of its subgraphs."""
+    """Return the types that a compiled graph declares: of its schemas, its channels and its tools' arguments,
+    and those of its subgraphs."""
     found: set[type] = set()
     for each in (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True))):
         builder = getattr(each, "builder", None)

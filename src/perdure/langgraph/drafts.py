@@ -1,5 +1,5 @@
-"""What a loop's put becomes under a collection generation: the engine asks for a draft, again where another
-write or a collection came between."""
+"""Drafts of a loop's writes in a collection generation: the engine asks for a draft, and for another one if
+a write or a collection came between."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from perdure.model.records import CHECKPOINT, WRITE, Partition
 R = TypeVar("R")
 _FOLDED_MAX = 48
 _OPS = 12
-"""More than the operations that a write has beside its records, its chunks and their proof."""
+"""An upper bound of the operations of a write other than its records, its chunks and their proof."""
 
 
 @dataclass(slots=True, eq=False)
 class Encoder:
-    """Encodes for one write of a thread; only the last draft counts. ``budget`` is how many operations its
-    commit may have."""
+    """Encodes for one write of a thread; only the last draft counts. ``budget`` is the most operations that
+    its commit may have."""
 
     serde: Serde
     digest: Digester
@@ -47,8 +47,17 @@ class Encoder:
     def encode(
         self, basis: WriteBasis, ops: int, write: Callable[[Encoding], R], serde: Serde | None = None
     ) -> tuple[R, tuple[Check, ...]]:
-        """Encode on a basis, for a commit of so many operations: what ``write`` returns, and the checks that
-        prove the chunks that it left out. A draft before this one is forgotten."""
+        """Encode on a basis; the previous draft is discarded.
+
+        Args:
+            basis: The thread as the write is planned on it.
+            ops: The number of other operations in the commit.
+            write: Encodes the values.
+            serde: Packs them, instead of the encoder's own serializer.
+
+        Returns:
+            The result of ``write``, and the checks that prove the chunks that it left out.
+        """
         if self.is_again:
             self.cache.distrust(basis.generation, basis.root)
         self.is_again = True
@@ -73,20 +82,20 @@ class Encoder:
         return {} if self._last is None else self._last.chunks
 
     def frozen(self) -> Mapping[tuple[str, str], Frozen]:
-        """The values of channels as the last draft encoded them."""
+        """Return the values of channels as the last draft encoded them."""
         return {} if self._last is None else self._last.frozen()
 
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
-        """The write is durable: what the last draft held may be believed from now on. ``record`` is the
-        checkpoint, if it stored one."""
+        """Update the cache from the last draft: the write is durable. ``record`` is the checkpoint, if it
+        stored one."""
         if self._last is not None:
             self._last.acknowledge(record)
 
 
 @dataclass(slots=True, eq=False)
 class CheckpointPlan:
-    """How a checkpoint will be stored, by the loop that made it (``None``: a bare put). ``beside`` is its
-    parent, if both are to be stored by one commit."""
+    """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``beside`` is its parent,
+    if both are to be stored by one commit."""
 
     encoder: Encoder
     loop: Loop | None
@@ -100,8 +109,8 @@ class CheckpointPlan:
     _is_frozen: bool = False
 
     def freeze(self) -> None:
-        """Keep the values as they are now, or as the last draft encoded them: while the thread is read, or
-        read again, a node may change them in place."""
+        """Keep the values as they are now, or as the last draft encoded them: a node may change them in place
+        while the thread is read, or read again."""
         if self._is_frozen:
             return
         self._is_frozen = True
@@ -112,12 +121,12 @@ class CheckpointPlan:
                 if type(values[channel]) is not Frozen:
                     frozen[channel] = Frozen.of(self.encoder.serde, values[channel])
         except (TypeNotAllowed, Unserialisable):
-            # Left as it is, so that the draft raises it with what belongs to it.
+            # Left unfrozen, so that the draft raises the error with its context.
             return
         self.checkpoint = cast(Checkpoint, {**self.checkpoint, "channel_values": {**values, **frozen}})
 
     def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
-        """The checkpoint for a place in the order."""
+        """Return the draft of the checkpoint as number ``seq`` in the order."""
         encoder, beside = self.encoder, self.beside
         base = yield from self._base(generation, is_known=not encoder.is_again)
         checkpoint = self.checkpoint
@@ -126,7 +135,7 @@ class CheckpointPlan:
         head = view.head.checkpoint_id if view.head else None
         basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
         if beside is not None:
-            # What leaves in the same commit proves nothing; what it is built on does.
+            # A parent in the same commit proves nothing; the checkpoint under it does.
             basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
 
         def write(encoding: Encoding) -> CheckpointRecord:
@@ -146,11 +155,11 @@ class CheckpointPlan:
         return Draft(encoder.chunks, checkpoint=record, checks=checks, folded=folded)
 
     def _folded(self) -> tuple[Check, ...]:
-        """The checks that prove the writes on the parent from which DeltaChannels of this checkpoint will be
-        replayed: what this loop has loaded or stored there may be gone, where the database came back older.
+        """Return the checks that prove the writes on the parent from which DeltaChannels of this checkpoint
+        will be replayed: those that this loop loaded or stored may be gone, if the database was restored.
 
-        A database comes back without its last commits. So where there are more writes than a commit of any
-        backend can check, the last ones stand for those that were stored before them.
+        A restored database lacks its last commits. So if there are more writes than a commit of every
+        backend can check, the last ones also prove those that were stored before them.
         """
         if self.loop is None or self.parent is None:
             return ()
@@ -159,8 +168,8 @@ class CheckpointPlan:
         return tuple(Check(WRITE, key, Expect.PRESENT) for key in dict.fromkeys(keys[-_FOLDED_MAX:]))
 
     def _base(self, generation: int, *, is_known: bool) -> Program[CheckpointRecord | None]:
-        """The checkpoint whose references stand for the channels that have no new version: the one that this
-        one is built on, or copies. ``None`` if there is no such channel, or nothing of it is stored."""
+        """Return the checkpoint whose references are reused for channels without a new version: the one that
+        this one is built on, or copies. ``None`` if there is no such channel, or it is not stored."""
         loop, channels = self.loop, {*self.checkpoint["channel_values"]}
         channels.update(translate.delta_channels(self.metadata))
         if self.beside is not None or channels <= self.new_versions.keys():
@@ -170,16 +179,16 @@ class CheckpointPlan:
             return known
         if name is None:
             return None
-        # Put by another loop or process, or the thread was pruned since: what is stored now counts, and the
-        # commit is refused if a collection comes after this look.
+        # Put by another loop or process, or the thread was pruned since: read what is stored now. The commit
+        # is refused if a collection comes after this read.
         self.freeze()
         key = (self.namespace, name)
         (found,) = yield from ask(Fetch(self.encoder.partition, (Get(CHECKPOINT, key),)))
         return CheckpointRecord.read(found[0]) if found else None
 
     def _authors(self) -> tuple[str, tuple[str, ...]]:
-        """The nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
-        loaded. A copy stands where its original stands, so it takes the original's."""
+        """Return the nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
+        loaded. A copy replaces its original in the history, so it takes the original's."""
         loop = self.loop
         if loop is None:
             return "", ()
@@ -190,7 +199,7 @@ class CheckpointPlan:
 
 @dataclass(slots=True, eq=False)
 class WritesPlan:
-    """How a task's writes on a checkpoint will be stored. ``beside`` is that checkpoint, if both are to be
+    """The plan for storing a task's writes on a checkpoint. ``beside`` is that checkpoint, if both are to be
     stored by one commit."""
 
     encoder: Encoder
@@ -205,8 +214,8 @@ class WritesPlan:
     _last: tuple[PendingWrite, ...] = ()
 
     def freeze(self) -> None:
-        """Keep the values as they are now: while the thread is read, a node may change them in place."""
-        # Left as they are where one is refused, so that the draft raises it with what belongs to it.
+        """Keep the values as they are now: a node may change them in place while the thread is read."""
+        # Left unfrozen if one is refused, so that the draft raises the error with its context.
         with suppress(TypeNotAllowed, Unserialisable):
             self.writes = [
                 (
@@ -217,28 +226,28 @@ class WritesPlan:
             ]
 
     def acknowledge(self) -> None:
-        """The writes are durable."""
+        """Update the cache and the loop: the writes are durable."""
         self.encoder.acknowledge()
         if self.loop is not None:
             self.loop.note(self.checkpoint_id, self._last)
 
     def child(self) -> str | None:
-        """The checkpoint that the loop has put, or tries to, on what it loaded."""
+        """Return the checkpoint that the loop has put, or tries to put, on what it loaded."""
         return None if self.loop is None else self.loop.child
 
     def before(self) -> tuple[str, str] | None:
-        """The checkpoint that the loop has stored last, if the writes belong to it or to its parent and leave
-        by a commit of their own."""
+        """Return the checkpoint that the loop stored last, if the writes belong to it or to its parent and
+        are in a commit of their own."""
         base = None if self.loop is None or self.beside is not None else self.loop.base
         if base is None or self.checkpoint_id not in (base.id, base.parent_id):
             return None
         return base.namespace, base.id
 
     def draft(self, view: View, generation: int) -> Draft:
-        """The writes, one a slot.
+        """Return the draft of the writes, one a slot.
 
-        What a node was run for is not thrown away because a list lacks a type: data types that are not
-        allowed are stored, and ``refused`` is then the error that the call has to end in.
+        The results of a node are not discarded because a list lacks a type: data types that are not allowed
+        are stored, and ``refused`` is then the error that the call has to raise.
         """
         serde = self.encoder.serde
         root = view.root_head if self.beside is None else self.beside.parent_id
@@ -265,7 +274,7 @@ class WritesPlan:
         return draft
 
     def raise_refused(self) -> None:
-        """Raise the error that the write came to, although it is stored."""
+        """Raise the error of the write, if it has one although it is stored."""
         if self.refused is not None:
             raise self.refused
 
@@ -273,7 +282,7 @@ class WritesPlan:
         nonce = "" if self.loop is None else self.loop.nonce
 
         def write(encoding: Encoding) -> dict[int, PendingWrite]:
-            # Of several writes to one reserved slot the last counts.
+            # The last of several writes to one reserved slot counts.
             slots: dict[int, PendingWrite] = {}
             for position, (channel, value) in enumerate(self.writes):
                 idx = WRITES_IDX_MAP.get(channel, position)

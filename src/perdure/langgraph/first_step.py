@@ -1,10 +1,10 @@
-"""The opening of a run in one trip: its input, what START makes of it, and the step after.
+"""The first writes of a run in one commit: its input, the writes of START, and the step after.
 
 LangGraph asks for these three within a moment, but for the last one only when the put of the input has
 returned. So that put may return before it is stored, as soon as another write of its run that builds on it
-is under way: that write carries it, leaves in one commit with it, and returns when both are durable, or
-raises what went wrong. LangGraph awaits every write before a run ends, so nobody who waits for the run is
-told anything sooner. A put that nothing comes to carry waits for its own trip.
+is under way: that write carries it, shares one commit with it, and returns when both are durable, or raises
+the error of that commit. LangGraph awaits every write before a run ends, so a caller that waits for the run
+is not notified any sooner. A put that no other write carries makes a commit of its own.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun
 
 DURABILITY = "__pregel_durability"
-"""LangGraph's configurable key for what the caller of a run said about durability; absent if nothing."""
+"""LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
 
 _ROUNDS = 8
-"""How often the event loop goes round while more of an opening is waited for: START takes up to three."""
+"""Rounds of the event loop for which more of an opening is waited for: START takes up to three."""
 
 
 def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
-    """Whether a put is a run's input on the thread itself, and the run left it to us when that is durable:
-    it holds no lease, and its caller asked for nothing else."""
+    """Return True if a put is a run's input on the root namespace and another write may carry it: the run
+    holds no lease, and its caller asked for no other durability than ``async``."""
     return (
         loop is not None
         and source == "input"
@@ -45,21 +45,30 @@ def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
 
 
 class PreparedWrite(NamedTuple):
-    """A write that has come as far as its commit."""
+    """A write whose program has been run up to its commit."""
 
     program: Program[None]
     commit: Commit
 
     def finish(self) -> None:
-        """The commit was accepted."""
+        """End the program: the commit was accepted."""
         with suppress(StopIteration):
             self.program.send(Committed())
             raise RuntimeError("a write asks for nothing after its commit")
 
 
 class Opening:
-    """A put of an input that is ready to be sent, and the writes that carry it. ``view`` is the thread, and
-    ``base`` the checkpoint, as they will be: no news for anybody who does not leave in the same commit."""
+    """A put of an input that is ready to be committed, and the writes that carry it.
+
+    ``view`` (of the thread) and ``base`` (the checkpoint) are as they will be after the commit: valid only
+    for writes in the same commit.
+
+    Args:
+        put: The put of the input, already planned.
+        lead: Its program, up to the commit.
+        driver: The backend that stores it.
+        over: Called when the opening ends, also after an error.
+    """
 
     def __init__(
         self, put: CheckpointPut, lead: PreparedWrite, driver: Driver, over: Callable[[], object]
@@ -78,7 +87,7 @@ class Opening:
         self._error: Exception | None = None
 
     async def is_carried(self) -> bool:
-        """Wait a moment for a write that carries the put. If none comes, the put has to go on alone."""
+        """Wait a moment for a write that carries the put. If none comes, the put makes its own commit."""
         try:
             await self._while(lambda: len(self._parts) == 1)
         finally:
@@ -87,8 +96,15 @@ class Opening:
         return len(self._parts) > 1
 
     async def join(self, program: Program[None], *, is_last: bool) -> bool:
-        """Carry the opening by a write that is planned on it, and return when both are durable. ``False``:
-        it has to be planned anew, for a trip of its own. After the last nothing more is waited for."""
+        """Carry the opening by a write that is planned on it, and return when both are durable.
+
+        Args:
+            program: The program of the write.
+            is_last: True if no more writes are waited for after this one.
+
+        Returns:
+            False if the write has to be planned again, for a commit of its own.
+        """
         # A write that is too large for one commit begins with something else.
         if not self._is_open or not isinstance(effect := next(program), Commit):
             program.close()
@@ -107,7 +123,7 @@ class Opening:
         return self._is_together
 
     async def settled(self) -> None:
-        """Return when the put is durable, or raise why it is not."""
+        """Return when the put is durable, or raise the error with which it failed."""
         await self._settled.wait()
         if self._error is not None:
             raise self._error
@@ -119,7 +135,7 @@ class Opening:
             await asyncio.sleep(0)
 
     async def _send(self) -> None:
-        """Store all that has joined; the put alone, if they cannot be stored together."""
+        """Store all that has joined, or the put alone if they do not fit in one commit."""
         self._is_open, self._is_sent = False, True
         lead = self._parts[0]
         try:
@@ -169,7 +185,7 @@ class Openings:
         self._openings: dict[tuple[asyncio.AbstractEventLoop, Partition], Opening] = {}
 
     def of(self, at: Address) -> Opening | None:
-        """The opening of which a write at this address is a part."""
+        """Return the opening of which a write at this address is a part."""
         if not self._openings:
             return None
         found = self._openings.get((asyncio.get_running_loop(), at.partition))

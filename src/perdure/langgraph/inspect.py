@@ -1,7 +1,7 @@
-"""Reading threads for people: no type is built, nothing is handed to a graph.
+"""Reads threads for people: no type is built, nothing is passed to a graph.
 
-Every typed value comes back as a plain dict with its type's name, so that a thread can be looked at, and
-exported, by a program that has none of its types.
+Every typed value is returned as a plain dict with its type's name, so that a thread can be inspected and
+exported by a program that has none of its types.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CheckpointView:
 
 
 def latest(partition: Partition, digest: Digester) -> Program[CheckpointView]:
-    """The latest checkpoint of a thread with its values; ``NotFound`` when there is none."""
+    """Return the latest checkpoint of a thread with its values; raise ``NotFound`` if there is none."""
     found = yield from checkpoints.load(partition, "", None)
     if found.checkpoint is None:
         raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
@@ -87,13 +87,17 @@ def latest(partition: Partition, digest: Digester) -> Program[CheckpointView]:
 
 
 def metadata_of(record: CheckpointRecord) -> dict[str, Any]:
-    """The metadata of a checkpoint in plain data."""
+    """Return the metadata of a checkpoint in plain data."""
     metadata: dict[str, Any] = _serde.unpack(record.metadata)
     return metadata
 
 
 def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Program[list[CheckpointView]]:
-    """The newest checkpoints of a namespace, newest first, without their values."""
+    """Return the newest ``limit`` checkpoints of a namespace, newest first, without their values.
+
+    Raises:
+        NotFound: The root namespace has no checkpoint, so there is no thread.
+    """
     names = yield from _tag_names(partition)
     out: list[CheckpointView] = []
     below: int | None = None
@@ -110,8 +114,8 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
 
 
 def export(partition: Partition, digest: Digester) -> Program[dict[str, Any]]:
-    """A thread as plain JSON data: every checkpoint of every namespace, oldest first, with values, pending
-    writes and tags."""
+    """Return a thread as plain JSON data: every checkpoint of every namespace, oldest first, with values,
+    pending writes and tags; raise ``NotFound`` if there is none."""
     names = yield from _tag_names(partition)
     out: list[dict[str, Any]] = []
     for namespace in (yield from history.namespaces(partition)):

@@ -1,4 +1,4 @@
-"""Listing checkpoints page by page: a thread's, newest first within each namespace, or all threads'."""
+"""Lists checkpoints page by page: a thread's, newest first within each namespace, or all threads'."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckpointListing:
     _ancestors: frozenset[str] | None = field(default=None)
 
     def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
-        """The next matching checkpoints; ``done`` is set after the last."""
+        """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._namespaces is None:
             named = self.at.namespace
             self._namespaces = (
@@ -83,7 +83,7 @@ class CheckpointListing:
         return []
 
     def _find_start(self, namespace: str) -> Program[bool]:
-        """Find where ``before`` cuts this namespace; false when nothing of it is before."""
+        """Find where ``before`` cuts this namespace; return False if nothing of it is before."""
         conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
         before = conf.get("checkpoint_id")
         if not before:
@@ -106,7 +106,7 @@ class CheckpointListing:
 
 @dataclass(slots=True)
 class WholeListing:
-    """A walk over the checkpoints of all threads, by id downwards as the stock savers have it: those whose id
+    """A walk over the checkpoints of all threads, by id downwards as with the stock savers: those whose id
     is below ``before``'s and whose metadata passes the filter, at most ``remaining``."""
 
     tenant: str
@@ -117,7 +117,7 @@ class WholeListing:
     _merge: Merge | None = None
 
     def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
-        """The next matching checkpoints; ``done`` is set after the last."""
+        """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._merge is None:
             conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
             most = None if self.filter else self.remaining
@@ -151,7 +151,7 @@ class WholeListing:
 
 
 def _by_place(entries: Iterable[Entry]) -> Iterable[tuple[tuple[Partition, str], list[str]]]:
-    """The ids of each namespace of each thread, in their order."""
+    """Group the ids by namespace of a thread, in their order."""
     places: dict[tuple[Partition, str], list[str]] = {}
     for entry in entries:
         places.setdefault((entry.partition, entry.namespace), []).append(entry.checkpoint_id)
@@ -166,14 +166,14 @@ def _tuples(
     records: list[CheckpointRecord],
     thread: ThreadId | None = None,
 ) -> Program[list[CheckpointTuple]]:
-    """What the records of one namespace hold, but for those that were removed meanwhile."""
+    """Return the tuples of the records of one namespace, without those that were removed meanwhile."""
     while records:
         pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
         try:
             pages = yield from read_page(serde, digest, partition, records, pending)
         except MissingChunk:
-            # Pruned while it was read: what is gone is left out. What is still there and does not resolve is
-            # damage.
+            # Pruned while it was read: removed checkpoints are left out. A checkpoint that is still present
+            # and does not resolve is damaged.
             there = yield from history.find_all(partition, namespace, [r.id for r in records])
             if len(there) == len(records):
                 raise

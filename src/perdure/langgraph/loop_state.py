@@ -1,6 +1,6 @@
-"""What each loop loaded, so that its later writes can be judged.
+"""The state of each loop: what it loaded, against which its later writes are checked.
 
-LangGraph hands a loop's config to every put, and its ``thread_id`` travels with it unchanged. ``get_tuple``
+LangGraph passes a loop's config to every put, and its ``thread_id`` travels with it unchanged. ``get_tuple``
 returns that id as a ``ThreadId``: the same text, which carries the loop that began with this load. A config
 that was written down and read again has plain text there, and counts as one that no load preceded. A loop
 that started on an absent thread gets no config back, so an absent load is remembered by thread and namespace
@@ -30,9 +30,12 @@ _WRITTEN_MAX = 4
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """One loop over a thread's namespace, its ``place``: what it loaded, the checkpoint that it loaded or
-    wrote last, and the one that it put, or tried to, on what it loaded. ``written`` has the keys and channels
-    of the tasks' writes that it has loaded or stored, by checkpoint, for the latest few checkpoints."""
+    """One loop over a namespace of a thread, its ``place``.
+
+    ``loaded`` is the head that it loaded, ``base`` the checkpoint that it loaded or stored last, ``child``
+    the one that it put, or tried to put, on what it loaded. ``written`` has the keys and channels of the
+    tasks' writes that it loaded or stored, by checkpoint, for the latest few checkpoints.
+    """
 
     nonce: str
     place: tuple[Partition, str]
@@ -53,22 +56,22 @@ class Loop:
             self.written.pop(older, None)
 
     def refuse_if_lost(self) -> None:
-        """Raise the error that this loop came to, if it lost a race."""
+        """Raise the error with which this loop lost a race, if it lost one."""
         if self.lost is not None:
             raise _bare(self.lost)
 
     def built_on(self, parent: str | None, generation: int) -> CheckpointRecord | None:
-        """The checkpoint whose references may be reused for a put on ``parent``, if any."""
+        """Return the checkpoint whose references may be reused for a put on ``parent``, if any."""
         base = self.base
         return base if base is not None and base.id == parent and self.generation == generation else None
 
 
 class ThreadId(str):
-    """A thread's id that carries what belongs to a run on the thread, where no user of the id sees it: it is
+    """A thread's id that also carries data of a run on the thread, invisible to other users of the id: it is
     equal to the plain text, and so are its hash, its representation and its serialised forms.
 
     ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
-    epoch under which writes are made, ``journal`` what a runtime hands to the nodes of its run.
+    epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run.
     """
 
     __slots__ = ("epoch", "journal", "keeper", "loop")
@@ -88,7 +91,7 @@ class ThreadId(str):
         epoch: int | None = None,
         journal: object = None,
     ) -> ThreadId:
-        """The id with more to carry; what it carries already stays where nothing new is given."""
+        """Return the id with more data; data that it carries already stays unless replaced."""
         before = thread if isinstance(thread, ThreadId) else None
         new = cls(plain(thread))
         new.keeper = keeper or (before.keeper if before is not None else None)
@@ -98,11 +101,11 @@ class ThreadId(str):
         return new
 
     def __str__(self) -> str:
-        """The id itself: LangGraph converts ids that it passes on."""
+        """Return the id itself: LangGraph converts ids that it passes on."""
         return self
 
     def __eq__(self, other: object) -> bool:
-        # Text that compares in its own way decides, as it does beside plain text.
+        # Other subclasses of ``str`` decide the comparison themselves, as they do with plain text.
         if isinstance(other, str) and type(other) not in (str, ThreadId):
             return NotImplemented
         return str.__eq__(self, other)
@@ -119,33 +122,33 @@ class ThreadId(str):
         return str, (plain(self),)
 
 
-# PyYAML writes classes that it knows, and no subclasses of them.
+# PyYAML represents only the exact classes that it knows, not their subclasses.
 SafeRepresenter.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(plain(thread)))
 Representer.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(plain(thread)))
 
 
 def plain(thread: object) -> str:
-    """A thread's id as text that carries nothing."""
+    """Return a thread's id as text that carries nothing."""
     return str.__str__(thread) if isinstance(thread, str) else str(thread)
 
 
 def carried(configurable: Mapping[str, Any]) -> ThreadId | None:
-    """The thread's id in a config, if it carries something."""
+    """Return the thread's id in a config, if it carries something."""
     thread = configurable.get("thread_id")
     return thread if isinstance(thread, ThreadId) else None
 
 
 def leased(thread: ThreadId | None) -> ThreadId | None:
-    """The id with the lease of a run and what its nodes are given, and without the loop that has it; ``None``
-    where there is no lease. LangGraph begins a subgraph's loop with a listed checkpoint where its run starts
-    from an old one, and that loop writes under the run's lease."""
+    """Return the id with the lease and the journal of a run, and without its loop; ``None`` if there is no
+    lease. LangGraph begins a subgraph's loop with a listed checkpoint if its run starts from an old one, and
+    that loop writes under the run's lease."""
     if thread is None or thread.epoch is None:
         return None
     return ThreadId.of(plain(thread), epoch=thread.epoch, journal=thread.journal)
 
 
 def holding(configurable: Mapping[str, Any], epoch: int, journal: object = None) -> dict[str, Any]:
-    """The configurable values for a caller that holds the thread's lease."""
+    """Return the configurable values for a caller that holds the thread's lease."""
     thread = ThreadId.of(configurable["thread_id"], epoch=epoch, journal=journal)
     return {**configurable, "thread_id": thread}
 
@@ -170,7 +173,21 @@ class Loops:
         version: int | None,
         generation: int,
     ) -> Loop | None:
-        """Remember a load; the loop that begins with it, or nothing for an absent thread."""
+        """Remember a load.
+
+        Args:
+            partition: The thread.
+            namespace: The namespace that was loaded.
+            nonce: The name of the new loop.
+            checkpoint: The checkpoint that was loaded, ``None`` if there was none.
+            writes: Its pending writes.
+            was_head: True if it was the head of its namespace.
+            version: The version of the head.
+            generation: The thread's collection generation.
+
+        Returns:
+            The loop that begins with this load, ``None`` for an absent thread.
+        """
         if checkpoint is None:
             with self._lock:
                 slot = (partition, namespace)
@@ -192,15 +209,15 @@ class Loops:
         return loop
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
-        """The loop that a config belongs to; ``None`` for a bare call that no load preceded."""
+        """Return the loop that a config belongs to; ``None`` for a bare call that no load preceded."""
         thread = carried(configurable)
-        # A loop's config names a checkpoint, if only none; without that it was made of the id alone.
+        # A loop's config has ``checkpoint_id``, possibly ``None``; a config made by a caller may lack it.
         if thread is not None and "checkpoint_id" in configurable:
             loop = thread.loop
             if loop is not None and loop.place == (partition, namespace):
                 if thread.keeper is self:
                     return loop
-                # Loaded by another saver: what was loaded counts, and what that saver knows does not.
+                # Loaded by another saver: what was loaded is valid, what that saver knows is not.
                 return Loop(loop.nonce, loop.place, LoadedHead(loop.loaded.addressed, loop.loaded.was_head))
         with self._lock:
             return self._absent.get((partition, namespace))
@@ -220,14 +237,14 @@ class Loops:
             return tuple(self._conflicts.get(thread, ()))
 
     def forget(self, partition: Partition) -> None:
-        """The thread is gone: what was absent or loaded before says nothing about its successor."""
+        """Drop what is known of a removed thread: it is not true of a successor of the same name."""
         with self._lock:
             for slot in [s for s in self._absent if s[0] == partition]:
                 del self._absent[slot]
 
 
 def _bare(error: PerdureError) -> PerdureError:
-    """The error without its traceback, whose frames hold everything that was to be written."""
+    """Return the error without its traceback, whose frames hold everything that was to be written."""
     return type(error)(*error.args)
 
 

@@ -1,4 +1,4 @@
-"""Building objects of the classes that were found for stored names, with their validators."""
+"""Builds objects of the classes that were found for stored names, with their validators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.errors import Corrupt
 from perdure.langgraph.datatypes import OWN_TYPES, is_old_model
 
 ONE, POSITIONAL, KEYWORD, METHOD, PYDANTIC_1, PYDANTIC_2 = range(6)
-"""LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus) for how an object is built."""
+"""LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus) for the ways to build an object."""
 
 
 def model_fields(obj: Any) -> dict[str, Any] | None:
-    """The fields of a pydantic model as they are held; ``None`` for anything else, and for LangChain's own
-    models, which have forms of their own."""
+    """Return the fields of a pydantic model without validation; ``None`` for anything else, and for
+    LangChain's own models, which have forms of their own."""
     cls = type(obj)
     if isinstance(obj, BaseModel):
         if cls in OWN_TYPES:
@@ -33,7 +33,7 @@ def hashable(value: Any) -> Any:
 
 
 def build(code: int, cls: Any, argument: Any) -> Any:
-    """An object of a class, of what was stored of it."""
+    """Build an object of ``cls`` from its stored ``argument``; raise ``Corrupt`` for an unknown code."""
     if isinstance(cls, type) and (Enum in cls.__mro__ or BaseModel in cls.__mro__ or is_old_model(cls)):
         return _build_data(code, cls, argument)
     if code == ONE:
@@ -47,8 +47,8 @@ def build(code: int, cls: Any, argument: Any) -> Any:
 
 
 def _build_data(code: int, cls: Any, argument: Any) -> Any:
-    """A member of an enum, or a model. What was stored without validation, such as a field set later, is
-    handed back without it."""
+    """Build a member of an enum, or a model. What was stored without validation, such as a field set later,
+    is returned without it."""
     if Enum in cls.__mro__:
         if code != ONE:
             raise Corrupt("a stored member of an enum has the code of something else")
@@ -83,7 +83,7 @@ _aliased: WeakKeyDictionary[type[BaseModel], bool] = WeakKeyDictionary()
 
 
 def unpack_array(dtype: str, shape: list[int], order: typing.Literal["C", "F"], data: bytes) -> Any:
-    """A numpy array of its stored parts. ``Corrupt`` without numpy."""
+    """Build a numpy array from its stored parts; raise ``Corrupt`` if numpy is not installed."""
     try:
         import numpy
     except ImportError as error:

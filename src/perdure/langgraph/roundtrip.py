@@ -1,4 +1,4 @@
-"""Whether an object that was stored and read again is the same: equal, and of the same type."""
+"""Compares an object with the one read back: equal, and of the same type."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NATIVE = (str, int, float, dict, list)
 
 
 def is_same(before: Any, after: Any) -> bool:
-    """Whether a read value is what was stored, but for what MessagePack changes wherever it stands: tuples
-    and subclasses of built-in types come back as the plain type, other sequences of bytes as bytes, and
+    """Return True if a read value is equal to the stored one, but for what MessagePack always changes: tuples
+    and subclasses of built-in types are read as the plain type, other sequences of bytes as bytes, and
     exceptions as text."""
     kind, other = type(before), type(after)
     if kind is not other:

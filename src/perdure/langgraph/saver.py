@@ -1,4 +1,4 @@
-"""The checkpoint saver: LangGraph's contract on one side, the engine's programs on the other.
+"""The checkpoint saver: LangGraph's interface over the programs of the engine.
 
 Every operation is written once, as a program; the sync method runs it, the async method awaits it.
 """
@@ -50,7 +50,7 @@ from perdure.storage.port import Driver, arun, is_kept, run
 
 OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
-"""The thread, the namespace, and the serialised bytes of each channel's value that this process knows."""
+"""Arguments: the thread, the namespace, and the known serialised sizes of channel values in bytes."""
 _VIEWS_MAX = 20_000
 _log = logging.getLogger("perdure.langgraph")
 SERDE = (
@@ -66,7 +66,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     method returns; only ``aput`` of a run's input may return while an ``aput_writes`` or ``aput`` that builds
     on it is under way, which then returns when both are durable, or raises. ``put`` raises ``HeadConflict``
     when another run moved the head of the thread since this run loaded it (unless ``on_conflict="fork"``),
-    and ``Fenced`` when the run's lease epoch is over.
+    and ``Fenced`` when a later lease epoch has replaced the run's.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         may_list_all_threads: bool,
         metadata_keys: Collection[str],
     ) -> None:
-        # Not the base class's: it would set up a serializer of its own.
+        # The base class's initialiser is not called: it would set up a serializer of its own.
         self._driver = driver
         self._tenant = tenant
         self._digest = digest
@@ -98,31 +98,35 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self._openings = Openings(driver)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
         self.on_stored: OnStored | None = None
-        """For the runtime: told of every checkpoint when it is durable, by whichever thread stored it. It
+        """For the runtime: called with every checkpoint when it is durable, in the thread that stored it. It
         may neither raise nor wait."""
         self.on_older: Callable[[Partition], None] | None = None
         """For the runtime: called, likewise, for a thread that was found older than this process knew it.
         Without it that is logged."""
 
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
-        """The same saver with more types allowed; it shares this one's caches."""
+        """Return the same saver with more types allowed; it shares this one's caches."""
         clone = copy(self)
         clone._packer = self._packer.allowing(extra_allowlist)
         return clone
 
     def declare(self, types: Collection[type], place: str) -> None:
-        """Allow the types that a graph declares, and let errors say where options of this saver are written:
-        ``place`` is a format with one field."""
+        """Allow the types that a graph declares.
+
+        Args:
+            types: The types.
+            place: A format with one field, with which errors show where options of this saver are passed.
+        """
         self._packer = Serde(self._packer.types.allowing(types, place), codecs=self._packer.codecs)
 
     @property
     def is_open(self) -> bool:
-        """Whether every data type is allowed that is imported."""
+        """True if every imported data type is allowed."""
         return self._packer.types.is_open
 
     @property
     def serde(self) -> Any:  # pyright: ignore
-        """None: an ``AttributeError`` says what to use instead."""
+        """Not available: raises an ``AttributeError`` that names what to use instead."""
         raise AttributeError(SERDE)
 
     @serde.setter
@@ -131,13 +135,13 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     @property
     def is_kept(self) -> bool:
-        """Whether what is stored outlives the process; ``memory://`` does not."""
+        """True if stored data outlives the process; false for ``memory://``."""
         return is_kept(self._driver)
 
     def conflicts(self, thread_id: str) -> tuple[PerdureError, ...]:
-        """The races that runs of this saver lost on a thread, oldest first (the last 32).
+        """Return the races that runs of this saver lost on a thread, oldest first (the last 32).
 
-        LangGraph reports a failed background write only when nothing else failed; what it hides is here.
+        LangGraph reports a failed background write only when nothing else failed; the others are found here.
         """
         return self._loops.conflicts(thread_id)
 
@@ -160,11 +164,19 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, newest first within each namespace.
+        """Yield checkpoints, newest first within each namespace.
 
-        Without a config, those of every thread of this tenant by id downwards, and ``before`` compares ids:
-        only for a saver made with ``may_list_all_threads=True``. It asks every thread for its newest id
-        before it yields the first, however small the limit: time linear in the number of threads.
+        Args:
+            config: The thread, and optionally the namespace and checkpoint. ``None`` selects every thread of
+                this tenant, by checkpoint id downwards: only for a saver made with
+                ``may_list_all_threads=True``. Every thread is asked for its newest id before the first is
+                yielded, however small the limit: time linear in the number of threads.
+            filter: Metadata that have to be equal.
+            before: Start after this checkpoint; without a ``config``, ids are compared.
+            limit: The most checkpoints to yield.
+
+        Raises:
+            NotAllowed: ``config`` is ``None`` and the saver may not list all threads.
         """
         pages = self._pages(config, filter, before, limit)
         while not pages.done:
@@ -272,8 +284,11 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         await arun(self._delete_thread(thread_id), self._driver)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Remove what runs stored, in whatever threads. Each thread goes back to the head before them; where
-        that was pruned since, nothing is removed and ``CannotTakeBack`` raised at the end."""
+        """Remove what runs stored, in all threads. Each thread returns to its head before the runs.
+
+        Raises:
+            CannotTakeBack: At the end, if such a head was pruned since; such a thread is left unchanged.
+        """
         run(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -289,11 +304,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def prune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", keep_last: int | None = None
     ) -> None:
-        """Remove checkpoints of threads, and every chunk that nothing needs any more.
+        """Remove checkpoints of threads, and every chunk that is no longer needed.
 
-        ``keep_latest`` leaves the newest of each namespace, ``delete`` nothing; ``keep_last=N`` leaves the
-        newest N. Heads, tagged checkpoints and what DeltaChannels need always stay; of a thread with an open
-        run, what the run would go back to stays as well.
+        Heads, tagged checkpoints and what DeltaChannels need always stay; of a thread with an open run, the
+        checkpoints to which a rollback would return stay as well.
+
+        Args:
+            thread_ids: The threads.
+            strategy: ``keep_latest`` keeps the newest checkpoint of each namespace, ``delete`` none.
+            keep_last: Keep the newest so many instead.
         """
         run(self._prune(thread_ids, strategy, keep_last), self._driver)
 
@@ -309,8 +328,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return Partition(self._tenant, plain(thread_id))
 
     def _first_version(self) -> int:
-        """Where a new thread's versions start: at random, and far from the last start, so that an earlier
-        thread of the same name has hardly come to the same versions."""
+        """Return the start of a new thread's versions: random, and far from the last one, so that an earlier
+        thread of the same name has hardly reached the same versions."""
         return first_version(next(self._fresh))
 
     def _address(self, config: RunnableConfig) -> Address:
@@ -335,7 +354,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
                 again = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
                 if again.checkpoint is not None and again.view == found.view:
                     raise
-                # Pruned while it was read; what is there now counts.
+                # Pruned while it was read: read the present state instead.
                 found = again
 
     def _read(
@@ -354,7 +373,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         )
         if found.checkpoint is None or loop is None:
             return None
-        # Only the latest state is worth remembering: loops start from it again and again.
+        # Only the latest state is worth caching: loops start from it again and again.
         cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
         values = yield from translate.read_values(
             self._packer,

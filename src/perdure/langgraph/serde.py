@@ -1,10 +1,10 @@
-"""Packing values so that they come back, and unpacking them only into types that were allowed.
+"""Packs values so that they can be read back, and unpacks them only into types that are allowed.
 
 The wire form is LangGraph's own (MessagePack with the extension codes of ``JsonPlusSerializer``), so values
 round-trip as they do with the stock savers, with these differences: a type that is not allowed is refused by
 name, on the way in and on the way out, where the stock serializer would import and call what a row names, or
-hand back raw data; a type that would not come back is refused on the way in; what a model's fields hold keeps
-its own type; and strings with lone surrogates keep them.
+return raw data; a type that could not be read back is refused on the way in; the content of a model's fields
+keeps its own type; and strings with lone surrogates keep them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ packed_plain: Callable[[Any], bytes] = partial(ormsgpack.packb, option=_PACK)
 first object that needs a hook."""
 
 DeltaSnapshot = langgraph_types._DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
-"""What LangGraph stores for a DeltaChannel now and then: its whole value."""
+"""LangGraph's snapshot of a DeltaChannel: its whole value, stored from time to time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class _Surrogates:
 
 
 class _Hook(local):
-    """What went wrong in a hook, by thread: MessagePack reports that one failed, and not how."""
+    """The error of a hook, by thread: MessagePack reports that a hook failed, but not its exception."""
 
     error: Exception | None = None
 
     def failed(self) -> Exception | None:
-        """The last failure; it is told once."""
+        """Return the last failure and forget it."""
         error, self.error = self.error, None
         return error
 
@@ -98,7 +98,7 @@ _hook = _Hook()
 
 
 def is_snapshot(value: object) -> bool:
-    """Whether a value is a DeltaChannel's snapshot; its ``value`` is then the channel's."""
+    """Return True if a value is a DeltaChannel's snapshot; its ``value`` is then the channel's."""
     return type(value) is DeltaSnapshot
 
 
@@ -116,22 +116,22 @@ class Serde:
         self._unpack_ext = self._make_unpack_ext()
 
     def allowing(self, extra: Iterable[type | TypeName]) -> Serde:
-        """The same with more types allowed."""
+        """Return the same serializer with more types allowed."""
         return Serde(self.types.allowing(extra), codecs=self.codecs)
 
     def opened(self) -> Serde:
-        """The same, with every data type allowed that is imported."""
+        """Return the same serializer with every imported data type allowed."""
         return Serde(self.types.opened(), codecs=self.codecs)
 
     def missing(self, value: Any) -> list[TypeName]:
-        """The types in a value that are not allowed, each once."""
+        """Return the types in a value that are not allowed, each once."""
         collecting = _Collecting(self.types, codecs=self.codecs)
         with suppress(Unserialisable, TypeNotAllowed):
             collecting.payload(value)
         return list(collecting.found)
 
     def unreadable(self, payload_type: int, body: bytes) -> list[Unreadable]:
-        """Why a payload is not built: an error for each of its types that is not allowed or not found."""
+        """Return an error for each type in a payload that is not allowed or not found."""
         found: dict[Any, Unreadable] = {}
 
         def look(code: int, data: bytes) -> Any:
@@ -146,13 +146,13 @@ class Serde:
             return None
 
         if payload_type == refs.MSGPACK:
-            # Keys may be objects, too, of which all are the same here: only the types count.
+            # Keys may be objects, and they all become ``None`` here: only the types matter.
             with suppress(ormsgpack.MsgpackDecodeError, TypeError):
                 ormsgpack.unpackb(body, ext_hook=look, option=_UNPACK)
         return list(found.values())
 
     def payload(self, value: Any) -> tuple[int, bytes]:
-        """A whole value as payload type and bytes."""
+        """Return a whole value as payload type and bytes."""
         if value is None:
             return refs.NULL, b""
         if isinstance(value, bytes):
@@ -162,7 +162,7 @@ class Serde:
         return refs.MSGPACK, self.pack(value)
 
     def value(self, payload_type: int, body: bytes) -> Any:
-        """The value of a payload."""
+        """Return the value of a payload."""
         if payload_type == refs.MSGPACK:
             return self.unpack(body)
         if payload_type == refs.NULL:
@@ -174,12 +174,15 @@ class Serde:
         raise Corrupt(f"a payload of the unknown type {payload_type}")
 
     def pack(self, value: Any) -> bytes:
-        """One packed value, as it is at a moment of the call; ``TypeNotAllowed`` or ``Unserialisable`` when
-        it would not come back.
+        """Pack one value, as it is at one moment of the call.
 
         Another thread may change the value meanwhile. Plain data is packed in one call that no other thread
         interrupts. What needs a hook is packed from copies of the containers around it, so that a container
         that changes size neither raises nor leaves bytes that cannot be unpacked.
+
+        Raises:
+            TypeNotAllowed: The value contains a type that is not allowed.
+            Unserialisable: The value could not be read back.
         """
         if isinstance(value, dict | list | tuple):
             with suppress(*_NOT_PLAIN):
@@ -192,7 +195,7 @@ class Serde:
                 raise cause from None
             if cause is None and "surrogates" in str(error):
                 return self._pack_surrogates(value)
-            # What a value's own code says may quote the value: of that only the kind is repeated.
+            # An exception from a value's own code may quote the value: only its type is repeated.
             why = str(error) if cause is None else type(cause).__name__
             raise Unserialisable(f"a value of type {type(value).__qualname__} cannot be stored: {why}") from (
                 cause or error
@@ -201,10 +204,18 @@ class Serde:
     def pack_each(
         self, values: list[Any], holds: Callable[[], Iterable[object]] = tuple
     ) -> list[bytes] | None:
-        """The items of a list, each packed; ``None`` when not everything is true that ``holds`` yields. Where
-        the items are plain data, and ``holds`` asks nothing written in Python, all is seen at one moment."""
+        """Pack each item of a list.
+
+        Args:
+            values: The items.
+            holds: Makes an iterable of conditions. Where the items are plain data and the conditions run no
+                Python code, items and conditions are evaluated as one step.
+
+        Returns:
+            The packed items, ``None`` if a condition is false.
+        """
         with suppress(*_NOT_PLAIN):
-            # One call into C: no other thread comes between what is asked and what is packed.
+            # One call into C: no other thread runs between the conditions and the packing.
             steps: tuple[Callable[[], Any], ...] = (
                 partial(all, holds()),
                 partial(list, map(packed_plain, values)),
@@ -217,8 +228,8 @@ class Serde:
         return [self.pack(value) for value in values.copy()]
 
     def plain(self, body: bytes) -> Any:
-        """A packed value as dicts, lists and scalars that nothing else refers to; packed again they are the
-        same bytes. Objects stay packed, but for a DeltaChannel's snapshot."""
+        """Return a packed value as dicts, lists and scalars that nothing else refers to; packed again they
+        are the same bytes. Objects stay packed, except for a DeltaChannel's snapshot."""
         try:
             return ormsgpack.unpackb(body, ext_hook=_plain_ext, option=_UNPACK)
         except (ormsgpack.MsgpackDecodeError, ValueError, TypeError) as error:
@@ -227,14 +238,14 @@ class Serde:
             ) from error
 
     def key(self, name: str) -> bytes:
-        """A dict's key, packed by itself: where ``pack`` would keep a lone surrogate, a key is refused."""
+        """Pack a dict's key by itself: a lone surrogate, which ``pack`` would keep, is refused here."""
         try:
             return ormsgpack.packb(name)
         except (ormsgpack.MsgpackEncodeError, TypeError) as error:
             raise _misplaced_surrogate({}) from error
 
     def unpack(self, body: bytes) -> Any:
-        """The value of a packed one; ``TypeNotAllowed`` when it names a type that is not allowed."""
+        """Unpack a value; raise ``TypeNotAllowed`` if it names a type that is not allowed."""
         try:
             return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=_UNPACK)
         except (ormsgpack.MsgpackDecodeError, ValueError) as error:
@@ -261,8 +272,11 @@ class Serde:
         return ormsgpack.Ext(code, body)
 
     def _prove(self, code: int, obj: Any, body: bytes, again: Callable[[], bytes]) -> None:
-        """Read an object of a type that was not seen before back. ``Unserialisable`` if that fails, or
-        something else comes of it."""
+        """Read back an object of a type that was not seen before.
+
+        Raises:
+            Unserialisable: Reading it fails, or yields a different object.
+        """
         cls = type(obj)
         try:
             is_proved = is_same(obj, self._unpack_ext(code, body))
@@ -277,7 +291,7 @@ class Serde:
         if is_proved:
             self._proved.add(cls)
         elif body == again():
-            # Otherwise it was changed meanwhile, which proves nothing.
+            # If it differs the object was changed meanwhile, which proves nothing.
             raise Unserialisable(
                 f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: read back it would "
                 f"be another; {self._advice(cls)}"
@@ -402,7 +416,7 @@ class Serde:
             try:
                 return build(code, data)
             except Exception as error:
-                # Of nested failures the innermost says what happened.
+                # The innermost of nested failures is the cause.
                 _hook.error = _hook.error or error
                 raise
 
@@ -434,7 +448,7 @@ class _Escaping(Serde):
 
 
 class _Collecting(Serde):
-    """A serializer that notes the types that are not allowed, and goes on."""
+    """A serializer that collects the types that are not allowed, instead of raising."""
 
     def __init__(self, types: Types, *, codecs: Collection[Codec]) -> None:
         super().__init__(types, codecs=codecs)
@@ -448,7 +462,7 @@ class _Collecting(Serde):
             return name_of(cls)
 
     def _prove(self, code: int, obj: Any, body: bytes, again: Callable[[], bytes]) -> None:
-        """Nothing is read back."""
+        """Do nothing: objects are not read back."""
 
 
 def _escape(value: Any) -> Any:
@@ -463,7 +477,7 @@ def _escape(value: Any) -> Any:
 
 
 def _detached(value: Any) -> Any:
-    """A value whose containers are copies, each made in one call; the objects in them are the same."""
+    """Return a value whose containers are copies, each made in one call; the objects in them are the same."""
     if isinstance(value, dict):
         copied = dict.copy(value)
         return {k: _detached(v) for k, v in copied.items()}

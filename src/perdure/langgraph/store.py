@@ -1,7 +1,7 @@
 """LangGraph's store over any backend: its operations in its own types, sync and async from one program.
 
-Which item lives, what a filter means and in which order things are found is decided below; here are the
-clock, the versions that writes are known by, and the thread that sweeps when it is asked to.
+Expiry, filters and the order of results are decided in ``engine.items``; here are the clock, the versions
+of writes, and the thread that removes expired items on request.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _wall_clock() -> int:
 
 
 class Clock:
-    """Microseconds since the epoch that never go back in this process, and are handed out once each."""
+    """Microseconds since the epoch that never go back in this process; each ``stamp`` is unique."""
 
     def __init__(self, source: Callable[[], int] = _wall_clock) -> None:
         self._source = source
@@ -65,12 +65,12 @@ class Clock:
         self._lock = Lock()
 
     def now(self) -> int:
-        """The time at which something is read: no earlier than any that was handed out."""
+        """Return the time for a read: no earlier than any stamp."""
         with self._lock:
             return max(self._last, self._source())
 
     def stamp(self) -> int:
-        """The time at which something is written: later than any that was handed out."""
+        """Return the time for a write: later than any stamp before it."""
         with self._lock:
             self._last = max(self._last + 1, self._source())
             return self._last
@@ -82,8 +82,8 @@ _CLOCK = Clock()
 class PerdureStore(BaseStore):
     """A store for ``graph.compile(store=…)``. Make one with ``Database.store``.
 
-    A batch reads first, what was there before it, and then writes; of several puts to one key the last one
-    counts. Writes to one namespace are one commit as far as the backend's limits allow.
+    A batch first reads the state before it, then writes; the last of several puts to one key counts. Writes
+    to one namespace are one commit as far as the backend's limits allow.
     """
 
     supports_ttl = True
@@ -106,7 +106,7 @@ class PerdureStore(BaseStore):
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """As ``batch``, namespaces side by side. Where one fails, those that are under way are finished
+        """As ``batch``, with the namespaces concurrently. If one fails, those that are under way are finished
         before its error is raised."""
         results: list[Result] = []
         for stage in self._stages(list(ops), results):
@@ -114,8 +114,8 @@ class PerdureStore(BaseStore):
         return results
 
     def sweep_ttl(self) -> int:
-        """Remove the tenant's items that are over, and say how many. Nobody needs it for correct answers:
-        what is over is never returned. DynamoDB removes them by itself; there it finds none."""
+        """Remove the tenant's expired items and return their number. Correct answers do not depend on it:
+        expired items are never returned. DynamoDB removes them itself; there it finds none."""
         return run(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
 
     async def asweep_ttl(self) -> int:
@@ -123,19 +123,20 @@ class PerdureStore(BaseStore):
         return await arun(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> None:
-        """Sweep in a background thread, every so many minutes: the argument, else what the store's ``ttl``
-        says, else 5. Starting it again changes the interval. Closing the database stops it."""
+        """Remove expired items in a background thread every ``sweep_interval_minutes``: by default the
+        store's ``ttl`` setting, else 5. A second call changes the interval. Closing the database stops it."""
         minutes = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
         self.stop_ttl_sweeper()
         self._sweeper = _Sweeper(self.sweep_ttl, 60 * float(minutes or _SWEEP_MINUTES))
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
-        """Stop sweeping; whether the thread ended within ``timeout`` seconds. Repeatable."""
+        """Stop the sweeper; return True if its thread ended within ``timeout`` seconds. Repeatable."""
         sweeper, self._sweeper = self._sweeper, None
         return sweeper is None or sweeper.stop(timeout)
 
     def _stages(self, ops: list[Op], results: list[Result]) -> Iterator[list[Program[None]]]:
-        """The programs of a batch, which fill ``results``. Those of one stage do not depend on each other."""
+        """Yield the programs of a batch, which fill ``results``, by stage; those of a stage are independent
+        of each other."""
         for op in ops:
             _validate(op)
         writes = self._writes(ops)
@@ -158,7 +159,7 @@ class PerdureStore(BaseStore):
         def search(asked: list[tuple[int, SearchOp]]) -> Program[None]:
             hits = yield from self._search(asked[0][1], now)
             for number, (place, op) in enumerate(asked):
-                # A caller may change what it got: each has values of its own.
+                # A caller may change its result, so each gets values of its own.
                 results[place] = [_found(hit if number == 0 else _again(hit)) for hit in hits]
                 for hit in hits if op.refresh_ttl else ():
                     touch(partition_of(self._tenant, hit.labels), hit.record)
@@ -187,7 +188,7 @@ class PerdureStore(BaseStore):
         return {partition_of(self._tenant, labels): asked for labels, asked in by_labels.items()}
 
     def _writes(self, ops: list[Op]) -> dict[Partition, dict[str, Write]]:
-        """The last write to each key, by namespace, each where the first one to its key stood."""
+        """Return the last write to each key, by namespace, at the position of the first one to its key."""
         last: dict[tuple[Labels, str], PutOp] = {}
         for op in ops:
             if isinstance(op, PutOp):
@@ -261,11 +262,11 @@ async def _side_by_side(programs: list[Program[None]], driver: Driver) -> None:
 
 
 def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
-    """The searches of a batch, those that ask for the same together."""
+    """Group the searches of a batch: those without a filter that are equal together."""
     same: dict[Any, list[tuple[int, SearchOp]]] = {}
     for place, op in enumerate(ops):
         if isinstance(op, SearchOp):
-            # Of a filter that is no JSON, or where two might be told apart, each is a search of its own.
+            # Filters may be no JSON, or equal in Python and different in JSON: each is a search of its own.
             key = (tuple(op.namespace_prefix), op.limit, op.offset) if not op.filter else place
             same.setdefault(key, []).append((place, op))
     return same.values()
@@ -295,7 +296,7 @@ class _Sweeper:
 
 
 def _validate(op: Any) -> None:
-    """Refuse what could not be stored or found: before anything is read or written."""
+    """Refuse what could not be stored or found, before anything is read or written."""
     for name in ("namespace", "namespace_prefix"):
         refuse_text(name, getattr(op, name, ()))
     validate_op_namespace(op)
@@ -377,7 +378,7 @@ def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
 
 
 def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
-    """The same hit with a value of its own."""
+    """Return the same hit with a value of its own."""
     return items.Hit(hit.labels, hit.record, unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
 
 

@@ -1,4 +1,4 @@
-"""Between LangGraph's shapes (configs, checkpoints, tuples) and Perdure's records."""
+"""Translates between LangGraph's configs, checkpoints and tuples and Perdure's records."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _COUNTERS = "counters_since_delta_snapshot"
 
 
 class Address(NamedTuple):
-    """What a config addresses. ``namespace`` is ``None`` where the config names none, ``thread`` where the
-    thread's id carries nothing. ``run_id`` is what its metadata say."""
+    """The target of a config. ``namespace`` is ``None`` if the config names none, ``thread`` if the thread's
+    id carries nothing. ``run_id`` is taken from its metadata."""
 
     partition: Partition
     namespace: str | None
@@ -65,7 +65,7 @@ def address(tenant: str, config: RunnableConfig) -> Address:
 
 
 def require_text(*names: str) -> None:
-    """Refuse names with lone surrogates, which databases cannot hold: better here than in some of them."""
+    """Refuse names with lone surrogates, which some databases cannot hold, on every backend."""
     try:
         "".join(names).encode()
     except UnicodeEncodeError as error:
@@ -77,14 +77,14 @@ def require_text(*names: str) -> None:
 
 
 def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
-    """The config of a checkpoint that was put there, without a loop."""
+    """Return the config of a checkpoint that was put at ``at``, without a loop."""
     return config_of(at.partition, at.namespace or ROOT, checkpoint_id)
 
 
 def config_of(
     partition: Partition, namespace: str, checkpoint_id: str, thread: str | None = None
 ) -> RunnableConfig:
-    """The config that names a checkpoint. ``thread`` is the thread's id with what it carries."""
+    """Return the config that names a checkpoint. ``thread`` is the thread's id with what it carries."""
     return {
         "configurable": {
             "thread_id": partition.thread if thread is None else thread,
@@ -95,8 +95,8 @@ def config_of(
 
 
 def metadata(config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]) -> dict[str, Any]:
-    """What is persisted beside a checkpoint: the given metadata, the scalars of the config's metadata, and
-    those configurable values that are on the allowlist ``keys``: a secret in a config stays there."""
+    """Return the metadata to persist: the given metadata, the scalars of the config's metadata, and the
+    configurable values that are on the allowlist ``keys``: a secret in a config is not stored."""
     out: dict[str, Any] = dict(given)
     configurable: Mapping[str, Any] = config.get("configurable") or {}
     for key, value in (config.get("metadata") or {}).items():
@@ -118,7 +118,7 @@ def _persists(key: str, value: object, out: Mapping[str, Any]) -> bool:
 
 
 class CheckpointPosition(NamedTuple):
-    """Where a new checkpoint stands: see ``CheckpointRecord``."""
+    """The position of a new checkpoint in the history: see ``CheckpointRecord``."""
 
     namespace: str
     parent_id: str | None
@@ -129,7 +129,7 @@ class CheckpointPosition(NamedTuple):
 
 
 def delta_channels(full: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The DeltaChannels of a checkpoint, by its metadata."""
+    """Return the DeltaChannels of a checkpoint, from its metadata."""
     counters = full.get(_COUNTERS)
     return counters if isinstance(counters, dict) else {}
 
@@ -143,10 +143,10 @@ def to_record(
     new_versions: ChannelVersions,
     base: CheckpointRecord | None,
 ) -> CheckpointRecord:
-    """The record of a checkpoint. Channels that ``base`` has at the same version keep its references.
+    """Return the record of a checkpoint. Channels that ``base`` has at the same version keep its references.
 
-    A DeltaChannel's value is handed in only where it is a snapshot; until the channel's version changes it
-    is the value of the checkpoints after that one, too.
+    A DeltaChannel's value is passed only if it is a snapshot; until the channel's version changes it is
+    also the value of the checkpoints after that one.
     """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
     deltas = delta_channels(full)
@@ -201,7 +201,7 @@ def to_record(
 
 @dataclass(slots=True)
 class Values:
-    """A checkpoint's values as read: of its channels, and of its pending writes."""
+    """The values of a checkpoint as read: of its channels, and of its pending writes."""
 
     channels: dict[str, Any]
     writes: list[tuple[str, str, Any]]
@@ -217,8 +217,8 @@ def read_values(
     generation: int,
     root: str | None,
 ) -> Program[Values]:
-    """Read the values of a checkpoint that a loop starts from: recalled from the cache where they are what
-    is stored, and remembered there. ``root`` is the head of the thread's root."""
+    """Read the values of a checkpoint that a loop starts from: from the cache if they are what is stored,
+    else from the database into the cache. ``root`` is the head of the thread's root."""
     channels: dict[str, Any] = {}
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
@@ -297,7 +297,7 @@ def _write_refs(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> dic
 
 
 class noted:  # noqa: N801 - read as a statement: with noted(…)
-    """Name the checkpoint in errors about its content."""
+    """Adds the thread and the checkpoint to errors about the checkpoint's content."""
 
     __slots__ = ("_checkpoint_id", "_partition")
 
@@ -317,8 +317,8 @@ class noted:  # noqa: N801 - read as a statement: with noted(…)
 def to_tuple(
     serde: Serde, partition: Partition, record: CheckpointRecord, values: Values, thread: str | None = None
 ) -> CheckpointTuple:
-    """LangGraph's shape of a stored checkpoint. The ``thread`` that carries a load goes into its config, and
-    into the parent's: a copy of a checkpoint is put beside it, on its parent."""
+    """Return LangGraph's form of a stored checkpoint. The ``thread`` that carries a load is part of its
+    config and of the parent's: a copy of a checkpoint is put beside it, on its parent."""
     checkpoint: dict[str, Any] = {
         "v": record.v,
         "ts": record.ts,
@@ -352,7 +352,7 @@ def read_metadata(serde: Serde, partition: Partition, record: CheckpointRecord) 
 def read_history(
     serde: Serde, digest: Digester, partition: Partition, carried: Mapping[str, Carried]
 ) -> Program[dict[str, DeltaChannelHistory]]:
-    """LangGraph's shape of what rebuilds DeltaChannels."""
+    """Return LangGraph's form of the values from which DeltaChannels are rebuilt."""
     wanted: dict[str, bytes] = {}
     for channel, item in carried.items():
         if item.seed is not None:

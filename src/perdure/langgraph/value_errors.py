@@ -1,4 +1,4 @@
-"""Errors about values that are not stored or not built: which channels, which types, and what to write."""
+"""Errors about values that are not stored or not built: the channels, the types, and the option to pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.model.tree import Tree
 
 
 def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
-    """The error for values of a write, by channel, of which one was refused with ``error``."""
+    """Return the error for values of a write, by channel, of which one was refused with ``error``."""
     missing: dict[TypeName, None] = {}
     channels: dict[str, None] = {}
     for channel, value in values:
@@ -33,7 +33,7 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
 
 
 def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:
-    """The error for stored values, by channel, of which one was refused with ``error``."""
+    """Return the error for stored values, by channel, of which one was refused with ``error``."""
     channels: dict[str, None] = {}
     found: dict[str, Unreadable] = {}
     for channel, tree in trees.items():

@@ -1,7 +1,7 @@
-"""The versions of channels: whole numbers in a new thread, what they were in a thread from another saver.
+"""The versions of channels: integers in a new thread, the previous type in a thread from another saver.
 
-LangGraph compares the versions of one thread with each other, so that a thread goes on in the type that it
-has: every version is greater than the one before it by that type's own order.
+LangGraph compares the versions of one thread with each other, so a thread keeps the type that it has: every
+version is greater than the one before it by that type's own order.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _LAST_DIGITS = re.compile(r"(.*?)(\d+)\D*", re.ASCII | re.DOTALL)
 
 
 def next_version(current: Version | None) -> Version:
-    """A version greater than ``current``, of its type; the first is 1. ``Unserialisable`` for a number that
-    has no next one."""
+    """Return a version greater than ``current``, of its type; the first is 1. ``Unserialisable`` is raised
+    for a number that has no successor."""
     if current is None:
         return 1
     if isinstance(current, str):
@@ -34,7 +34,7 @@ def next_version(current: Version | None) -> Version:
 
 def _next_text(current: str) -> str:
     if (stock := _STOCK.fullmatch(current)) and (raised := _raised(stock[1])):
-        # As the stock savers write them: the number, and noise that tells branches of a thread apart.
+        # As the stock savers write them: the number, and noise that distinguishes branches of a thread.
         return f"{raised}.{random.random():016}"  # noqa: S311 - no secret
     if (other := _LAST_DIGITS.fullmatch(current)) and (raised := _raised(other[2])):
         return other[1] + raised
@@ -42,6 +42,6 @@ def _next_text(current: str) -> str:
 
 
 def _raised(digits: str) -> str | None:
-    """The next number in as many digits, so that it is greater as text; ``None`` where it needs more."""
+    """Return the next number in as many digits, so that it is greater as text; ``None`` if it needs more."""
     raised = f"{int(digits) + 1:0{len(digits)}}"
     return raised if len(raised) == len(digits) else None

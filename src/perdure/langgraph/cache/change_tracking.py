@@ -1,8 +1,8 @@
-"""Handing out copies of a list's elements, and seeing which of them come back unchanged.
+"""Copies of a list's elements, and the detection of those that come back unchanged.
 
-A template holds decoded elements that nothing outside the cache ever refers to. Copies are made from it,
-never from an object that somebody may change. A watch lists everything mutable inside the copies that were
-handed out last, and what each container held then: an element is unchanged exactly when its containers
+A template holds decoded elements to which nothing outside the cache refers. Copies are made from it, never
+from an object that a caller may change. A watch lists everything mutable inside the copies that were
+returned last, and the content of each container then: an element is unchanged exactly when its containers
 still hold the same objects. Only copies are watched. What a caller made itself is packed at every put, so
 nothing that may change meanwhile is ever walked in Python.
 
@@ -41,7 +41,7 @@ _IMMUTABLE = frozenset(
 _MODELS = frozenset({AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage})
 
 _IS_ATOMIC = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-"""Whether a call into C is seen by other threads as one step. Elsewhere nothing is watched."""
+"""True if other threads see a call into C as one step. Elsewhere nothing is watched."""
 
 _inside = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
@@ -54,10 +54,10 @@ _set = object.__setattr__
 
 
 class Template:
-    """Decoded elements that only the cache holds. Never changed; ``extended`` makes another.
+    """Decoded elements that only the cache refers to. Immutable; ``extended`` makes another template.
 
-    The containers inside are numbered in one sequence, whatever element they belong to. Opaque elements, in
-    which something is neither immutable nor a plain container, are left out: they are decoded every time.
+    The containers inside are numbered in one sequence across all elements. Opaque elements, which contain
+    something that is neither immutable nor a plain container, are left out: they are decoded every time.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Template:
         self.values: list[Any] = []
         self.opaque: list[int] = []
         self._containers: list[Any] = []
-        # Where one container stands in another: its number, the other's, and the key there.
+        # Positions of containers in others: a container's number, its parent's, and the key in the parent.
         self._children: list[int] = []
         self._parents: list[int] = []
         self._keys: list[Any] = []
@@ -82,7 +82,7 @@ class Template:
         self._roots: list[int] = []
         self._extras: list[int] = []
         self._given: list[set[str]] = []
-        # Containers by kind: dicts with something in them, such lists, and empty ones.
+        # Containers by kind: dicts that are not empty, lists that are not, and empty ones of both.
         self._dicts: list[int] = []
         self._lists: list[int] = []
         self._empty: list[int] = []
@@ -91,11 +91,11 @@ class Template:
 
     @classmethod
     def over(cls, values: Iterable[Any]) -> Template:
-        """The template of decoded elements that nothing else refers to."""
+        """Return the template of decoded elements that nothing else refers to."""
         return cls().extended(values)
 
     def extended(self, values: Iterable[Any]) -> Template:
-        """The template of this one's elements and more."""
+        """Return the template of this one's elements and more."""
         new = Template()
         for name in Template.__slots__:
             setattr(new, name, getattr(self, name).copy())
@@ -139,8 +139,14 @@ class Template:
                 self._lists.append(number)
 
     def copies(self, opaque: Callable[[int], Any]) -> tuple[list[Any], Watch | None]:
-        """The elements as objects of their own, and the watch over them. ``opaque`` makes an opaque one anew,
-        by position."""
+        """Return the elements as new objects, and the watch over them.
+
+        Args:
+            opaque: Makes the opaque element at a position.
+
+        Returns:
+            The elements, and their watch: ``None`` on interpreters where nothing can be watched.
+        """
         made = list(map(_copy, self._containers))
         at = made.__getitem__
         _drain(map(setitem, map(at, self._parents), self._keys, map(at, self._children)))
@@ -183,9 +189,12 @@ class Template:
 
 
 class Watch(NamedTuple):
-    """Copies that were handed out, with everything mutable inside them as it was then. ``places`` says where
-    each one stands, by its identity; the watch keeps them alive, so that no identity is used again. Dicts and
-    lists that have nothing in them are ``empty``; of the others there is what each one held, in columns."""
+    """Copies that were returned to a caller, with everything mutable inside them as it was then.
+
+    ``places`` maps the identity of each copy to its position; the watch keeps the copies alive, so that no
+    identity is used again. ``empty`` holds the dicts and lists without content; the content of the others is
+    kept in columns.
+    """
 
     places: dict[int, int]
     values: list[Any]
@@ -204,20 +213,20 @@ class Watch(NamedTuple):
     list_items: list[Any]
 
     def joined(self, more: Watch) -> Watch:
-        """The watch over these copies and more."""
+        """Return the watch over these copies and more."""
         places = self.places.copy()
         places.update(zip(more.places, map(len(self.values).__add__, more.places.values()), strict=True))
         columns: Iterator[Any] = map(list.__add__, self[1:], more[1:])
         return Watch(places, *columns)
 
     def unchanged(self) -> Iterator[bool]:
-        """True for everything that is as it was. Exhausted by one call into C, it is asked at one moment."""
+        """Yield True for everything that is unchanged. Exhausted by one call into C, it is one snapshot."""
         columns: tuple[Iterator[bool], ...] = (
             map(is_, map(type, self.models), self.classes),
             map(is_, map(_inside, self.models), self.roots),
             map(is_, map(_extra, self.models), self.extras),
             map(not_, self.empty),
-            # Then they are walked: those of another size than then would end the columns too early.
+            # Sizes first: a container whose size has changed would shift the columns that follow.
             map(eq, map(len, self.dicts), self.sizes),
             map(eq, map(len, self.lists), self.lengths),
             map(is_, chain.from_iterable(self.dicts), self.names),
@@ -227,9 +236,9 @@ class Watch(NamedTuple):
         return map(all, columns)
 
     def is_free(self) -> bool:
-        """Whether the copies are unchanged and nothing else refers to them, so that they may be handed out
-        again as they are. Only messages are looked at; for others, and where references are not counted, the
-        answer is no."""
+        """Return True if the copies are unchanged and nothing else refers to them, so that they may be
+        returned again as they are. Only messages are examined; for other elements, and where references
+        cannot be counted, the answer is False."""
         if not _COUNTS or len(self.models) != len(self.values) or self.references() != _REFERENCES:
             return False
         given = list(map(_given, self.models))
@@ -241,8 +250,8 @@ class Watch(NamedTuple):
         )
 
     def references(self) -> tuple[int, int, int]:
-        """The most references that there are to a message, to a container inside one, and to the set of the
-        fields that one was given."""
+        """Return the most references to a message, to a container inside one, and to the set of the fields
+        that one was given."""
         containers = max(map(getrefcount, chain(self.empty, self.dicts, self.lists)), default=0)
         given = max(map(getrefcount, map(_given, self.models)), default=0)
         return max(map(getrefcount, self.models), default=0), containers, given
@@ -252,8 +261,9 @@ Inner = tuple[Any, int | None, Any]
 
 
 def _inner(value: Any) -> list[Inner] | None:
-    """The containers inside a decoded element: each with the position here of the one that it stands in, and
-    the key there. ``None`` where something inside is neither immutable nor a plain container."""
+    """Return the containers inside a decoded element, each with the position in this list of the one that
+    contains it, and the key there; ``None`` if something inside is neither immutable nor a plain
+    container."""
     kind = type(value)
     found: list[Inner] = []
     if kind in _MODELS:
@@ -277,14 +287,14 @@ def _inner(value: Any) -> list[Inner] | None:
 
 
 _REFERENCES = (3, 4, 2)
-"""References to what nobody but one watch holds, counted by a call into C, which holds one itself. A message:
-``values`` and ``models``. A container: its kind's column, what it stands in, and one more column (``roots``,
-``extras`` or what its parent held). The set of given fields: its message."""
+"""References to objects that only one watch holds, counted by a call into C, which holds one itself. A
+message: ``values`` and ``models``. A container: its kind's column, its parent, and one more column
+(``roots``, ``extras`` or the parent's content). The set of given fields: its message."""
 
 
 def _is_counted() -> bool:
-    """Whether references are counted as expected: seen on messages that nobody else can hold. A tracer that
-    keeps frames, or an interpreter that counts otherwise, makes it no."""
+    """Return True if references are counted as expected, tried on messages that only this function holds.
+    False under a tracer that keeps frames, or on an interpreter that counts otherwise."""
     messages = [
         AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}, tool_calls=[]),
         HumanMessage(["b", {"type": "text"}], id="2", odd=1),

@@ -1,8 +1,8 @@
-"""Pausing the cycle collector while many objects are made at once.
+"""Pauses the cycle collector while many objects are made at once.
 
 Building the state of a long conversation makes tens of thousands of containers, none of which is garbage
-yet; the collector would walk all of them, and everything else that is alive, again and again, and take more
-time than the building. The pause covers only work that neither waits nor calls the user's code for long.
+yet; the collector would walk all of them, and every other living object, again and again, and take more time
+than the building. The pause covers only work that neither waits nor calls the user's code for long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from threading import Lock
 
 
 class _Pause:
-    """A pause that several threads may be in at once; the last to leave ends it."""
+    """A pause that several threads may hold at once; the last to leave ends it."""
 
     def __init__(self) -> None:
         self._lock = Lock()

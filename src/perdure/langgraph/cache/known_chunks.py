@@ -1,9 +1,9 @@
 """The chunks of a thread that a process takes for stored, and the checks that prove it in the commit.
 
-A write leaves out the chunks that are stored already. Whether they are is known from earlier loads and writes
-of this process, and that knowledge can be wrong: the database may have come back older than it was. So
-nothing is believed that the commit itself does not prove. A checkpoint that is there proves all that was
-stored before it; a chunk that was stored since is checked by itself.
+A write leaves out the chunks that are stored already. This process knows them from its earlier loads and
+writes, and that knowledge can be wrong: the database may have been restored to an earlier state. So nothing
+is relied on that the commit itself does not prove. A checkpoint that is present proves all that was stored
+before it; a chunk that was stored since is checked by itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CHECKS_MAX = 64
 
 class WriteBasis(NamedTuple):
     """The thread as a write in ``namespace`` is planned on it: its collection generation, the checkpoints
-    that are heads of this namespace and of the root, and whether the commit is refused when the first has
-    changed."""
+    that are heads of this namespace and of the root, and ``is_guarded``: True if the commit is refused when
+    the namespace's head has changed."""
 
     generation: int
     namespace: str
@@ -36,15 +36,15 @@ class WriteBasis(NamedTuple):
 
     @property
     def guards_root(self) -> bool:
-        """Whether the commit proves by its own guard that the root's head is there."""
+        """True if the commit proves by its own guard that the root's head is present."""
         # An id alone proves nothing: checkpoints of two namespaces may have the same.
         is_root = self.namespace == ROOT and self.head == self.root
         return self.is_guarded and self.head is not None and is_root
 
 
 class Reuse(Enum):
-    """The known chunks that a write leaves out: ``ALL``, those that one check of the root
-    proves, or ``NONE``."""
+    """The known chunks that a write leaves out: all (``ALL``), those that one check of the root
+    proves (``OF_ROOT``), or none (``NONE``)."""
 
     ALL = "all"
     OF_ROOT = "of root"
@@ -55,8 +55,8 @@ class Reuse(Enum):
 class KnownChunks:
     """The chunks that are known in one collection generation, by digest, and nodes with their digests.
 
-    All of ``stored`` is there if the checkpoint ``root`` is; of ``recent`` that has to be checked one by one.
-    ``past`` are checkpoints that ``root`` was before, on the way of this process.
+    All of ``stored`` is present if the checkpoint ``root`` is; each of ``recent`` has to be checked by
+    itself. ``past`` holds earlier values of ``root``, as this process moved it.
     """
 
     generation: int
@@ -67,17 +67,17 @@ class KnownChunks:
     past: deque[str | None] = field(default_factory=lambda: deque(maxlen=_PAST_MAX))
 
     def follows(self, root: str | None) -> bool:
-        """Whether a thread with this head of its root is the known one, or a little older look at it."""
+        """Return True if ``root`` is the known head of the root, or one that this process has replaced."""
         return root == self.root or root in self.past
 
     def advance(self, root: str, replaced: str | None, digests: Iterable[bytes]) -> None:
-        """The root's head was moved by this process from ``replaced``, and these chunks are there beside what
-        was known."""
+        """Record that this process moved the root's head from ``replaced`` to ``root``, and that these chunks
+        are stored besides the known ones."""
         if replaced != self.root:
-            # Heard of later than of another move: this checkpoint does not prove what came with that one.
+            # Another move was recorded in between: this checkpoint does not prove what came with that one.
             self.recent.update(digests)
             return
-        # First the proof, then what it proves: another thread may be planning a write with this meanwhile.
+        # First the proof, then what it proves: another thread may be planning a write with this instance.
         self.past.append(self.root)
         self.root = root
         digests = list(digests)
@@ -91,8 +91,14 @@ class KnownChunks:
 def entered(known: KnownChunks, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
     """Return what is known of a thread in a generation and with a head of its root: ``known``, or its rest.
 
-    Chunks of another generation are let go. Where the root's head is not the one that this process knows,
-    ``exactly`` or from a little earlier, each chunk has to be proven anew.
+    Chunks of another generation are dropped. Where the root's head is not the one that this process knows,
+    each chunk has to be proven again.
+
+    Args:
+        known: What is known so far.
+        generation: The thread's collection generation.
+        root: The head of its root.
+        exactly: Do not accept a head that this process has replaced.
     """
     if generation != known.generation or known.is_full():
         return KnownChunks(generation, root)
@@ -104,10 +110,17 @@ def entered(known: KnownChunks, generation: int, root: str | None, *, exactly: b
 def proof(
     known: KnownChunks, basis: WriteBasis, relied: Iterable[bytes], *, leans: bool, room: int
 ) -> tuple[Check, ...] | None:
-    """Return the checks that prove what a write leaves out.
+    """Return the checks that prove the chunks that a write leaves out.
 
-    ``relied`` are recent chunks, ``leans`` says that it left out others. ``None`` where more checks are
-    needed than there is ``room`` for.
+    Args:
+        known: The chunks that the write was planned with.
+        basis: The thread as the write was planned on it.
+        relied: The recent chunks that are left out.
+        leans: True if other known chunks are left out, too.
+        room: The most checks that the commit has room for.
+
+    Returns:
+        The checks, ``None`` if there are more of them than ``room`` or ``_CHECKS_MAX``.
     """
     checks = [Check(CHUNK, (digest,), Expect.PRESENT) for digest in sorted(relied)]
     if leans and not basis.guards_root and known.root is not None:

@@ -1,10 +1,10 @@
-"""Channel values to references and back, with what this process knows already.
+"""Translates channel values to references and back, reusing what this process knows already.
 
-A value that is put is packed first, and everything after that looks at the packed bytes: what is stored and
-what is believed to be stored are the same, whatever becomes of the value meanwhile. For each thread the cache
-holds the digests that are stored, and for each list channel its elements as they were handed out last: one
-that comes back provably unchanged is neither packed nor hashed again. The cache can only save work: a value
-is recognised by its reference, an element by its identity and its watch.
+A value that is put is packed first, and everything after that uses the packed bytes: what is stored and what
+is believed to be stored are the same, even if the value changes meanwhile. For each thread the cache holds
+the digests that are stored, and for each list channel its elements as they were returned last: one that comes
+back provably unchanged is neither packed nor hashed again. The cache can only save work: a value is
+recognised by its reference, an element by its identity and its watch.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _KEY_MAX = 1024
 _SLOTS_MAX = 256
 
 Source = int | bytes
-"""Where to take an element's decoded form from: its place among those that were handed out, or its bytes."""
+"""The source of an element's decoded form: its position among those of the last load, or its bytes."""
 
 
 class Handed(NamedTuple):
-    """A list's elements as a load handed them out: what copies are made of, the bytes of the opaque ones by
-    position, and the watch over the copies, if there is one."""
+    """A list's elements as a load returned them: the template that copies are made of, the bytes of the
+    opaque ones by position, and the watch over the copies, if there is one."""
 
     template: Template
     opaque: dict[int, bytes]
@@ -59,8 +59,8 @@ class Handed(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Elements:
-    """A list's elements as they are stored: their references, packed sizes and sources, and how the list was
-    cut. ``handed`` is the load that numbers among the sources refer to."""
+    """A list's elements as they are stored: their references, packed sizes and sources, and the cuts of the
+    list. ``handed`` is the load that positions among the sources refer to."""
 
     refs: list[bytes]
     sizes: list[int]
@@ -70,11 +70,11 @@ class Elements:
 
     @property
     def size(self) -> int:
-        """Packed bytes of the whole list."""
+        """Packed size of the whole list in bytes."""
         return len(array_header(len(self.refs))) + sum(self.sizes)
 
     def bodies(self, serde: Serde) -> list[bytes]:
-        """Each element in packed form."""
+        """Return each element in packed form."""
         return [s if isinstance(s, bytes) else self._body(serde, s) for s in self.sources]
 
     def _body(self, serde: Serde, place: int) -> bytes:
@@ -96,7 +96,7 @@ class KnownValue:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole value, serialised; those that it shares with others count as well."""
+        """Serialised size of the whole value in bytes, including what it shares with other values."""
         if self.elements is not None:
             return self.elements.size
         return 0 if self.payload is None else len(self.payload[1])
@@ -104,7 +104,7 @@ class KnownValue:
 
 @dataclass(slots=True, eq=False)
 class ThreadCache:
-    """What this process remembers of one thread."""
+    """The cached state of one thread in this process."""
 
     known: KnownChunks = field(default_factory=lambda: KnownChunks(-1, None))
     lock: Lock = field(default_factory=Lock)
@@ -112,8 +112,9 @@ class ThreadCache:
     seen: OrderedDict[str, HeadRefs] = field(default_factory=OrderedDict)
 
     def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
-        """The chunks that are known of the thread as it is seen now. What is let go is let go as a whole, so
-        that a caller who is still busy with it adds nothing to what replaces it; values stay."""
+        """Return the chunks that are known of the thread in its present state. Knowledge of an earlier state
+        is replaced as a whole, so that a caller that still uses it adds nothing to the new one; values
+        stay."""
         self.known = entered(self.known, generation, root, exactly=exactly)
         return self.known
 
@@ -122,7 +123,7 @@ class ThreadCache:
         self.known = KnownChunks(generation, root)
 
     def see(self, namespace: str, seen: HeadRefs) -> None:
-        """Remember a head. A thread's subgraphs come with ever new namespaces, so the oldest go."""
+        """Remember a head. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
         with self.lock:
             self.seen[namespace] = seen
             self.seen.move_to_end(namespace)
@@ -130,13 +131,13 @@ class ThreadCache:
                 self.seen.popitem(last=False)
 
     def is_of_head(self, slot: tuple[str, str], held: KnownValue, head: str | None) -> bool:
-        """Whether a value is one of this head of its namespace."""
+        """Return True if a value belongs to the checkpoint ``head`` of its namespace."""
         namespace, channel = slot
         seen = self.seen.get(namespace)
         return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
 
     def hold(self, held: Mapping[tuple[str, str], KnownValue]) -> None:
-        """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest go."""
+        """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
         with self.lock:
             for slot, value in held.items():
                 self.held.pop(slot, None)
@@ -145,12 +146,12 @@ class ThreadCache:
                 del self.held[next(iter(self.held))]
 
     def sizes(self, namespace: str, references: Mapping[str, bytes]) -> dict[str, int]:
-        """Bytes of each channel's value, where it is remembered under the reference it has."""
+        """Return the size in bytes of each channel's value that is remembered under its reference."""
         found = ((channel, ref, self.held.get((namespace, channel))) for channel, ref in references.items())
         return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
 
     def weight(self) -> int:
-        """Roughly how many elements are held; a payload counts one for each half kilobyte."""
+        """Return roughly the number of elements that are held; a payload counts one for each 512 bytes."""
         weight = 8
         for held in list(self.held.values()):
             if held.elements is not None:
@@ -181,7 +182,7 @@ class Caches:
             return cache
 
     def weigh(self, partition: Partition) -> None:
-        """Account for what a thread's cache holds now, and let the longest unused go."""
+        """Update the account of a thread's cache, and drop the least recently used threads over the bound."""
         with self._lock:
             cache = self._threads.get(partition)
             if cache is None:
@@ -207,7 +208,12 @@ class Frozen(NamedTuple):
 
     @classmethod
     def of(cls, serde: Serde, value: Any) -> Frozen:
-        """The value as it is now; ``TypeNotAllowed`` or ``Unserialisable`` when it would not come back."""
+        """Pack a value as it is now.
+
+        Raises:
+            TypeNotAllowed: The value contains a type that is not allowed.
+            Unserialisable: The value could not be read back.
+        """
         if type(value) is list:
             return cls(elements=serde.pack_each(value))
         return cls(payload=serde.payload(value))
@@ -223,7 +229,14 @@ class PackedValue(NamedTuple):
 class Encoding:
     """The encoding of one write: references by channel, and the chunks that are not stored yet.
 
-    Nothing of it reaches the cache until ``acknowledge`` says that the chunks are durable.
+    The cache is updated only by ``acknowledge``, after the chunks are durable.
+
+    Args:
+        serde: Packs the values.
+        digest: Names the chunks.
+        cache: The thread's cache.
+        basis: The thread as the write is planned on it.
+        belief: The known chunks that may be left out.
     """
 
     def __init__(
@@ -253,13 +266,13 @@ class Encoding:
         return self._builder.fresh
 
     def proof(self, room: int) -> tuple[Check, ...] | None:
-        """The checks that prove the chunks that were left out, ``None`` for more than ``room`` of them."""
+        """Return the checks that prove the chunks that were left out, ``None`` for more than ``room``."""
         builder = self._builder
         relied = builder.relied - builder.fresh.keys()
         return proof(self._known, self._basis, relied, leans=builder.leans, room=room)
 
     def channel(self, namespace: str, channel: str, value: Any) -> bytes:
-        """The reference of a channel's value; ``value`` may be frozen."""
+        """Return the reference of a channel's value; ``value`` may be frozen."""
         slot = (namespace, channel)
         if type(value) is list or (type(value) is Frozen and value.elements is not None):
             held = self._list(slot, value)
@@ -270,7 +283,7 @@ class Encoding:
         return held.ref
 
     def frozen(self) -> dict[tuple[str, str], Frozen]:
-        """The values of channels that were encoded, as they were then."""
+        """Return the values of the encoded channels as they were when they were encoded."""
         return {
             slot: Frozen(payload=held.payload or (refs.NULL, b""))
             if held.elements is None
@@ -279,7 +292,7 @@ class Encoding:
         }
 
     def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
-        """A list: what is provably stored already keeps its reference, the rest is packed."""
+        """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
         before = self._current(slot, self._cache.held.get(slot))
         handed = None if before is None else before.handed
         found: list[bytes] = []
@@ -311,8 +324,8 @@ class Encoding:
         return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, handed))
 
     def _packed(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
-        """For each element its place in the watch, if it is unchanged, and of the others the packed form: all
-        as of one moment, as far as they are plain data."""
+        """Return for each element its position in the watch if it is unchanged, and the packed form of the
+        others: all of one moment, as far as they are plain data."""
         if watch is not None:
             values = value.copy()
             places = list(map(watch.places.get, map(id, values)))
@@ -330,20 +343,20 @@ class Encoding:
         return [None] * len(bodies), bodies
 
     def _current(self, slot: tuple[str, str], held: KnownValue | None) -> Elements | None:
-        """A held list's elements, if the commit proves that their chunks are stored: it is refused when this
-        is not the generation, or the head of the namespace is another."""
+        """Return a held list's elements if the commit proves that their chunks are stored: it is refused
+        when the generation or the head of the namespace has changed."""
         if held is None or held.elements is None or held.generation != self._generation:
             return None
         basis = self._basis
         return held.elements if basis.is_guarded and self._cache.is_of_head(slot, held, basis.head) else None
 
     def write(self, value: Any) -> bytes:
-        """The reference of a pending write, which may be frozen; it shares chunks with the value that it
-        becomes."""
+        """Return the reference of a pending write, which may be frozen; it shares chunks with the channel
+        value that it becomes."""
         return self._other(value)[0]
 
     def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
-        """The reference and payload of a value that is not known by element."""
+        """Return the reference and payload of a value whose elements are not cached."""
         kind, body = value.payload if type(value) is Frozen else self._serde.payload(value)
         if kind != refs.MSGPACK or not _may_be_split(body):
             return self._builder.payload(kind, body), (kind, body)
@@ -351,7 +364,8 @@ class Encoding:
         return part.ref, (kind, part.body)
 
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
-        """The chunks are durable, and the encoded channel values are those of ``record``, the head."""
+        """Update the cache: the chunks are durable, and ``record``, if given, is the head to which the
+        encoded channel values belong."""
         known, builder = self._known, self._builder
         known.nodes.update(builder.seen)
         if record is not None and record.namespace == ROOT:
@@ -363,13 +377,14 @@ class Encoding:
             self._cache.see(record.namespace, HeadRefs(record.id, record.refs))
 
     def _element(self, body: bytes) -> PackedValue:
-        """The reference of a packed element, and the bytes that it stands for."""
+        """Return the reference of a packed element, and its whole body."""
         if len(body) > _SPLIT_ELEMENT and _may_be_split(body):
             return self._split(self._serde.plain(body), 1)
         return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
 
     def _split(self, value: Any, depth: int, *, always: bool = False) -> PackedValue:
-        """A plain value in pieces. A container inside another is split only if it is large, or ``always``."""
+        """Split a plain value into chunks. A container inside another is split only if its packed form is
+        larger than 4096 bytes, or ``always`` is set."""
         kind = type(value)
         if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
             if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
@@ -401,12 +416,12 @@ class Encoding:
 
 
 def _is_short(key: object) -> bool:
-    """Whether a dict's key may stand in a node: a chunk has a largest size."""
+    """Return True if a dict's key may be part of a node: the size of a chunk is limited."""
     return type(key) is str and len(key) <= _KEY_MAX
 
 
 def _may_be_split(body: bytes) -> bool:
-    """Whether packed bytes are a list, a dict, or a DeltaChannel's snapshot."""
+    """Return True if packed bytes are a list, a dict, or a DeltaChannel's snapshot."""
     first = body[0]
     return 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF or ext_code(body) == SNAPSHOT_EXT
 
@@ -423,11 +438,22 @@ def take(
     *,
     are_roots: bool,
 ) -> dict[str, Any]:
-    """The values of trees that were read, remembered for the next load and put. ``root`` is the root's head;
-    ``are_roots`` says that all that was read is part of it."""
+    """Return the values of trees that were read, and remember them for the next load and put.
+
+    Args:
+        serde: Unpacks the values.
+        cache: The thread's cache.
+        namespace: The namespace of the checkpoint.
+        trees: The values that were read, by channel.
+        expansion: The chunks and nodes that were read for them.
+        references: The references of the checkpoint, by channel.
+        generation: The thread's collection generation.
+        root: The head of the thread's root.
+        are_roots: True if all that was read belongs to that head.
+    """
     out: dict[str, Any] = {}
     known = cache.enter(generation, root)
-    # What the root's head refers to is there whenever it is; pending writes and subgraphs come after it.
+    # What the root's head refers to is present if the head is; pending writes and subgraphs come after it.
     (known.stored if are_roots else known.recent).update(expansion.used)
     known.nodes.update(expansion.nodes)
     for channel, tree in trees.items():
@@ -445,8 +471,8 @@ def take(
 
 
 def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownValue]:
-    """A held value for a new owner, and what stands for it now. Call it under the cache's lock: it hands
-    elements out again that nobody else holds."""
+    """Return a held value for a new owner, and the record that replaces ``held``. Call it under the cache's
+    lock: it may return elements again to which only the cache refers."""
     if held.elements is not None:
         # Loading it proves that its chunks are stored in the generation of the load.
         return _handed_out(serde, held.elements, held.ref, generation)
@@ -457,7 +483,7 @@ def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownV
 def _handed_out(
     serde: Serde, elements: Elements, ref: bytes, generation: int
 ) -> tuple[list[Any], KnownValue]:
-    """A list made of what is stored, for a new owner who shares nothing mutable with anybody."""
+    """Build a list for a new owner, which shares nothing mutable with any other."""
     sources, before = elements.sources, elements.handed
     new = iter(_unpacked(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
@@ -491,13 +517,13 @@ def _handed_out(
 
 
 def _unpacked(serde: Serde, bodies: list[bytes]) -> list[Any]:
-    """Packed values decoded in one go."""
+    """Decode packed values in one call."""
     values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies)) if bodies else []
     return values
 
 
 def _common(left: Sequence[object], right: Sequence[object]) -> int:
-    """How many elements two sequences have in common at their start."""
+    """Count the elements that two sequences have in common at their start."""
     return sum(takewhile(bool, map(eq, left, right)))
 
 
@@ -509,7 +535,7 @@ class Pool:
         self._elements: dict[bytes, tuple[Any, bytes]] = {}
 
     def value(self, tree: Tree) -> Any:
-        """A value of its own for a tree."""
+        """Return the value of a tree, which shares nothing mutable with other values."""
         if not isinstance(tree, EncodedList):
             return self._serde.value(*joined(tree))
         known = self._elements

@@ -106,7 +106,7 @@ def test_a_sound_thread_and_an_absent_one_have_no_findings(store: tuple[Database
     assert database.fsck("nobody") == []
     assert database.fsck() == []
     repaired = database.repair("thread")
-    assert (repaired.mended, repaired.left) == ((), ())
+    assert (repaired.fixed, repaired.left) == ((), ())
     assert everything(driver) == before
 
 
@@ -126,7 +126,7 @@ def test_a_hole_is_found_and_closed_with_the_nearest_ancestor(store: tuple[Datab
     assert (hole.kind, hole.repairable) == (Damage.HOLE, True)
     assert ids[4] in hole.detail
     repaired = database.repair("thread")
-    assert repaired.mended == (hole,)
+    assert repaired.fixed == (hole,)
     assert repaired.left == ()
     assert database.fsck() == []
     assert one(driver, CHECKPOINT, ("", ids[5])).fields["parent_id"] == ids[3]
@@ -164,7 +164,7 @@ def test_a_thread_works_on_after_a_repair(store: tuple[Database, Driver]) -> Non
     ids = talk(database)
     commit(driver, Delete(CHECKPOINT, ("", ids[-1])), Delete(CHECKPOINT, ("", ids[2])))
     assert {f.kind for f in database.fsck()} == {Damage.HEAD, Damage.HOLE}
-    assert len(database.repair("thread").mended) == 2
+    assert len(database.repair("thread").fixed) == 2
     talk(database, turns=1)
     assert database.fsck() == []
 
@@ -292,7 +292,7 @@ def test_a_hole_under_replayed_values_is_left_for_a_person(store: tuple[Database
     commit(driver, record.put(), Delete(CHECKPOINT, ("", ids[4])))
     hole = only(database.fsck())
     assert (hole.kind, hole.repairable) == (Damage.HOLE, False)
-    assert "said" in hole.mend
+    assert "said" in hole.advice
     assert database.repair("thread").left == (hole,)
 
 

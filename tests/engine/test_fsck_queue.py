@@ -92,7 +92,7 @@ def test_messages_that_no_inbox_counts_are_found(queue: Queue) -> None:
 def test_a_queue_that_nobody_would_look_at_is_found(queue: Queue) -> None:
     queue.accept()
     commit(queue, changed(queue, LANE, ("inbox",), ready_at=None, due_at=None))
-    assert found(queue) == ["the inbox has something to do, and no time at which anybody looks at it"]
+    assert found(queue) == ["the inbox has something to do, and no time at which it is due"]
 
 
 def test_an_open_run_that_is_gone_is_found(queue: Queue) -> None:
@@ -114,7 +114,7 @@ def test_an_open_run_that_no_inbox_knows_is_found(queue: Queue) -> None:
     held = queue.held()
     queue.finish(held)
     commit(queue, changed(queue, RUN, (held.run.id,), state="open"))
-    assert found(queue) == [f"run {held.run.id} is open, and the inbox does not know of it: nobody ends it"]
+    assert found(queue) == [f"run {held.run.id} is open, and the inbox does not have it: no worker ends it"]
     commit(queue, Delete(INBOX, (1,)))
     assert f"the open run {held.run.id} took message 1, not stored" in found(queue)
 
@@ -174,6 +174,6 @@ def test_a_repair_leaves_a_queue_as_it_is(queue: Queue) -> None:
     queue.accept()
     commit(queue, Delete(INBOX, (1,)))
     repaired = queue.run(repair(HERE, Digester()))
-    assert repaired.mended == ()
+    assert repaired.fixed == ()
     assert [finding.kind for finding in repaired.left] == [Damage.QUEUE]
     assert queue.memory.perform(Find("due", None, until=queue.now + 1)) != ()

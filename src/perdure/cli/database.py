@@ -85,7 +85,7 @@ def fsck(
                 damaged += 1
                 continue
             if repaired is not None:
-                for finding in repaired.mended:
+                for finding in repaired.fixed:
                     out.print(f"mended: {escape(str(finding))}")
                 findings = list(repaired.left)
             for finding in findings:

@@ -1,1 +1,1 @@
-"""Use cases as programs over effects: what to read, what to decide, what to commit. No I/O here."""
+"""Use cases as programs over effects: reads, decisions and commits, without I/O of their own."""

@@ -1,8 +1,8 @@
-"""What a thread says: reading all of it in bounded steps, and the digest of its content.
+"""Bounded reading of a whole thread, and the digest of its content.
 
-The digest is taken over checkpoints, pending writes, tags, heads and documents, with values by what they
-hold. It depends on no backend, no key, no generation and no version of a record, so a thread that moved has
-the digest that it had before. Chunks pass through a few at a time; nodes, which name other chunks, are held.
+The digest covers checkpoints, pending writes, tags, heads and documents, with values by their content. It is
+independent of backend, encryption key, generation and record versions, so that a moved thread keeps its
+digest. Payload chunks are read a few at a time; nodes, which name other chunks, are held in memory.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from perdure.model.records import DOCUMENT, GC, HEAD, TAG, WRITE, Partition, Rec
 from perdure.model.rekey import Graft
 
 ATTEMPTS = 5
-"""How often a thread is read anew because it was written to meanwhile."""
+"""Times that a thread is read again because it was written to meanwhile."""
 
 Report = Callable[[int], None]
-"""Is told of bytes as they are read, for whoever shows progress."""
+"""Progress callback: called with the number of bytes just read."""
 
 _FEW, _MANY = 16, 1000
 _BATCH_BYTES = 8 << 20
 
 
 def anything(contents: Contents) -> None:
-    """The check that lets every thread pass."""
+    """Accept any contents: the default check."""
 
 
 def silent(count: int) -> None:
-    """The report that nobody reads."""
+    """Ignore progress: the default report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The digest of a thread's content, or of a namespace of the store, and how much it was taken over."""
+    """Digest of a thread's content, or of a namespace of the store, with the counts of what it covers."""
 
     value: bytes
     checkpoints: int = 0
@@ -61,13 +61,13 @@ class Digest:
         return self.value.hex()
 
     def agrees(self, other: Digest) -> bool:
-        """Whether the content is the same."""
+        """Return True if the content is the same."""
         return self.value == other.value
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadContent:
-    """A thread as it was read, all but its payloads. ``pulse`` is what changes with every write to it."""
+    """A thread as it was read, without its payloads. ``pulse`` changes with every write to the thread."""
 
     pulse: object
     contents: Contents
@@ -76,7 +76,7 @@ class ThreadContent:
 
 
 class Pace:
-    """How many chunks to ask for at once, so that a batch stays near a number of bytes."""
+    """Adaptive batch size: the count of chunks to request at once so that a batch stays near 8 MiB."""
 
     def __init__(self) -> None:
         self._size = 4 * _FEW
@@ -89,21 +89,31 @@ class Pace:
             at += len(some)
 
     def learn(self, bodies: Mapping[bytes, bytes]) -> None:
-        """Take note of what a batch weighed."""
+        """Adapt to the mean chunk size of a batch."""
         mean = sum(map(len, bodies.values())) // max(1, len(bodies)) + 1
         self._size = max(_FEW, min(_MANY, _BATCH_BYTES // mean))
 
 
 def pulse(partition: Partition) -> Program[object]:
-    """What changes with every put, every write of a task, every tag, every document and every removal."""
+    """Return a value that changes with every put, task write, tag, document and removal."""
     quiet = (Range(WRITE, bodies=False), Range(DOCUMENT, bodies=False))
     found = yield from read_all(partition, Range(GC), Range(HEAD), Range(TAG), *quiet)
     return [(record.kind.name, record.key, record.version) for records in found for record in records]
 
 
 def read_thread(partition: Partition, source: Digester, target: Digester) -> Program[ThreadContent | None]:
-    """Everything of a thread but its payloads, to be named by ``target``; ``None`` when it was written to
-    meanwhile, so that nodes are gone. Raises ``MissingChunk`` when a thread at rest lacks one."""
+    """Read a thread without its payloads.
+
+    Args:
+        source: names the thread's chunks where it is read.
+        target: names them where it is written.
+
+    Returns:
+        ``None`` if nodes are gone because the thread was written to meanwhile.
+
+    Raises:
+        MissingChunk: a thread at rest lacks a chunk.
+    """
     before = yield from pulse(partition)
     contents = yield from retention.read(partition)
     (documents,) = yield from read_all(partition, Range(DOCUMENT))
@@ -123,8 +133,11 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
 def fetch(
     partition: Partition, reading: ThreadContent, names: list[bytes]
 ) -> Program[dict[bytes, bytes] | None]:
-    """Chunks of a thread that was read; ``None`` when they are gone because it was written to since. Raises
-    ``MissingChunk`` when a thread at rest lacks one."""
+    """Fetch chunks of a thread that was read; ``None`` if they are gone because it was written to since.
+
+    Raises:
+        MissingChunk: a thread at rest lacks a chunk.
+    """
     try:
         return (yield from fetch_chunks(partition, names))
     except MissingChunk:
@@ -140,8 +153,16 @@ def digest_thread(
     root: HeadView | None = None,
     check: Callable[[Contents], None] = anything,
 ) -> Program[Digest]:
-    """The digest of a thread as it stands. ``root`` stands in for the root's head of a thread that has not
-    arrived yet. Raises ``Contention`` when the thread is written to all the time."""
+    """Compute the digest of a thread as it stands.
+
+    Args:
+        report: called with the size of each payload read.
+        root: stands in for the root's head, for a thread that has not arrived yet.
+        check: called with the contents; may raise.
+
+    Raises:
+        Contention: the thread is written to all the time.
+    """
     for _ in range(ATTEMPTS):
         reading = yield from read_thread(partition, digest, digest)
         size = None if reading is None else (yield from _read_payloads(partition, reading, report))
@@ -157,7 +178,7 @@ def digest_thread(
 
 
 def _read_payloads(partition: Partition, reading: ThreadContent, report: Report) -> Program[int | None]:
-    """Read every payload and keep none; how many bytes they are, or ``None`` when some are gone."""
+    """Read every payload without keeping it; return their total bytes, ``None`` if some are gone."""
     size = 0
     pace = Pace()
     for names in pace.slices(sorted(reading.graft.payloads)):
@@ -173,7 +194,7 @@ def _read_payloads(partition: Partition, reading: ThreadContent, report: Report)
 
 
 def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
-    """The digest of what was read, once every payload has arrived."""
+    """Compute the digest of what was read, once every payload has arrived."""
     contents, graft = reading.contents, reading.graft
     digest = blake2b(digest_size=32, person=b"perdure.thread")
     places: dict[str, int] = {}
@@ -181,8 +202,8 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
         places[record.namespace] = place = places.get(record.namespace, 0) + 1
         digest.update(_packed(_checkpoint(record, place, graft)))
     for write in sorted(contents.writes, key=lambda w: w.key):
-        said = graft.reference(write.ref).content
-        digest.update(_packed(["write", *write.key, write.channel, write.task_path, write.nonce, said]))
+        content = graft.reference(write.ref).content
+        digest.update(_packed(["write", *write.key, write.channel, write.task_path, write.nonce, content]))
     for tag in sorted(contents.tags, key=lambda t: t.key):
         digest.update(_packed(["tag", *tag.key, tag.fields["namespace"], tag.fields["checkpoint_id"]]))
     for namespace, head in sorted(contents.heads.items()):
@@ -200,12 +221,12 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
 
 
 def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Checkpoints by namespace, and within it oldest first."""
+    """Sort checkpoints by namespace, oldest first within each."""
     return sorted(checkpoints, key=lambda c: (c.namespace, c.seq, c.id))
 
 
 def references(contents: Contents) -> Iterator[bytes]:
-    """Every reference that a thread's records hold."""
+    """Yield every reference that a thread's records hold."""
     for checkpoint in contents.checkpoints:
         yield from checkpoint.references()
     for write in contents.writes:
@@ -213,7 +234,7 @@ def references(contents: Contents) -> Iterator[bytes]:
 
 
 def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
-    """A checkpoint with the references of the target."""
+    """Return a checkpoint with its references renamed for the target."""
     return record.moved(
         refs={channel: graft.reference(ref).name for channel, ref in record.refs.items()},
         carried={
@@ -227,12 +248,12 @@ def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
 
 
 def renamed_write(write: PendingWrite, graft: Graft) -> PendingWrite:
-    """A pending write with the reference of the target."""
+    """Return a pending write with its reference renamed for the target."""
     return write._replace(ref=graft.reference(write.ref).name)
 
 
 def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]:
-    def said(ref: bytes | None) -> bytes | None:
+    def content(ref: bytes | None) -> bytes | None:
         return None if ref is None else graft.reference(ref).content
 
     return [
@@ -247,7 +268,7 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
         record.v,
         record.ts,
         sorted(record.versions.items()),
-        sorted((channel, said(ref)) for channel, ref in record.refs.items()),
+        sorted((channel, content(ref)) for channel, ref in record.refs.items()),
         sorted((node, sorted(seen.items())) for node, seen in record.versions_seen.items()),
         record.updated,
         record.metadata,
@@ -259,7 +280,7 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
         record.cut,
         record.deltas,
         [
-            (channel, said(carried.seed), [(w.task_id, said(w.ref)) for w in carried.writes])
+            (channel, content(carried.seed), [(w.task_id, content(w.ref)) for w in carried.writes])
             for channel, carried in sorted(record.carried.items())
         ],
         *(
@@ -277,7 +298,7 @@ def _packed(values: Any) -> bytes:
 
 
 def _flat(value: Any) -> Any:
-    """Text as its bytes, so that text which is not well-formed Unicode can be packed too."""
+    """Replace text by its bytes, so that text which is not well-formed Unicode can be packed too."""
     if isinstance(value, str):
         return ["s", value.encode("utf-8", "surrogatepass")]
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""What runs tell while they go on: a log of a thread, written by whoever holds its run, read by anybody.
+"""Event log of a thread: written by the holder of a run, read by any process.
 
-Events are numbered along the thread; the numbers only grow and have gaps. They are kept for a while, for
-those who follow a run from elsewhere or lost their connection; what counts stands in checkpoints.
+Event numbers ascend along the thread, with gaps. The events are kept for a while, for clients that follow a
+run from another process or have lost their connection; the durable state is in checkpoints.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from perdure.engine.transact import Budget
 from perdure.errors import Fenced
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, TOLD, Lane
+from perdure.model.queue import EVENTS, IN, Lane
 from perdure.model.records import EPOCH, EVENT, LANE, Partition, Record
 
 END = "end"
-"""The name of a run's last event, which is stored in the commit that ends the run."""
+"""Name of a run's last event, which is stored in the commit that ends the run."""
 
 LAST = (1 << 53) - 1
-"""Above every number: who follows a run after it hears of its end alone."""
+"""Number above every event: a subscription that starts after it receives only the end of the run."""
 
 _RECORD_MAX = 128 * 1024
 _PAGE = 100
 
 
 class Event(NamedTuple):
-    """Something that a run told: ``data`` is JSON text."""
+    """Event of a run; ``data`` is JSON text."""
 
     seq: int
     run_id: str
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Events in order, and the number to read on after; ``is_last`` says that there were no more."""
+    """Events in order, and the cursor to continue after. ``is_last`` is true if there were no more."""
 
     events: tuple[Event, ...]
     after: int
@@ -44,23 +44,23 @@ class Page(NamedTuple):
 
 
 def first_free(partition: Partition, now: int) -> Program[int]:
-    """The number from which a run may tell: above all that were given, even those that were forgotten or
-    never stored, as they come from the same clock."""
+    """Return the number from which a run may number its events: above all earlier ones, including those that
+    were removed or never stored, as they come from the same clock (``now``, microseconds)."""
     (found,) = yield from ask(Fetch(partition, (Range(EVENT, reverse=True, limit=1, bodies=False),)))
     return max(now, found[0].key[0] + 1 if found else 0)
 
 
 def span_of(data: str) -> int:
-    """How many numbers an event of this length takes."""
+    """Return the count of numbers that an event takes: one, and one more for each 128 KiB of data."""
     return 1 + len(data.encode()) // _RECORD_MAX
 
 
-def puts(run_id: str, told: Sequence[Event]) -> list[Put]:
-    """The operations that store events, several to a record, or a long one in several records."""
+def puts(run_id: str, events: Sequence[Event]) -> list[Put]:
+    """Return the operations that store events: several in one record, a long one split over several."""
     ops: list[Put] = []
     batch: list[bytes] = []
     size = last = 0
-    for event in told:
+    for event in events:
         data = event.data.encode()
         span = span_of(event.data)
         if batch and (span > 1 or size + len(data) > _RECORD_MAX):
@@ -102,7 +102,7 @@ class _Part(NamedTuple):
 
     @classmethod
     def read(cls, record: Record) -> _Part | None:
-        """The part of a long event that a record holds, if it holds one."""
+        """Return the part of a long event that a record holds, ``None`` if it holds whole events."""
         if not record.body.startswith(b"\t"):
             return None
         head, _, data = record.body.partition(b"\n")
@@ -110,7 +110,7 @@ class _Part(NamedTuple):
         return cls(int(number), int(span), name.decode(), data)
 
 
-def _told(record: Record) -> list[Event]:
+def _unpacked(record: Record) -> list[Event]:
     events: list[Event] = []
     for line in record.body.split(b"\n"):
         seq, name, data = line.split(b"\t", 2)
@@ -121,15 +121,21 @@ def _told(record: Record) -> list[Event]:
 def append(
     partition: Partition,
     run_id: str,
-    told: Sequence[Event],
+    events: Sequence[Event],
     epoch: int,
     budget: Budget,
     *,
     again: bool = False,
 ) -> Program[None]:
-    """Store what a held run told; ``Fenced`` when somebody else holds it. ``again`` says that it, or a part
-    of it, may be stored already."""
-    waiting = puts(run_id, told)
+    """Store events of a held run, in as many commits as the budget needs.
+
+    Args:
+        again: true if the events, or some of them, may be stored already.
+
+    Raises:
+        Fenced: the run is not held under ``epoch`` any more.
+    """
+    waiting = puts(run_id, events)
     if again:
         waiting = [put._replace(expect=Expect.ANY) for put in waiting]
     while waiting:
@@ -142,14 +148,14 @@ def append(
         outcome = yield from ask(Commit(partition, (Check(EPOCH, (), epoch), *waiting[:count])))
         if not isinstance(outcome, Committed):
             raise Fenced(
-                f"thread {partition.thread!r}: run {run_id!r} is not held under epoch {epoch} any more; what "
-                "it told was not stored"
+                f"thread {partition.thread!r}: run {run_id!r} is not held under epoch {epoch} any more; its "
+                "latest events were not stored"
             )
         del waiting[:count]
 
 
 def read(partition: Partition, after: int, run_id: str | None = None) -> Program[Page]:
-    """Events after a number, in order: a run's, or those of all runs of the thread."""
+    """Read a page of events after a number, in order: of one run, or of all runs of the thread."""
     events: list[Event] = []
     parts: list[bytes] = []
     cursor = at = after
@@ -160,10 +166,10 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
             part = _Part.read(record)
             if part is None:
                 parts = []
-                events += [event for event in _told(record) if event.seq > after]
+                events += [event for event in _unpacked(record) if event.seq > after]
                 cursor = at
                 continue
-            # Parts of an event whose last one was never stored are followed by another beginning.
+            # A long event whose last part was never stored is followed by the first part of another.
             parts = [*parts, part.data] if part.number == len(parts) else [part.data][: not part.number]
             if len(parts) == part.span:
                 events.append(Event(at, record.fields["run_id"], part.name, b"".join(parts).decode()))
@@ -174,22 +180,26 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
 
 
 def keeping(until: int, fresh: int) -> Put:
-    """The operation that has what a thread's runs told forgotten at a time, whoever looks then."""
-    put = Lane(TOLD, last=1, since=until, ready_at=until).put(fresh)
+    """Return the operation that schedules removal of a thread's events at ``until``, replacing any earlier
+    schedule."""
+    put = Lane(EVENTS, last=1, since=until, ready_at=until).put(fresh)
     return put._replace(expect=Expect.ANY)
 
 
 def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program[bool]:
-    """Remove a page of what runs told more than ``keep`` microseconds ago that are over, but for the newest
-    record, whose number tells where to go on. Whether there is more to remove now."""
-    lanes, tolds, found = yield from ask(
+    """Remove a page of events of finished runs that are older than ``keep`` microseconds.
+
+    The newest record stays, as its number is where numbering continues. Returns true if there is more to
+    remove now.
+    """
+    lanes, scheduled, found = yield from ask(
         Fetch(
             partition,
-            (Get(LANE, (IN,)), Get(LANE, (TOLD,)), Range(EVENT, limit=budget.ops, bodies=False)),
+            (Get(LANE, (IN,)), Get(LANE, (EVENTS,)), Range(EVENT, limit=budget.ops, bodies=False)),
         )
     )
-    lane, told = Lane.read(IN, lanes), Lane.read(TOLD, tolds)
-    if not told.version:
+    lane, schedule = Lane.read(IN, lanes), Lane.read(EVENTS, scheduled)
+    if not schedule.version:
         return False
     old = [
         record.key
@@ -200,10 +210,10 @@ def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program
     has_more = bool(gone) and len(found) == budget.ops
     first: Op
     if has_more:
-        first = Check(LANE, (TOLD,), told.version)
+        first = Check(LANE, (EVENTS,), schedule.version)
     elif len(found) - len(gone) > 1:
-        first = told._replace(since=now + keep, ready_at=now + keep).put(0)
+        first = schedule._replace(since=now + keep, ready_at=now + keep).put(0)
     else:
-        first = Delete(LANE, (TOLD,), told.version)
+        first = Delete(LANE, (EVENTS,), schedule.version)
     outcome = yield from ask(Commit(partition, (first, *(Delete(EVENT, key) for key in gone))))
     return has_more and isinstance(outcome, Committed)

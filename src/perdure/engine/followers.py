@@ -1,7 +1,7 @@
-"""The record that a thread is followed, which the process that works on its runs reads.
+"""Record that a thread is followed, for the process that works on the thread's runs.
 
 A follower in another process reads a run's events from the log, so they have to be stored. The record expires
-unless it is renewed: what a process that ended has left of it counts for nothing after a while.
+unless it is renewed, so that a process that ended leaves no lasting claim.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from perdure.model.queue import FOLLOWED, Lane
 from perdure.model.records import LANE, Partition
 
 GET = Get(LANE, (FOLLOWED,))
-"""Reads the record; ``Lane.read(FOLLOWED, answer)`` takes the answer."""
+"""Get of the record; ``Lane.read(FOLLOWED, answer)`` decodes the answer."""
 
 
 def note(partition: Partition, until: int, fresh: int) -> Program[None]:
@@ -22,12 +22,12 @@ def note(partition: Partition, until: int, fresh: int) -> Program[None]:
 
 
 def is_followed(lane: Lane, now: int) -> bool:
-    """Whether a thread is followed, by its record."""
+    """Return True if the record shows that the thread is followed at ``now``."""
     return lane.due_at is not None and lane.due_at > now
 
 
 def unchanged(lane: Lane | None) -> Check:
-    """The demand that the record is as it was read, or that there is none."""
+    """Return the check that the record is as it was read, or still absent."""
     return Check(LANE, (FOLLOWED,), lane.version if lane is not None and lane.version else Expect.ABSENT)
 
 

@@ -1,8 +1,8 @@
-"""Checking a thread: what its records say of each other, what its chunks hold, and where its queue stands.
+"""Consistency check of a thread: links between its records, its chunks, and its queue.
 
 A check reads everything and writes nothing. A thread that is written to meanwhile is read again, so that
-nobody's write in progress is taken for damage. Orphan chunks, and writes whose checkpoint is not stored, are
-no damage: a crash may leave them, and the next prune takes them away.
+a write in progress is not reported as damage. Orphan chunks, and writes whose checkpoint is not stored, are
+no damage: a crash may leave them, and the next prune removes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perdure.model.versions import successor
 
 @dataclass(slots=True)
 class _Contents:
-    """A thread as it was read. ``places`` has every stored checkpoint, readable or not, with its sequence."""
+    """A thread as it was read. ``places`` maps every stored checkpoint, readable or not, to its sequence."""
 
     heads: dict[str, Record]
     tags: tuple[Record, ...]
@@ -39,15 +39,16 @@ class _Contents:
     unreadable: list[tuple[Key, str]] = field(default_factory=list)
 
     def newest(self, namespace: str) -> tuple[str, int] | None:
-        """The stored checkpoint of a namespace with the highest sequence."""
+        """Return the stored checkpoint of a namespace with the highest sequence, and that sequence."""
         found = [(i, seq) for (ns, i), seq in self.places.items() if ns == namespace]
         return max(found, key=lambda place: place[1], default=None)
 
 
 def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
-    """Everything that is wrong with a thread; an empty list for a sound one, or one that does not exist.
+    """Return everything that is wrong with a thread; empty for a sound one, or one that does not exist.
 
-    Raises ``Contention`` when damage shows but the thread never stands still long enough to be sure.
+    Raises:
+        Contention: there are signs of damage, but the thread is written to too often to be sure.
     """
     try:
         _, findings = yield from _settled(partition, digest)
@@ -57,24 +58,28 @@ def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
 
 
 def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
-    """Mend what can be mended without inventing anything, in one commit.
+    """Repair what can be repaired without inventing data, in one commit.
 
-    A hole is closed with the nearest stored ancestor when the sequence proves which one that is; otherwise
-    the history ends there, marked as a cut. A head that names nothing, or is missing, goes to the newest
-    checkpoint of its namespace by sequence. Raises ``Fenced`` while a run is open on the thread.
+    A hole is closed with the nearest stored ancestor if the sequence proves which one that is; otherwise
+    the history ends there, marked as a cut. A head that is missing or names nothing stored is set to the
+    newest checkpoint of its namespace by sequence.
+
+    Raises:
+        Fenced: a run is open on the thread.
+        Contention: the thread is written to all the time.
     """
     for _ in range(ATTEMPTS):
         try:
             contents, findings = yield from _settled(partition, digest)
             view = yield from load_view(partition, "")
         except Corrupt as error:
-            # What a repair would build on is itself not what was written.
+            # The records that a repair would build on are themselves damaged.
             return Repaired((), (_found(partition, error),))
-        ops = [*_mended_links(contents, findings), *_mended_heads(contents, findings)]
+        ops = [*_fixed_links(contents, findings), *_fixed_heads(contents, findings)]
         if not ops:
             return Repaired((), tuple(findings))
         fence, _ = guards(partition, view, None)
-        # A new generation makes every writer, and every prune, plan anew on the mended thread.
+        # A new generation makes every writer, and every prune, plan again on the repaired thread.
         generation = Put(
             GC,
             (),
@@ -84,8 +89,8 @@ def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
         outcome = yield from ask(Commit(partition, (fence, generation, *ops)))
         if isinstance(outcome, Committed):
             left = yield from check(partition, digest)
-            mended = tuple(f for f in findings if f.repairable)
-            return Repaired(mended, tuple(left))
+            fixed = tuple(f for f in findings if f.repairable)
+            return Repaired(fixed, tuple(left))
     raise Contention(f"thread {partition.thread!r} is written to all the time; repair it later")
 
 
@@ -111,7 +116,7 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
 
 
 def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
-    """What changes with every put and every removal, and with every step of the queue."""
+    """Return a value that changes with every put, every removal, and every step of the queue."""
     kinds = (GC, HEAD, LANE)
     gc, heads, lanes = yield from ask(Fetch(partition, tuple(Range(kind, verify=False) for kind in kinds)))
     return tuple((record.key, record.version) for record in (*gc, *heads, *lanes))
@@ -180,8 +185,8 @@ def _holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
             detail = f"its parent {parent} is not stored, and no removal has marked the cut"
             if record.deltas:
                 names = ", ".join(record.deltas)
-                mend = f"the values of {names} are replayed from what is gone: {RESTORE}"
-                yield Finding(partition.thread, record.namespace, record.id, Damage.HOLE, detail, mend)
+                advice = f"the values of {names} are replayed from what is gone: {RESTORE}"
+                yield Finding(partition.thread, record.namespace, record.id, Damage.HOLE, detail, advice)
             else:
                 yield Finding(
                     partition.thread, record.namespace, record.id, Damage.HOLE, detail, REPAIR, True
@@ -197,8 +202,8 @@ def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         newest = contents.newest(namespace)
         if head is None:
             detail = "there are checkpoints but no head, so the thread looks empty"
-            mend = f"{REPAIR}; if this is a copy that was cut short, copy again and it is finished"
-            yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, mend, True)
+            advice = f"{REPAIR}; if this is a copy that was cut short, copy again and it is finished"
+            yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, advice, True)
             continue
         target = head.fields["checkpoint_id"]
         if (namespace, target) not in contents.places:
@@ -214,8 +219,8 @@ def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         namespace, target = tag.fields["namespace"], tag.fields["checkpoint_id"]
         if (namespace, target) not in contents.places:
             detail = f"the tag {tag.key[0]!r} points at this checkpoint, which is not stored"
-            mend = "set the tag on another checkpoint, or remove it"
-            yield Finding(partition.thread, namespace, target, Damage.TAG, detail, mend)
+            advice = "set the tag on another checkpoint, or remove it"
+            yield Finding(partition.thread, namespace, target, Damage.TAG, detail, advice)
 
 
 # Chunks
@@ -224,7 +229,7 @@ def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
 def _chunks(
     partition: Partition, contents: _Contents, stored: Walk, digest: Digester
 ) -> Program[list[Finding]]:
-    """References that lead to chunks that are absent or are not what their name says."""
+    """Return findings for references to chunks that are absent or do not match their names."""
     sound, damaged = yield from _survey(partition, stored, digest)
     owners = list(_references(contents))
     error, needs = yield from _expand(partition, dict.fromkeys(ref for _, _, ref in owners), sound, digest)
@@ -249,7 +254,7 @@ def _chunks(
 
 
 def _references(contents: _Contents) -> Iterator[tuple[Name, str, bytes]]:
-    """Who holds which reference."""
+    """Yield each reference with the checkpoint that holds it and a description of its place there."""
     for record in contents.checkpoints:
         for channel, ref in record.refs.items():
             yield (record.namespace, record.id), f"channel {channel!r}", ref
@@ -261,7 +266,7 @@ def _references(contents: _Contents) -> Iterator[tuple[Name, str, bytes]]:
 
 
 def _survey(partition: Partition, page: Walk, digest: Digester) -> Program[tuple[set[bytes], set[bytes]]]:
-    """The chunks that are stored and sound, and those that are damaged."""
+    """Return the names of the sound chunks, and of the damaged ones."""
     sound: set[bytes] = set()
     damaged: set[bytes] = set()
     while not page.last:
@@ -275,7 +280,8 @@ def _survey(partition: Partition, page: Walk, digest: Digester) -> Program[tuple
 def _expand(
     partition: Partition, references: Iterable[bytes], sound: set[bytes], digest: Digester
 ) -> Program[tuple[str, set[bytes]]]:
-    """The chunks that references need, as far as sound ones tell, and what is wrong with the references."""
+    """Return an error found in the references, empty if none, and the chunks they need as far as sound
+    chunks show."""
     expansion = Expansion(digest, payloads=False)
     pending = list(references)
     asked: set[bytes] = set()
@@ -294,10 +300,10 @@ def _expand(
             expansion.feed({r.key[0]: r.body for answer in answers for r in answer})
 
 
-# Mending
+# Repair
 
 
-def _mended_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
+def _fixed_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
     holes = {(f.namespace, f.checkpoint_id) for f in findings if f.kind is Damage.HOLE and f.repairable}
     for record in contents.checkpoints:
         if (record.namespace, record.id) in holes:
@@ -306,7 +312,7 @@ def _mended_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
 
 
 def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord]) -> str | None:
-    """The nearest stored checkpoint before a hole, when it is certainly an ancestor.
+    """Return the nearest stored checkpoint before a hole, if it is certainly an ancestor.
 
     Along one line of history the sequence and the step rise together. The newest checkpoint below the hole
     is on the line when both fell by the same amount; across a fork the sequence counts both lines, the step
@@ -319,7 +325,7 @@ def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord
     return nearest.id if record.seq - nearest.seq == record.step - nearest.step else None
 
 
-def _mended_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
+def _fixed_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
     for namespace in dict.fromkeys(
         f.namespace for f in findings if f.repairable and f.kind in (Damage.HEAD, Damage.ORDER)
     ):
@@ -331,7 +337,7 @@ def _mended_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
             continue
         target, seq = newest
         if head is not None:
-            # A sequence once given is not given again; a head that leads somewhere stays where it is.
+            # A sequence is never reused; a head that names a stored checkpoint stays there.
             seq = max(seq, head.fields["seq"])
             named = head.fields["checkpoint_id"]
             target = named if (namespace, named) in contents.places else target

@@ -1,8 +1,7 @@
-"""Checking a thread's queue: whether what was accepted is there, and whether somebody will get to it.
+"""Check of a thread's queue: that accepted work is stored, and that a worker will take it.
 
-A lane says how many messages came and how many were taken; one that counts a message which is not stored
-stands still there, and so does one whose open run is gone. A reply that is not stored holds up those after
-it.
+A queue record counts the messages that came and those that were taken. It blocks where it counts a message
+that is not stored, or where its open run is gone. A reply that is not stored blocks those after it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SHOWN = 3
 
 @dataclass(slots=True)
 class _Queue:
-    """A queue as it was read. ``stored`` has the keys of what is there, readable or not."""
+    """A queue as it was read. ``stored`` has the keys of its records, readable or not."""
 
     inbox: Lane
     outbox: Lane
@@ -46,7 +45,7 @@ class _Queue:
 
 
 def check_queue(partition: Partition) -> Program[list[Finding]]:
-    """Everything that is wrong with a thread's messages, runs, replies and documents."""
+    """Return everything that is wrong with a thread's messages, runs, replies and documents."""
     queue = yield from _read(partition)
     details = (*queue.unreadable, *_counted(queue), *_runs(queue))
     kinds = [Damage.UNREADABLE] * len(queue.unreadable)
@@ -89,14 +88,14 @@ def _read(partition: Partition) -> Program[_Queue]:
 
 
 def _counted(queue: _Queue) -> Iterator[str]:
-    """What a lane counts and is not stored, and what is stored and no lane counts."""
+    """Yield records that a queue counts and that are not stored, and stored ones that no queue counts."""
     for kind, lane, name in ((INBOX, queue.inbox, "message"), (OUTBOX, queue.outbox, "reply")):
         stored = queue.stored[kind]
         pending = range(lane.bound + 1, lane.last + 1)
         if absent := [number for number in pending if number not in stored]:
             yield f"the {lane.name} counts {_these(name, absent)}, not stored; what comes after waits for it"
         if lane.due_at is None and (lane.pending or lane.run_id is not None):
-            yield f"the {lane.name} has something to do, and no time at which anybody looks at it"
+            yield f"the {lane.name} has something to do, and no time at which it is due"
         if beyond := sorted(number for number in stored if number > lane.last):
             yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_these(name, beyond)}"
 
@@ -119,7 +118,7 @@ def _runs(queue: _Queue) -> Iterator[str]:
         if run.state != OPEN:
             continue
         if run.id != lane.run_id:
-            yield f"run {run.id} is open, and the inbox does not know of it: nobody ends it"
+            yield f"run {run.id} is open, and the inbox does not have it: no worker ends it"
         absent = [n for n in range(run.first, run.last + 1) if n not in queue.stored[INBOX]]
         if absent:
             yield f"the open run {run.id} took {_these('message', absent)}, not stored"
@@ -133,7 +132,7 @@ def _named(name: str, key: Key) -> str:
 
 
 def _these(name: str, numbers: Sequence[int]) -> str:
-    """The first few of several, and how many more there are."""
+    """Join the first few numbers, and the count of the others."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
     return f"{name} {shown}{more}"

@@ -1,4 +1,4 @@
-"""What a check of a thread finds: the kinds of damage, and what to do about each."""
+"""Report of a check: the kinds of damage, and the advice for each."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Damage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One piece of damage: where it is, what is wrong, and what to do.
+    """One piece of damage: its place, a description, and advice.
 
-    ``checkpoint_id`` is ``None`` where no one checkpoint is concerned. ``repairable`` says that ``repair``
-    mends it; what is wrong with a queue is always for a person.
+    ``checkpoint_id`` is ``None`` if no single checkpoint is concerned. ``repairable`` is true if ``repair``
+    fixes it; damage to a queue always needs a person.
     """
 
     thread_id: str
@@ -33,7 +33,7 @@ class Finding:
     checkpoint_id: str | None
     kind: Damage
     detail: str
-    mend: str
+    advice: str
     repairable: bool = False
 
     def __str__(self) -> str:
@@ -41,14 +41,14 @@ class Finding:
         where = f"thread {self.thread_id!r}{place}"
         if self.checkpoint_id is not None:
             where += f", checkpoint {self.checkpoint_id}"
-        return f"{where}: {self.kind.value}: {self.detail}; {self.mend}"
+        return f"{where}: {self.kind.value}: {self.detail}; {self.advice}"
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair mended, and what is left for a person."""
+    """Result of a repair: the findings that were fixed, and those left for a person."""
 
-    mended: tuple[Finding, ...]
+    fixed: tuple[Finding, ...]
     left: tuple[Finding, ...]
 
 

@@ -1,4 +1,4 @@
-"""Accepting messages: durable before it is said, and once however often they are sent."""
+"""Accepting messages: durable before they are acknowledged, and once however often they are sent."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from perdure.model.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, 
 from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback"]
-"""What becomes of a message whose thread has an open run: it waits for its turn, is refused, ends the run
-and keeps what it stored, or ends it and takes that back."""
+"""Treatment of a message whose thread has an open run: it waits its turn, is refused, stops the run and keeps
+what the run stored, or stops it and rolls that back."""
 
 _BODIES = 50
 _KEYED = 16
-"""How many messages due at one microsecond are read at first to find one by its key."""
+"""Messages due at one microsecond that are first read to find one by its key."""
 _ALONE_MAX = 64
 _RUNS = 50
 
 
 class Accepted(NamedTuple):
-    """A message that is durable: its number on the thread, its id, and whether it had been accepted before.
-    If not, ``lane`` is the inbox then, ``message`` is what was stored, ``is_first`` says that the thread had
-    no inbox, and ``over`` is the version of the inbox before."""
+    """An accepted, durable message: its number on the thread, its id, and whether it was accepted before.
+
+    For a new message ``lane`` is the inbox after the commit, ``message`` is the stored message, ``is_first``
+    is true if the thread had no inbox, and ``over`` is the previous version of the inbox."""
 
     seq: int
     id: str
@@ -56,10 +57,16 @@ class Accepted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A message to be accepted at ``now``, with at most ``most`` waiting. ``message.dedupe`` is empty where
-    its sender never sends it twice. ``fresh`` starts the versions of a new lane. ``precondition`` is what has
-    to be there for the message to be taken, ``NotFound`` when it is not. With ``cancel_pending`` a message
-    that ends the open run takes back those that wait, too."""
+    """Request to accept a message.
+
+    Attributes:
+        message: its ``dedupe`` is empty if its sender never sends it twice.
+        now: current time in microseconds.
+        most: most messages that may wait.
+        fresh: start of the versions of a new inbox.
+        precondition: a record that must exist; ``NotFound`` is raised otherwise.
+        cancel_pending: a message that stops the open run also withdraws those that wait.
+    """
 
     partition: Partition
     message: Message
@@ -72,7 +79,14 @@ class Accept:
     cancel_pending: bool = False
 
     def store(self, known: Lane | None) -> Program[Accepted]:
-        """Store it. ``known`` is how the caller knows the inbox."""
+        """Store the message; ``known`` is the inbox as the caller remembers it.
+
+        Raises:
+            QueueFull: too many messages wait.
+            RunInProgress: the strategy is ``reject``, and a run is open or a message waits.
+            NotWaiting: the message is an answer, and the thread has no such open question.
+            NotFound: the precondition does not hold.
+        """
         refused = (
             known is None
             or self._refusal(known) is not None
@@ -115,7 +129,7 @@ class Accept:
         if message.mode == "answer":
             lane, message = yield from self._answering(lane)
         else:
-            # It starts over: an answer that came behind it would be given to what is asked next.
+            # A new message starts over: a later answer must not be given to the next question.
             lane = lane._replace(waiting=None)
             if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
                 lane = lane.stopping(self.strategy, self.now)
@@ -140,7 +154,7 @@ class Accept:
         )
 
     def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
-        """The operations that take back what waits."""
+        """Return the operations that withdraw the pending messages."""
         if self.strategy not in (INTERRUPT, ROLLBACK) or not lane.pending:
             return []
         if lane.pending > _ALONE_MAX:
@@ -153,9 +167,11 @@ class Accept:
         return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
 
     def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
-        """The lane without what waits for this answer, of two answers the second finds it gone; and the
-        answer, which goes to the graph that asked, to its one question if it names none, and whose replies
-        go where those of the question went unless it says otherwise."""
+        """Return the inbox without its open question, so that a second answer is refused, and the answer.
+
+        The answer takes the graph that asked, the only open question if it names none, and the channel of the
+        question's run unless it has its own.
+        """
         thread, named = self.partition.thread, self.message.options.get(ANSWERS, [])
         if lane.waiting is None:
             raise NotWaiting(
@@ -185,8 +201,18 @@ class Accept:
 
 
 def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
-    """The acceptance of the message that holds a dedupe key, given the key's record; ``None`` when the key
-    was forgotten meanwhile. ``Corrupt`` when that message is not stored or cannot be read."""
+    """Return the acceptance of the message that holds a dedupe key.
+
+    Args:
+        digest: the dedupe key as it is stored.
+        found: the key's record.
+
+    Returns:
+        ``None`` if the key was removed meanwhile.
+
+    Raises:
+        Corrupt: the message is not stored or cannot be read.
+    """
     seq: int = found.fields["seq"]
     limit = _KEYED
     for _ in range(ATTEMPTS):
@@ -216,15 +242,15 @@ def accepted_before(partition: Partition, digest: bytes, found: Record) -> Progr
 
 
 class _Seen(NamedTuple):
-    """The inbox, and what is known of the message if it was accepted before."""
+    """The inbox, and the earlier acceptance of the message if there is one."""
 
     lane: Lane
     before: Accepted | None = None
 
 
 class Standing(NamedTuple):
-    """Where a message stands: the run that took it, or none while it waits. ``stop`` is how the run is to
-    end, where that was asked for and it has not ended yet."""
+    """Status of a message: the run that took it, ``None`` while it waits. ``stop`` is the requested end of
+    the run, while it has not ended yet."""
 
     message: Message
     run: Run | None
@@ -232,12 +258,16 @@ class Standing(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more becomes of it."""
+        """True if the status is final."""
         return self.message.is_withdrawn if self.run is None else self.run.state != OPEN
 
 
 def look(partition: Partition, seq: int) -> Program[Standing]:
-    """Where a message stands. ``NotFound`` when it was never accepted, or was removed since."""
+    """Return the status of a message.
+
+    Raises:
+        NotFound: it was never accepted, or was removed since.
+    """
     found, runs = yield from ask(
         Fetch(partition, (Get(INBOX, (seq,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
     )
@@ -248,7 +278,7 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
 
 
 def find(partition: Partition, run_id: str) -> Program[Standing | None]:
-    """Where the message stands whose run has, or will have, this id."""
+    """Return the status of the message whose run has, or will have, this id; ``None`` if there is none."""
     found, later, lanes = yield from ask(
         Fetch(partition, (Get(RUN, (run_id,)), Get(DOCUMENT, (LATER, run_id)), Get(LANE, (IN,))))
     )
@@ -258,7 +288,7 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
         message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
         return None if message is None else Standing(message, None)
     run = Run.read(found[0])
-    # The first that is left: a run is forgotten message by message.
+    # Messages of a finished run are removed one by one; take the first that is left.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
     first = [message for message in map(Message.read, left) if message.seq <= run.last]
     return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id)) if first else None
@@ -278,7 +308,7 @@ def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Messa
 
 
 def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
-    """The id of the run that took a message or, as things stand, will take it."""
+    """Return the id of the run that took a message or will take it, with ``most`` messages in a run."""
     lanes, runs = yield from ask(
         Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
     )
@@ -296,22 +326,22 @@ def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
 
 
 def postponed(document: Document) -> Message:
-    """The message in a document: it waits for its time, which stands as when it was accepted."""
-    said = document.body
+    """Decode the message in a document; ``accepted_at`` is the time it is due."""
+    fields = document.body
     return Message(
-        said["id"],
-        said["payload"],
-        said["graph"],
-        said["channel"],
-        said["mode"],
-        said["options"],
+        fields["id"],
+        fields["payload"],
+        fields["graph"],
+        fields["channel"],
+        fields["mode"],
+        fields["options"],
         accepted_at=document.updated_at,
-        dedupe=bytes.fromhex(said["dedupe"]),
+        dedupe=bytes.fromhex(fields["dedupe"]),
     )
 
 
 def readable(record: Record) -> Message | None:
-    """The message in a document's record; ``None`` when it cannot be read."""
+    """Decode the message in a document's record; ``None`` if it cannot be read."""
     try:
         return postponed(Document.read(record))
     except (Corrupt, ValueError, KeyError, TypeError):
@@ -319,7 +349,7 @@ def readable(record: Record) -> Message | None:
 
 
 def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
-    """The operations that let a postponed message enter the inbox as one that was taken back."""
+    """Return the operations that move a postponed message into the inbox as a withdrawn one."""
     question = lane.waiting
     lane = lane.accepted(now, Debounce())._replace(waiting=question)
     message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
@@ -331,8 +361,11 @@ def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) ->
 
 
 def _over(lane: Lane, message: Message, now: int) -> tuple[Lane, list[Op]]:
-    """The lane once a message was taken back that is the only one pending in it: where no run is open and
-    nothing is to be sent of its end, its run is over at once and needs no worker."""
+    """Return the inbox after a message was withdrawn, and the operations for the message's run.
+
+    If the message is the only pending one, no run is open and no channel awaits a reply, its run is recorded
+    as over at once and needs no worker.
+    """
     if lane.run_id is not None or lane.pending != 1 or message.seq != lane.last or message.channel:
         return lane, []
     state = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED
@@ -354,8 +387,13 @@ def _over(lane: Lane, message: Message, now: int) -> tuple[Lane, list[Op]]:
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
-    """Take back a message that still waits: its turn comes and passes. Whether it waited. A question that it
-    answered is open again, unless something else was said since."""
+    """Withdraw a message that still waits: its turn is skipped.
+
+    A question that the message answered is open again, unless another message came since.
+
+    Returns:
+        ``False`` if the message no longer waits.
+    """
 
     def load() -> Program[tuple[Lane, Message | None, Run | None, bool]]:
         lanes, runs = yield from ask(
@@ -363,7 +401,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
         )
         lane = Lane.read(IN, lanes)
         message = yield from _pending(partition, lane, message_id)
-        # Runs of messages that were taken back changed nothing.
+        # Runs of withdrawn messages changed nothing.
         asks = next((run for run in map(Run.read, runs) if run.note.get("begun", True)), None)
         others: list[Record] = []
         if message is not None:
@@ -374,7 +412,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
                 if record.fields["mode"] != "withdrawn" and record.key[0] != message.seq
             ]
             if any(record.key[0] > message.seq for record in others):
-                # What comes next starts over, and takes the question with it.
+                # The next message starts over and closes the question.
                 asks = None
         return lane, message, asks, not others
 
@@ -389,9 +427,9 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
         message = message.withdrawn(how)
         lane, over = _over(lane, message, now)
         if is_last and lane.pending:
-            # Nothing is left that could wait for more.
+            # No message is left to wait for more.
             lane = lane._replace(ready_at=now)
-        # The lane is stored anew, so that whoever knows the message as it was does not take it.
+        # The inbox is stored again, so that a claim based on the old message is refused.
         ops = (lane.put(0), message.put(Expect.PRESENT), *over)
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
@@ -400,7 +438,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
 
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:
-    """The newest messages of a thread, newest first, before number ``after``, each with where it stands."""
+    """Read the newest messages of a thread, newest first, before number ``after``, each with its status."""
     messages, runs, lanes = yield from ask(
         Fetch(
             partition,
@@ -422,14 +460,14 @@ def latest(partition: Partition, limit: int, after: int | None = None) -> Progra
 
 
 class GivenUp(NamedTuple):
-    """What went wrong for good on a thread, newest first: failed runs, and replies that are dead or held."""
+    """Final failures on a thread, newest first: failed runs, and replies that are dead or held in doubt."""
 
     runs: tuple[Run, ...]
     replies: tuple[Reply, ...]
 
 
 def given_up(partition: Partition) -> Program[GivenUp]:
-    """What was given up on a thread. Bodies are read of that only."""
+    """Read the final failures on a thread. Bodies are read only for these."""
     runs = yield from _in_state(partition, Range(RUN, by="first", reverse=True), (FAILED,))
     replies = yield from _in_state(partition, Range(OUTBOX, reverse=True), (DEAD, UNKNOWN))
     return GivenUp(tuple(map(Run.read, runs)), tuple(map(Reply.read, replies)))

@@ -1,7 +1,7 @@
-"""How many bytes a thread holds, and which channels they belong to.
+"""Size of a thread in bytes, by channel.
 
-What several checkpoints share is stored once and counted once, so the figures are those of the database and
-not the sum of the checkpoints. A chunk that two channels share counts for both, and once in the total.
+A chunk that several checkpoints share is stored and counted once, so the figures are those of the database
+and not the sum of the checkpoints. A chunk that two channels share counts for both, and once in the total.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.model.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class ByteCount:
-    """So many of something, with their bytes."""
+    """Count of things, and their bytes."""
 
     count: int
     bytes: int
@@ -31,9 +31,15 @@ class ByteCount:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A thread's size. ``checkpoints`` are the records themselves, without values; ``values`` are the
-    channels' of all checkpoints, ``channels`` the same by name, each with how many versions it has. A small
-    value stands in every checkpoint that has it."""
+    """A thread's size.
+
+    Attributes:
+        checkpoints: the records themselves, without values.
+        values: values of the channels in all checkpoints.
+        channels: the same by name, each with its count of versions.
+
+    A small value is stored in every checkpoint that has it.
+    """
 
     total: int
     checkpoints: ByteCount
@@ -43,8 +49,11 @@ class Measure:
 
 
 def measure(partition: Partition, digest: Digester) -> Program[Measure]:
-    """Measure a thread by reading it once, a part at a time, of which nothing is kept. Raises ``Contention``
-    when the thread is written to all the time."""
+    """Measure a thread by reading it once, in parts that are not kept.
+
+    Raises:
+        Contention: the thread is written to all the time.
+    """
     for _ in range(ATTEMPTS):
         before = yield from pulse(partition)
         contents = yield from retention.read(partition)
@@ -89,7 +98,7 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
 
 
 def _references(record: CheckpointRecord) -> Iterator[tuple[str, bytes]]:
-    """What a checkpoint refers to, by channel."""
+    """Yield the references of a checkpoint with their channels."""
     yield from record.refs.items()
     for channel, carried in record.carried.items():
         if carried.seed is not None:
@@ -99,7 +108,7 @@ def _references(record: CheckpointRecord) -> Iterator[tuple[str, bytes]]:
 
 
 def _sizes(partition: Partition, names: set[bytes]) -> Program[dict[bytes, int]]:
-    """How long chunks are; none of them is kept."""
+    """Return the lengths of chunks without keeping them."""
     sizes: dict[bytes, int] = {}
     pace = Pace()
     for some in pace.slices(sorted(names)):

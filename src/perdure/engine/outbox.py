@@ -1,8 +1,8 @@
-"""Delivering replies, in order, one sender a thread at a time.
+"""Delivery of replies, in order, by one sender a thread at a time.
 
-A reply is marked as being sent before its provider is called, and as sent when it has answered. Whoever finds
-one marked that nobody is sending knows that the provider may or may not have it: what to do then is the
-channel's policy. A sender that lost its place can mark nothing any more.
+A reply is marked as being sent before its provider is called, and as sent when the provider has answered. A
+mark whose sender is gone therefore means that the provider may or may not have the reply: the policy of the
+channel decides. A sender that lost its lease can mark nothing any more.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ A = TypeVar("A")
 
 
 class Sending(NamedTuple):
-    """Replies that this process delivers, the first of which is marked as being sent. ``in_doubt`` says that
-    it was marked by somebody who is gone: the provider may have it."""
+    """Replies that this process delivers, the first of which is marked as being sent.
+
+    ``in_doubt`` is true if a sender that is gone had marked it: the provider may have it."""
 
     partition: Partition
     lane: Lane
@@ -40,7 +41,9 @@ class Sending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The wish to deliver a thread's next replies, at most ``most``, to ``channels``."""
+    """Request to deliver a thread's next replies, at most ``most``, on ``channels``.
+
+    ``now`` and ``ttl`` are in microseconds."""
 
     partition: Partition
     owner: str
@@ -50,7 +53,7 @@ class Take:
     most: int
 
     def take(self) -> Program[Sending | Unserved | None]:
-        """Take them, unless nothing is due, or the first one is for another sender's channel."""
+        """Take the replies; ``None`` if nothing is due, ``Unserved`` if the first is for another channel."""
         (sending,) = yield from retrying(self.partition, None, self._load, self._attempt)
         return sending
 
@@ -90,10 +93,16 @@ class Take:
 
 
 class DeliveryOutcome(NamedTuple):
-    """What became of an attempt to deliver the first reply: its new ``state``, the provider's id for it, and
-    the error if there was one. One that is ``ready``, or still ``sending`` because nobody knows, is looked at
-    again at ``again_at``, and those behind it wait. ``counts`` says that this was an attempt, although
-    nothing was sent."""
+    """Outcome of an attempt to deliver the first reply.
+
+    Attributes:
+        state: the reply's new state.
+        provider_id: the provider's id for it.
+        error: what failed, if anything.
+        again_at: time of the next attempt, in microseconds, for a reply that is ``ready``, or still
+            ``sending`` because its delivery is unknown; those behind it wait.
+        counts: this counts as an attempt, although nothing was sent.
+    """
 
     state: str
     provider_id: str | None = None
@@ -105,8 +114,19 @@ class DeliveryOutcome(NamedTuple):
 def settle(
     sending: Sending, settled: DeliveryOutcome, channels: Sequence[str], now: int, ttl: int
 ) -> Program[Sending | None]:
-    """Record what became of the first reply and mark the next one, in one commit; what is left to deliver, or
-    ``None`` when the lane was let go of. ``Fenced`` when somebody else has taken over."""
+    """Record the outcome of the first reply and mark the next one, in one commit.
+
+    Args:
+        channels: the channels that the caller serves.
+        now: current time in microseconds.
+        ttl: length of the lease in microseconds.
+
+    Returns:
+        The replies left to deliver, ``None`` if the outbox was released.
+
+    Raises:
+        Fenced: another sender has taken over.
+    """
     first, *rest = sending.replies
     first = replace(
         first,
@@ -140,7 +160,11 @@ def settle(
 
 
 def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
-    """Mark the first reply, which is in doubt, as being sent once more."""
+    """Mark the first reply, which is in doubt, as being sent once more.
+
+    Raises:
+        Fenced: another sender has taken over.
+    """
     marked = _marked(sending.reply)
 
     def attempt(lane: Lane) -> Program[Sending | None]:
@@ -155,8 +179,13 @@ def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
 
 
 def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
-    """Put a reply that was given up, or is held in doubt, at the end of the thread's outbox again, under the
-    same idempotency key. ``NotFound`` without it, ``Conflict`` when it is neither."""
+    """Append a reply that was given up, or is held in doubt, to the thread's outbox again, under the same
+    idempotency key.
+
+    Raises:
+        NotFound: there is no such reply.
+        Conflict: it is neither given up nor in doubt.
+    """
 
     def load() -> Program[tuple[Lane, Reply]]:
         lanes, rows = yield from ask(Fetch(partition, (Get(LANE, (OUT,)), Get(OUTBOX, (seq,)))))
@@ -181,14 +210,14 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
 
 
 def replies(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Reply, ...]]:
-    """The newest replies of a thread, newest first, before number ``after``."""
+    """Read the newest replies of a thread, newest first, before number ``after``."""
     edge = None if after is None else (after,)
     (found,) = yield from ask(Fetch(partition, (Range(OUTBOX, reverse=True, after=edge, limit=limit),)))
     return tuple(map(Reply.read, found))
 
 
 def _under(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Program[A]:
-    """Run ``attempt`` on the lane as long as it is still this sender's."""
+    """Run ``attempt`` on the outbox as long as this sender holds it."""
     partition = sending.partition
 
     def load() -> Program[Lane]:

@@ -1,4 +1,4 @@
-"""Reading all of several ranges of a thread: the first pages in one request, what is longer page by page."""
+"""Complete reads of several ranges: the first pages in one request, longer ranges page by page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from perdure.model.program import Program, ask
 from perdure.model.records import Partition, Record
 
 PAGE = 1000
-"""How many records of one range a request asks for."""
+"""Records of one range that a request asks for."""
 
 
 def read_all(partition: Partition, *ranges: Range) -> Program[tuple[list[Record], ...]]:
-    """The records of ranges that are ordered by key, one list a range."""
+    """Read all records of ranges that are ordered by key, as one list for each range."""
     out: tuple[list[Record], ...] = tuple([] for _ in ranges)
     longer = list(range(len(ranges)))
     while longer:

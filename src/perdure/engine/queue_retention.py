@@ -1,4 +1,4 @@
-"""Forgetting what a thread's queue is done with, so that it does not grow for ever."""
+"""Removal of finished records of a thread's queue, so that it does not grow without bound."""
 
 from __future__ import annotations
 
@@ -13,17 +13,26 @@ from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
 
 BATCH_MAX = 64
-"""How many messages one run may take at most: they are forgotten together."""
+"""Most messages that one run may take: they are removed together."""
 
 
 _REPLIES = 256
-"""How many replies are looked through: those that were given up or are in doubt stay among them."""
+"""Replies that one pass examines: those given up or in doubt stay among them."""
 
 
 def forget(partition: Partition, before: int, budget: int) -> Program[int]:
-    """Remove a page of what came and ended before a time: messages with the memory that they were accepted,
-    their runs and journals, and replies that were sent. What waits for an answer, was given up or is in doubt
-    stays. How many records were removed; nothing is, if the queue moves meanwhile."""
+    """Remove a page of what was accepted and finished before a time.
+
+    Messages go with their dedupe keys, runs and journals; replies go once sent. What waits for an answer, was
+    given up or is in doubt stays.
+
+    Args:
+        before: in microseconds.
+        budget: most operations of one commit.
+
+    Returns:
+        The count of removed records; nothing is removed if the queue changes meanwhile.
+    """
     lanes, outs, messages, replies, runs = yield from ask(
         Fetch(
             partition,
@@ -57,8 +66,17 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
 
 
 def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
-    """Forget a run that is over, however young: its journal, its messages with the memory that they were
-    accepted, itself; whether it was still as it was seen."""
+    """Remove a finished run of any age, with its journal, its messages and their dedupe keys.
+
+    Args:
+        budget: most operations of one commit.
+
+    Returns:
+        ``False`` if the run has changed or is gone.
+
+    Raises:
+        Contention: other writers win each time.
+    """
     refused = 0
     while refused < ATTEMPTS:
         lanes, found, messages = yield from ask(
@@ -90,7 +108,7 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
 
 
 def _taken(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
-    """The operations of the first parts: as many whole ones as one commit may carry."""
+    """Return the operations of the first parts: as many whole ones as one commit may carry."""
     taken: list[Op] = []
     for part in parts:
         if len(taken) + len(part) > budget:
@@ -102,7 +120,7 @@ def _taken(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
 def _messages(
     partition: Partition, old: Sequence[Record], runs: Sequence[Record]
 ) -> Program[list[Sequence[Op]]]:
-    """What is to be removed with messages, in parts that go together, one after the other."""
+    """Return the removals of old messages in parts, each in one commit, in order."""
     parts: list[Sequence[Op]] = []
     over = {message.key[0]: message for message in old}
     for run in runs:
@@ -115,8 +133,11 @@ def _messages(
 
 
 def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -> Program[list[Sequence[Op]]]:
-    """What goes with a run, given its messages by number: its journal, each message with its key, and with
-    the last of them the run, by which they are found. Of a long journal only the beginning."""
+    """Return the removals of a run in parts, given its messages by number.
+
+    The journal comes first, then each message with its dedupe key; the run goes with the last of them, as
+    they are found through it. Of a long journal only the beginning is returned.
+    """
     (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
     parts: list[list[Op]] = [[Delete(EFFECT, noted.key)] for noted in journal]
     if len(journal) == BATCH_MAX:

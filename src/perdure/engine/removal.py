@@ -1,4 +1,4 @@
-"""Removing a thread that nobody asked to have removed: only at rest, and as it was seen."""
+"""Automatic removal of a thread: only at rest, and only if it is unchanged."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, EPOCH, HEAD, LANE, OF_THREAD, Kind, Partition, Record
 
 MayGo = Callable[[Document | None, str | None], bool]
-"""Whether a thread may be removed, given the document that says what it is to its clients and the id of its
-latest checkpoint."""
+"""Returns True if a thread may be removed, given the document that describes it to its clients and the id of
+its latest checkpoint."""
 
 _LANES = (IN, OUT, LATER)
 
 
 def latest(partition: Partition) -> Program[str | None]:
-    """The id of a thread's latest checkpoint."""
+    """Return the id of a thread's latest checkpoint."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, ("",)),)))
     return heads[0].fields["checkpoint_id"] if heads else None
 
 
 def remove_resting(partition: Partition, may_go: MayGo) -> Program[bool]:
-    """Remove a thread of which nothing is under way; whether it was removed.
+    """Remove a thread at rest; returns True if it was removed.
 
-    It stays while a message waits, now or for its time, a run is open, or a reply is to be sent, and when
-    ``may_go`` is false. Whatever is accepted, stored or said of it after the look keeps it: the removal is
-    refused then.
+    It stays while a message waits, now or for its time, a run is open, or a reply is to be sent, and if
+    ``may_go`` returns false. The removal is refused if anything was accepted or stored in the thread after it
+    was read.
     """
     documents, epochs, heads, *lanes = yield from ask(
         Fetch(
@@ -60,5 +60,5 @@ def remove_resting(partition: Partition, may_go: MayGo) -> Program[bool]:
 
 
 def _unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
-    """The demand that a record is as it was seen, or still not there."""
+    """Return the check that a record is as it was read, or still absent."""
     return Check(kind, key, found[0].version if found else Expect.ABSENT)

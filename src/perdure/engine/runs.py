@@ -1,7 +1,7 @@
-"""Claiming a thread's next run, holding it, and ending it: the one writer that a thread has at a time.
+"""Claiming, renewing and ending the runs of a thread, one lease holder at a time.
 
-Whoever claims a run raises the thread's epoch; every write of the run demands it. So whatever a holder does
-after somebody else has taken over, however long it slept, is refused by the database.
+A claim raises the thread's epoch, and every write of the run checks it. The database therefore refuses every
+write of a holder whose run was taken over, however long it was paused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from perdure.model.versions import successor
 
 
 class HeldRun(NamedTuple):
-    """A run that this process holds, with its messages, the inbox as it was last seen, the thread's latest
-    checkpoint when the run was claimed, and whether the thread was followed then, from any process."""
+    """A run that this process holds, with its messages, the inbox as last seen, the id of the thread's latest
+    checkpoint at the claim, and whether any process followed the thread then."""
 
     partition: Partition
     run: Run
@@ -38,22 +38,27 @@ class HeldRun(NamedTuple):
 
 
 class Followed(Exception):
-    """A thread has come to be followed, and its run would end without a word to the followers."""
+    """Raised when a thread has gained followers, and its run would end without an event for them."""
 
 
 class Unserved(NamedTuple):
-    """A run that is due and of a graph that its claimant does not serve, or a reply of such a channel."""
+    """A due run or reply whose graph or channel the claimant does not serve."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The wish to hold a thread's next run at ``now`` for ``ttl`` microseconds.
+    """Request to claim a thread's next run.
 
-    ``graphs`` are those that the caller can run, ``most`` is how many messages one run takes at most;
-    ``fresh`` starts the epochs of a thread that has none, so that a thread which was deleted and made again
-    never meets an epoch of its past.
+    Attributes:
+        owner: id of the claimant.
+        graphs: the graphs that the claimant can run.
+        now: current time in microseconds.
+        ttl: length of the lease in microseconds.
+        most: most messages that one run takes.
+        fresh: start of the epochs of a thread that has none, so that a thread which was deleted and made
+            again never repeats an epoch of its past.
     """
 
     partition: Partition
@@ -65,8 +70,10 @@ class Claim:
     fresh: int
 
     def take(self, known: RememberedInbox | None) -> Program[HeldRun | Unserved | None]:
-        """Hold it, unless it is not due or not the caller's to run. ``known`` is how the caller knows the
-        inbox: whole and right, it saves every fetch."""
+        """Claim the run, unless none is due or the caller does not serve its graph.
+
+        ``known`` is the inbox as the caller remembers it; complete and current, it saves every fetch.
+        """
         guess = None
         if known is not None and known.is_whole and known.lane.is_due(self.now):
             guess = _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most], None)
@@ -95,7 +102,7 @@ class Claim:
             raise Corrupt(f"thread {self.partition.thread!r}: its open run {lane.run_id!r} is not stored")
         after = lane.bound if lane.run_id is None or run is None else run.first - 1
         if not guess or known is None or known.bound != after or lane.run_id is not None:
-            # Whoever takes over an open run takes all of it, whatever another worker took at once.
+            # An open run is taken over with all of its messages, whatever the caller's limit.
             span = run.last - after if lane.run_id is not None and run is not None else 0
             items = (self._rows(after, max(self.most, span)),)
             rows = list((yield from ask(Fetch(self.partition, items))))
@@ -143,7 +150,7 @@ class Claim:
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
         ops: list[Op] = [raised, lane.put(0), run.put()]
         if seen.follower is None:
-            # Nothing was read: this is how the claim learns whether the thread is followed.
+            # Without a fetch, this check is how the claim learns that the thread is followed.
             ops.append(followers.unchanged(None))
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
@@ -154,8 +161,7 @@ class Claim:
 
 
 class RememberedInbox(NamedTuple):
-    """An inbox as a process remembers it: the epoch, if it knows it, and those of the pending messages that
-    it has seen."""
+    """An inbox as a process remembers it: its epoch, if known, and the pending messages that were seen."""
 
     lane: Lane
     epoch: int | None = None
@@ -163,8 +169,7 @@ class RememberedInbox(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a run can be claimed by it without a look. An answer needs one: it belongs to a
-        checkpoint."""
+        """True if a run can be claimed without a fetch; not for an answer, which belongs to a checkpoint."""
         return (
             self.epoch is not None
             and self.lane.run_id is None
@@ -180,12 +185,12 @@ class _Seen(NamedTuple):
     run: Run | None
     messages: tuple[Message, ...]
     follower: Lane | None
-    """Until when the thread is followed; ``None`` where that was not read."""
+    """Time until which the thread is followed; ``None`` where that was not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ends: its ``state``, a ``note`` on it, and the replies to its channel."""
+    """End of a run: its ``state``, a ``note`` on it, and the replies to its channel."""
 
     state: str
     note: Mapping[str, Any]
@@ -193,32 +198,58 @@ class Ending:
 
 
 def renew(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
-    """Hold a run for longer; ``Fenced`` when somebody else holds it. The lane that comes back may say that
-    the run is to be ended."""
+    """Renew the lease of a run by ``ttl`` microseconds from ``now``.
+
+    Returns:
+        The run with its queue record, which may carry a request to stop the run.
+
+    Raises:
+        Fenced: another worker holds the run.
+    """
     return (yield from _relane(held, lambda lane: lane.renewed(now, ttl)))
 
 
 def put_off(
     held: HeldRun, until: int, note: Mapping[str, Any], now: int, *, counts: bool = True
 ) -> Program[HeldRun]:
-    """Let go of an open run, to be tried again at ``until``; ``Fenced`` when somebody else holds it.
-    ``counts=False`` says that nothing was wrong with the run: this attempt is not held against it."""
+    """Release an open run, to be tried again at ``until``.
+
+    Args:
+        note: stored with the run, e.g. the error.
+        counts: false if the run itself was not at fault, so that this attempt does not count.
+
+    Raises:
+        Fenced: another worker holds the run.
+    """
     attempts = held.run.attempts - (not counts)
     run = replace(held.run, note=note, updated_at=now, attempts=attempts)
     return (yield from _relane(held, lambda lane: lane.put_off(until), run))
 
 
 def finish(
-    held: HeldRun, ending: Ending, now: int, fresh: int, budget: int, told: Sequence[Put] = ()
+    held: HeldRun, ending: Ending, now: int, fresh: int, budget: int, events: Sequence[Put] = ()
 ) -> Program[tuple[Lane, tuple[Reply, ...]]]:
-    """End a run: its state, its replies, its lease and its epoch in one commit, with the last of what it
-    ``told``; the inbox and the replies as they are then. ``Fenced`` when somebody else holds it. Where
-    nothing was ``told``, ``Followed`` when the thread is followed from any process: nothing is stored."""
+    """End a run: its state, replies, lease and epoch, and its last events, in one commit.
+
+    Args:
+        now: current time in microseconds.
+        fresh: start of the versions of a new outbox.
+        budget: most operations of one commit.
+        events: the operations that store the run's last events.
+
+    Returns:
+        The inbox and the replies as they are stored.
+
+    Raises:
+        Fenced: another worker holds the run.
+        Followed: there are no ``events``, and a process follows the thread; nothing is stored.
+        TooLarge: the run has more replies than a commit can hold.
+    """
     partition, run = held.partition, held.run
-    if 5 + len(told) + len(ending.replies) > budget:
+    if 5 + len(events) + len(ending.replies) > budget:
         raise TooLarge(
             f"run {run.id!r} of thread {partition.thread!r} has {len(ending.replies)} replies, at most "
-            f"{budget - 5 - len(told)} can be sent at once; join some of them"
+            f"{budget - 5 - len(events)} can be sent at once; join some of them"
         )
     closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
     over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
@@ -231,19 +262,19 @@ def finish(
         return _Lanes(inbox, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed))
 
     def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
-        if not told and lanes.follower is not None and followers.is_followed(lanes.follower, now):
-            raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} told nothing")
+        if not events and lanes.follower is not None and followers.is_followed(lanes.follower, now):
+            raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
         # The run of a message that was taken back leaves the thread's question open.
         question = lanes.inbox.waiting if held.messages[0].is_withdrawn else None
         inbox = lanes.inbox.closed(waiting=run.id if ending.state == WAITING else question)
-        ops: list[Op] = [over, inbox.put(fresh), closed.put(), *told]
-        if not told:
+        ops: list[Op] = [over, inbox.put(fresh), closed.put(), *events]
+        if not events:
             ops.append(followers.unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
         if ending.replies:
             outbox = lanes.outbox or Lane(OUT)
             if not outbox.version:
-                # No sender of an earlier thread of this name may take it for its own.
+                # A sender of an earlier thread of this name must not match this epoch.
                 outbox = outbox._replace(epoch=fresh)
             first = outbox.last + 1
             replies = tuple(
@@ -255,7 +286,7 @@ def finish(
         outcome = yield from ask(Commit(partition, tuple(ops)))
         return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
 
-    # Without replies the inbox as it was last seen may do; whoever changed it since refuses the commit.
+    # Without replies the remembered inbox will do: the commit is refused if it has changed since.
     known = None if ending.replies else _Lanes(held.lane)
     return (yield from retrying(partition, known, load, attempt))
 
@@ -267,12 +298,15 @@ class _Lanes(NamedTuple):
 
 
 def closed_epoch(epoch: int) -> int:
-    """The epoch of a thread whose run was ended under ``epoch``."""
+    """Return the epoch of a thread whose run was ended under ``epoch``."""
     return successor(epoch, None)
 
 
 def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]:
-    """Ask for the end of an open run; whether it is open."""
+    """Request the end of an open run; ``False`` if it is not open.
+
+    ``how`` is ``interrupt``, which keeps what the run stored, or ``rollback``, which removes it.
+    """
 
     def load() -> Program[Lane]:
         (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
@@ -321,7 +355,7 @@ def _refuse_lost(held: HeldRun, lane: Lane) -> None:
 
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:
-    """The newest runs of a thread, newest first, before the one whose first message is ``after``."""
+    """Read the newest runs of a thread, newest first, before the one whose first message is ``after``."""
     (found,) = yield from ask(
         Fetch(partition, (Range(RUN, by="first", reverse=True, after=after, limit=limit),))
     )

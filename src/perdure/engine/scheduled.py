@@ -1,4 +1,4 @@
-"""Messages whose time comes later: they are kept beside the inbox, hold up nothing, and enter it when due."""
+"""Postponed messages: kept beside the inbox, where they delay nothing, and moved into it when due."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.model.queue import IN, LATER, Debounce, Lane, Stop
 from perdure.model.records import DEDUPE, DOCUMENT, LANE, Partition, Record
 
 UNREADABLE = "later unreadable"
-"""The collection of postponed messages that were due and could not be read."""
+"""Collection of postponed messages that were due and could not be read."""
 
 _PAGE = 16
 _OPS_A_MESSAGE = 3
@@ -25,9 +25,18 @@ _OPS_A_MESSAGE = 3
 def postpone(
     partition: Partition, message: Message, due: int, most: int, fresh: int, precondition: Check | None
 ) -> Program[Accepted]:
-    """Accept a message that is to wait until a time. It has no number before that, and holds its dedupe key
-    from now on. ``NotFound`` when ``precondition`` is not there, ``QueueFull`` when ``most`` wait like this
-    already."""
+    """Accept a message that waits until a time: it gets its number then, and holds its dedupe key at once.
+
+    Args:
+        due: time at which it enters the inbox, in microseconds.
+        most: most messages that may be postponed at a time.
+        fresh: start of the versions of new records.
+        precondition: a record that must exist.
+
+    Raises:
+        NotFound: the precondition does not hold.
+        QueueFull: ``most`` messages are postponed already.
+    """
 
     def load() -> Program[tuple[Lane, Accepted | None]]:
         dedupe = (Get(DEDUPE, (message.dedupe,)),) if message.dedupe else ()
@@ -68,17 +77,21 @@ def postpone(
 
 
 class Brought(NamedTuple):
-    """What entered the inbox: whether more is due, and the names of messages that cannot be read, which were
-    set aside."""
+    """Result of a pass: ``has_more`` is true if more messages are due, ``unreadable`` names those that could
+    not be read and were set aside."""
 
     has_more: bool
     unreadable: tuple[str, ...] = ()
 
 
 def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program[Brought]:
-    """Let into the inbox what is due, in order. A message that cannot be read is kept aside, in the
-    collection ``UNREADABLE``, and does not hold up those behind it. ``Contention`` when other writers win
-    each time."""
+    """Move due messages into the inbox, in order.
+
+    A message that cannot be read is moved to the collection ``UNREADABLE`` and does not block the others.
+
+    Raises:
+        Contention: other writers win each time.
+    """
 
     most = min(_PAGE, (budget.ops - 2) // _OPS_A_MESSAGE)
 
@@ -128,15 +141,15 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
 def _entering(
     record: Record, message: Message | None, inbox: Lane, now: int, fresh: int
 ) -> tuple[list[Op], Lane]:
-    """The operations that move a due message into the inbox, or aside without one that can be read; and the
-    inbox then."""
+    """Return the operations that move a due message into the inbox, or set it aside if it cannot be read, and
+    the inbox then."""
     moved: list[Op] = [Delete(DOCUMENT, record.key, record.version)]
     if message is None:
         return [
             *moved,
             Put(DOCUMENT, (UNREADABLE, record.key[1]), record.fields, record.body, version=fresh),
         ], inbox
-    # It starts over, as anything that is said: an answer behind it would be given to what is asked next.
+    # A new message starts over: a later answer must not be given to the next question.
     inbox = inbox._replace(waiting=None).accepted(now, Debounce())
     moved.append(replace(message, seq=inbox.last, accepted_at=now).put())
     if message.dedupe:
@@ -145,15 +158,16 @@ def _entering(
 
 
 def waiting(partition: Partition, limit: int) -> Program[tuple[Message, ...]]:
-    """The messages of a thread whose time comes later, that of the first one first, those that can be
-    read."""
+    """Read the postponed messages of a thread that can be read, the earliest due first."""
     (found,) = yield from ask(Fetch(partition, (Range(DOCUMENT, (LATER,), by="updated_at", limit=limit),)))
     return tuple(message for message in map(readable, found) if message is not None)
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: int) -> Program[bool]:
-    """Take back a message before its time; whether it waited for that. It enters the inbox as one that was
-    taken back, so that it is known what became of it."""
+    """Withdraw a postponed message; ``False`` if there is none.
+
+    It enters the inbox as a withdrawn message, so that its status can still be read.
+    """
 
     def load() -> Program[tuple[Lane, Lane, Document | None, int | None]]:
         lanes, inboxes, found, first = yield from ask(
@@ -185,14 +199,14 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
 
 
 def _after(later: Lane, gone: int, first: int | None) -> Op:
-    """The lane once some have left it; ``first`` is when the next one is due."""
+    """Return the queue record after ``gone`` messages left; ``first`` is when the next one is due."""
     if first is None:
         return Delete(LANE, (LATER,), later.version)
     return later._replace(last=max(1, later.last - gone), since=first, ready_at=first).put(0)
 
 
 def _put(message: Message, due: int, version: int) -> Put:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": message.id,
         "payload": message.payload,
         "graph": message.graph,
@@ -201,5 +215,5 @@ def _put(message: Message, due: int, version: int) -> Put:
         "options": dict(message.options),
         "dedupe": message.dedupe.hex(),
     }
-    body = encode(said, "message")
+    body = encode(fields, "message")
     return Put(DOCUMENT, (LATER, message.id), {"updated_at": due}, body, Expect.ABSENT, version)

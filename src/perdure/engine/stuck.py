@@ -1,7 +1,7 @@
-"""Finding work that no worker does: lanes that have been due for long, and those that fail each time.
+"""Survey of work that no worker does: queues that are overdue, and work that fails each time.
 
 A worker takes what is due within seconds. What stays due is for a graph or a channel that no running worker
-has, or no worker runs at all; the database does not know which. What is found here is a report of one moment.
+serves, or no worker runs at all; the database does not know which. The survey shows one moment.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition,
 
 _PAGE = 1000
 _AHEAD = 3_600_000_000
-"""Lanes that are due within this many microseconds are examined, too: one that fails is due again later."""
+"""Queues that are due within this many microseconds are examined, too: one that fails is due again later."""
 _AGAIN = 2
-"""From how many attempts on something fails again and again."""
+"""Attempts from which work counts as failing."""
 
 Problem = Literal["waiting", "failing", "damaged"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Threads in which nothing goes on, for one reason.
+    """Threads that are blocked for one reason.
 
-    ``problem`` is ``waiting`` (due, and taken by no worker), ``failing`` (tried again and again) or
-    ``damaged`` (what is to be done next is not stored or cannot be read). ``what`` and ``name`` say for which
-    ``graph`` or ``channel``; of damage the ``inbox``, ``outbox`` or ``later``, and the name is empty.
-    ``threads`` is how many, ``since`` the earliest time from which one waits, in microseconds of the
-    database's clock, ``attempts`` the most that one has had, ``example`` the thread that waits longest.
+    Attributes:
+        problem: ``waiting`` (due, and taken by no worker), ``failing`` (tried again and again) or ``damaged``
+            (the next record is not stored or cannot be read).
+        what: ``graph`` or ``channel``; for damage ``inbox``, ``outbox`` or ``later``.
+        name: name of the graph or channel; empty for damage.
+        threads: count of the threads.
+        since: earliest time from which one of them waits, in microseconds of the database's clock.
+        attempts: most attempts that one of them has had.
+        example: the thread that waits longest.
     """
 
     problem: Problem
@@ -46,16 +50,19 @@ class Stuck:
 
 
 class Survey(NamedTuple):
-    """The stuck work, longest first. ``is_whole`` is false when there are more lanes than were examined."""
+    """Stuck work, longest first. ``is_whole`` is false if more queues exist than were examined."""
 
     stuck: tuple[Stuck, ...]
     is_whole: bool
 
 
 def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
-    """Find what is stuck of a tenant, or of all tenants without one. Work that was due ``older``
-    microseconds ago and was not taken since counts as waiting. At most ``most`` lanes are looked at, those
-    due longest first."""
+    """Find the stuck work of a tenant, or of all tenants without one.
+
+    Args:
+        older: microseconds for which work must have been due to count as waiting.
+        most: most queues to examine, those due longest first.
+    """
     now = yield from ask(Now())
     groups: dict[tuple[Problem, str, str], Stuck] = {}
     seen: set[tuple[Partition, str]] = set()
@@ -96,13 +103,13 @@ def _sorted(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
 
 
 def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stuck | None]:
-    """Return the stuck work of a lane, if there is any."""
+    """Return the stuck work of a queue, ``None`` if it is not stuck."""
     if name not in (IN, OUT, LATER):
         return None
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (name,)),)))
     lane = Lane.read(name, lanes)
     due_at = lane.due_at
-    # Only of a run or a reply it is known how often it was tried.
+    # Attempts are counted only for runs and replies.
     if due_at is None or (due_at > before and name != OUT and lane.run_id is None):
         return None
     (rows,) = yield from ask(Fetch(partition, (_next(lane),)))
@@ -123,7 +130,7 @@ def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stu
 
 
 def _next(lane: Lane) -> Get | Range:
-    """What is to be done next on a lane."""
+    """Return the read of the next record of a queue."""
     if lane.name == LATER:
         return Range(DOCUMENT, (LATER,), by="updated_at", limit=1)
     if lane.run_id is not None:

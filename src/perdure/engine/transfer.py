@@ -1,14 +1,14 @@
-"""Moving house: a thread is read at one database and written at another, and says the same there.
+"""Transfer of a thread: read at one database, written at another, and verified there by content digest.
 
-A program here asks two databases: every effect says at which ``Side`` it is to be performed. A thread
-arrives chunks first, then checkpoints oldest to newest, writes, tags, the heads of subgraphs and documents;
-then it is read back and its content digest compared; only then, and in one commit, come the root's head and
-the collection generation. A thread with neither has not arrived: it has no latest state, a graph that is
-called on it finds nothing, and whoever writes to it stops the move. A move that was cut short is taken up
-again: what is there already, and right, is not written twice.
+A program here uses two databases: every effect carries the ``Side`` at which it is performed. The order of
+arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents. Then the thread
+is read back and its digest compared. Only after that one commit adds the root's head and the collection
+generation. Until then the thread does not exist at the target: it has no latest state, a graph that is
+called on it finds nothing, and any writer to it stops the transfer. An interrupted transfer can be repeated:
+what is there already, and right, is not written twice.
 
-A lease does not move: the arrived thread has its epoch and no open run. Nor does a queue: a thread moves when
-it is at rest.
+Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
+only while its queue is at rest.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ from perdure.model.records import (
 R = TypeVar("R")
 
 MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, ITEM, DOCUMENT)
-"""The kinds that are taken along; ``ITEM`` by ``engine.moving_items``."""
+"""The kinds that are transferred; ``ITEM`` by ``engine.transfer_items``."""
 
 LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
-"""The kinds that belong to a database and stay there. Of a thread at rest its queue says what was done, and
-its events are over."""
+"""The kinds that belong to a database and stay there. The queue of a thread at rest records only finished
+work, and its events are of finished runs."""
 
 ATTEMPTS = 5
-"""How often a thread is read anew because it was written to while it moved."""
+"""Times that a thread is read again because it was written to during the transfer."""
 
 _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
 _ROOT: Key = ("",)
 
 
 class Side(Enum):
-    """Where an effect is performed."""
+    """The database at which an effect is performed."""
 
     SOURCE = "source"
     TARGET = "target"
@@ -78,14 +78,14 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OnSide(Effect[R]):
-    """An effect, and the place where it is to be performed."""
+    """An effect, and the side at which it is performed."""
 
     place: Side
     effect: Effect[R]
 
 
 def at(place: Side, program: Program[R]) -> Program[R]:
-    """A program of one database, as a part of one that asks two."""
+    """Run a program of one database as part of a program of two."""
     answer: Any = None
     error: BaseException | None = None
     while True:
@@ -100,7 +100,7 @@ def at(place: Side, program: Program[R]) -> Program[R]:
 
 
 class State(Enum):
-    """What the target had of a thread."""
+    """State of a thread at the target before the transfer."""
 
     ABSENT = "absent"
     PARTIAL = "partial"
@@ -110,8 +110,11 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """What became of a thread or of a namespace of the store. ``found`` is what the target had of it before,
-    ``digest`` what it says, ``written`` how many bytes of chunks were written now."""
+    """Result for a thread or a namespace of the store.
+
+    ``found`` is the state at the target before, ``digest`` the digest of the content, ``written`` the bytes
+    of chunks written now.
+    """
 
     found: State
     digest: Digest
@@ -120,9 +123,16 @@ class TransferResult:
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """How threads move: the digest keys of both places, what a commit at the target may carry, where the
-    versions of a new thread start, whether a different thread of the same name is replaced, and who is told
-    of the bytes that were read."""
+    """Options of a transfer.
+
+    Attributes:
+        source: digester of the source.
+        target: digester of the target.
+        budget: size of a commit at the target.
+        first_version: start of the versions of a new thread.
+        replace: replace a different thread of the same name.
+        report: called with the count of bytes as they are read.
+    """
 
     source: Digester
     target: Digester
@@ -133,13 +143,19 @@ class TransferOptions:
 
 
 class Exists(Conflict):
-    """The target has a different thread of this name; it was left as it is."""
+    """Raised when the target has a different thread of this name; it was left as it is."""
 
 
 def compare_thread(
     partition: Partition, target: Partition, terms: TransferOptions
 ) -> Program[TransferResult]:
-    """What the target has of a thread; nothing is changed."""
+    """Compare a thread with the target's; nothing is changed.
+
+    Raises:
+        NotFound: the source has no such thread.
+        Corrupt: it is damaged at the source.
+        Contention: it is written to all the time.
+    """
 
     def whole(contents: Contents) -> None:
         _refuse_headless(partition, contents)
@@ -158,13 +174,17 @@ def compare_thread(
 
 
 def move_thread(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
-    """Bring a thread to the target, as it is at the source when it arrives.
+    """Transfer a thread to the target, in its latest state at the source.
 
-    Raises ``Conflict`` while the thread's queue is not at rest or when the target is written to by others,
-    ``NotFound`` when there is no such thread, ``Exists`` when the target has a different one and ``replace``
-    is false, ``Contention`` when the source is written to, ``Corrupt`` when the source is damaged or what
-    arrived is not what was sent. When it was writing by then the thread has not arrived; moving it again goes
-    on from what is there.
+    After an error during the writing the thread has not arrived; a repeated transfer continues with what is
+    there.
+
+    Raises:
+        Conflict: the thread's queue is not at rest, or others write to the target.
+        NotFound: the source has no such thread.
+        Exists: the target has a different one, and ``replace`` is false.
+        Contention: the source is written to all the time.
+        Corrupt: the source is damaged, or what arrived differs from what was sent.
     """
     yield from at(Side.SOURCE, _refuse_busy(partition))
     found: State | None = None
@@ -236,8 +256,8 @@ def _refuse_headless(partition: Partition, contents: Contents) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the target has of a thread that has not arrived: records by kind and key, names of chunks, and the
-    newest generation of those."""
+    """Contents of the target for a thread that has not arrived: records by kind and key, names of chunks, and
+    the newest generation of the chunks."""
 
     rows: dict[tuple[str, Key], Record]
     chunks: set[bytes]
@@ -250,7 +270,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Bytes of payloads that were read, and of chunks that were written."""
+    """Count of payload bytes that were read, and of chunk bytes that were written."""
 
     read: int
     written: int
@@ -261,7 +281,7 @@ def _has_arrived(view: View) -> bool:
 
 
 def _has_documents(target: Partition) -> Program[bool]:
-    """Whether documents are there that nobody is bringing: a thread that nobody has called yet."""
+    """Return True if there are documents of a thread without checkpoints, and no transfer in progress."""
     documents, claims = yield from ask(
         Fetch(target, (Range(DOCUMENT, limit=1, bodies=False), Get(SEAL, transfer_claim.CLAIM)))
     )
@@ -281,7 +301,7 @@ def _hold(target: Partition) -> Program[_Held]:
 
 
 def _withdraw(target: Partition, view: View) -> Program[None]:
-    """Take a thread's root head and generation away: it is absent then, and what is left is half a copy."""
+    """Remove a thread's root head and generation: it is absent then, and the rest is an incomplete copy."""
     fence, _ = guards(target, view, None)
     ops: list[Op] = [fence]
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
@@ -293,7 +313,7 @@ def _withdraw(target: Partition, view: View) -> Program[None]:
 def _send_chunks(
     partition: Partition, target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
 ) -> Program[_Sent | None]:
-    """Send payloads as they are read, then the nodes; ``None`` when some are gone at the source."""
+    """Send payloads as they are read, then the nodes; ``None`` if some are gone at the source."""
     graft = reading.graft
     read = written = 0
     pace = content.Pace()
@@ -324,7 +344,7 @@ def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: B
 def _send_rows(
     target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
 ) -> Program[int]:
-    """Write what is not there yet or differs, oldest first, then remove what does not belong there."""
+    """Write rows that are missing or differ, oldest first, then remove those that do not belong there."""
     wanted = _rows(reading, terms)
     ops: list[Op] = [put for put in wanted if not _is_same(held.rows.get((put.kind.name, put.key)), put)]
     written = sum(len(op.body) for op in ops if isinstance(op, Put))
@@ -342,13 +362,13 @@ def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     rows += [content.renamed_write(w, graft).put() for w in contents.writes]
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
-    # Under versions that whoever has read another document of the name here cannot expect.
+    # These versions cannot match what a reader of an earlier document of this name expects.
     rows += [Put(DOCUMENT, d.key, d.fields, d.body, version=terms.first_version) for d in reading.documents]
     return rows
 
 
 def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions) -> Program[None]:
-    """Put the thread in place, and take away the chunks that an earlier attempt left."""
+    """Make the thread visible, and remove the chunks that an earlier attempt left."""
     view, root = reading.contents.view, reading.contents.heads.get("")
     generation = max(terms.first_version, held.generation + 1)
     ops: list[Op] = [
@@ -359,7 +379,7 @@ def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: Trans
         ops.append(_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
     there = yield from load_view(target, "")
     if view.epoch and not there.epoch:
-        # Whoever held the open run's lease belongs to the old place and is fenced out of the new one.
+        # The holder of the open run's lease belongs to the old place and is fenced out of the new one.
         epoch = view.epoch + (view.open_run is not None)
         ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
     yield from _commit(target, ops)

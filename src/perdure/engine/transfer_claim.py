@@ -1,7 +1,7 @@
-"""Bringing a thread to where none is: who does so holds a claim on the place until the thread is there.
+"""Claim on the name of a thread while the thread is being written there.
 
-A thread arrives in many commits, and is none before the last. Each of them checks the claim, so that of two
-who bring a thread to one place, or where it is removed meanwhile, nothing is put in place that is half one's.
+A thread arrives in many commits, and does not exist before the last of them. Each checks the claim. If two
+writers bring a thread to one name, or it is removed meanwhile, no mixture of both is stored.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from perdure.model.ops import Check, Delete, Expect, Op, Put
 from perdure.model.records import GC, HEAD, SEAL, Key
 
 CLAIM: Key = ("arriving",)
-"""Under which name the claim stands."""
+"""Key of the claim."""
 _NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
 
 
 def claim(version: int) -> list[Op]:
-    """What claims a place where no thread is; a claim that is there is overtaken."""
+    """Return the operations that claim a name at which no thread is; they replace an earlier claim."""
     return [*_NOTHING, Put(SEAL, CLAIM, version=version)]
 
 
 def checks(version: int) -> list[Op]:
-    """What every commit but the last one checks."""
+    """Return the checks of every commit but the last one."""
     return [*_NOTHING, Check(SEAL, CLAIM, version)]
 
 
 def release(version: int) -> Op:
-    """What the last commit does with the claim, on condition that it is still held."""
+    """Return the removal of the claim, for the last commit, on condition that it is still held."""
     return Delete(SEAL, CLAIM, version)
 
 
 def last(version: int) -> list[Op]:
-    """What the last commit does and checks where it gives the thread no collection generation: nobody else
-    has given it one. Its root's head it puts itself."""
+    """Return the operations and checks of the last commit where it gives the thread no collection generation:
+    no other writer has given it one. The caller adds the root's head."""
     return [Check(GC, (), Expect.ABSENT), release(version)]

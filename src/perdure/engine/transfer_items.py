@@ -1,7 +1,7 @@
-"""Moving a namespace of the store: its living items, each as it is, compared by content on arrival.
+"""Transfer of a namespace of the store: its living items, compared by content on arrival.
 
-Items stand by themselves, so they arrive page by page and are there as they arrive. An item that ends while
-it moves is on neither side afterwards.
+Items are independent, so they arrive page by page and can be read as they arrive. An item that expires
+during the transfer is on neither side afterwards.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Key, Partition, Record
 
 MARGIN = 5_000_000
-"""Microseconds: an item that ends within them of a comparison may be missing, so that neither a backend that
-removes items by itself nor two clocks that differ a little make a difference."""
+"""Tolerance in microseconds: an item that expires within it of a comparison may be missing, so that neither
+a backend that removes items itself nor a small difference of two clocks counts."""
 
 _PAGE = 200
 
 Now = Callable[[], int]
-"""The time, in microseconds since the epoch."""
+"""Clock: returns the time in microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is kept in hand of an item: its clear part, and what it says."""
+    """An item in memory: its record without the body, and the digest and size of the body."""
 
     record: Record
-    said: bytes
+    digest: bytes
     size: int
 
 
@@ -45,14 +45,14 @@ Items = dict[Key, _Item]
 
 
 def name(partition: Partition) -> str:
-    """How a namespace of the store is called in messages."""
+    """Return the name of a namespace of the store for messages."""
     return f"store namespace {'/'.join(map(repr, labels_of(partition.thread)))}"
 
 
 def compare_items(
     partition: Partition, target: Partition, terms: TransferOptions, now: Now
 ) -> Program[TransferResult]:
-    """What the target has of a namespace; nothing is changed."""
+    """Compare a namespace with the target's; nothing is changed."""
     mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
     there = yield from at(Side.TARGET, _survey(target, now()))
     return _compared(mine, there, now())
@@ -61,8 +61,10 @@ def compare_items(
 def move_items(
     partition: Partition, target: Partition, terms: TransferOptions, now: Now
 ) -> Program[TransferResult]:
-    """Bring a namespace's living items to the target. Raises as ``move_thread`` does, but that a namespace
-    without items is moved by doing nothing."""
+    """Transfer a namespace's living items to the target.
+
+    Raises as ``move_thread`` does, except that a namespace without items is not an error.
+    """
     first: TransferResult | None = None
     written = 0
     sent: dict[Key, int] = {}
@@ -96,7 +98,7 @@ def move_items(
 
 
 def digest_items(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
-    """The digest of a namespace's items that live for another while."""
+    """Compute the digest of the namespace's items that live for more than ``MARGIN``."""
     return _digest((yield from _survey(partition, now, report)), now + MARGIN)
 
 
@@ -108,15 +110,15 @@ def _survey(partition: Partition, now: int, report: Report = silent) -> Program[
         for record in records:
             report(len(record.body))
             if not is_over(record, now):
-                said = blake2b(record.body, digest_size=32, person=b"perdure.item").digest()
-                out[record.key] = _Item(record._replace(body=b""), said, len(record.body))
+                digest = blake2b(record.body, digest_size=32, person=b"perdure.item").digest()
+                out[record.key] = _Item(record._replace(body=b""), digest, len(record.body))
         if len(records) < _PAGE:
             return out
         after = records[-1].key
 
 
 def _versions(partition: Partition, edge: int) -> Program[dict[Key, int]]:
-    """The versions of the items that live longer than ``edge``."""
+    """Return the versions of the items that live longer than ``edge``."""
     (records,) = yield from read_all(partition, Range(ITEM, bodies=False))
     return {r.key: r.version for r in records if not is_over(r, edge)}
 
@@ -139,7 +141,7 @@ def _compared(mine: Items, there: Items, now: int) -> TransferResult:
 
 
 def _ends_early(held: _Item | None, item: _Item) -> bool:
-    """Whether the target's item ends before the source's, which was renewed since it was copied."""
+    """Return True if the target's item expires before the source's, which was renewed since it was copied."""
     if held is None or item.record.fields["expires_at"] is None:
         return False
     ends: int | None = held.record.fields["expires_at"]
@@ -147,7 +149,7 @@ def _ends_early(held: _Item | None, item: _Item) -> bool:
 
 
 def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
-    """Whether the target has, besides what this move has sent, what the source does not have."""
+    """Return True if the target has items that neither the source has nor this transfer has sent."""
     return any(
         sent.get(key) != item.record.version
         and not is_over(item.record, now + MARGIN)
@@ -204,11 +206,11 @@ def _written_to(target: Partition) -> Conflict:
 
 
 def _signature(item: _Item) -> bytes:
-    """What an item says. When it ends is left out, as reading an item may put that off."""
+    """Return an item's content for comparison, without its expiry, which a read may postpone."""
     key = [part.encode("utf-8", "surrogatepass") for part in item.record.key]
     fields = item.record.fields
     times = [fields[column] for column in ("created_at", "updated_at", "ttl")]
-    return ormsgpack.packb([key, times, fields["expires_at"] is None, item.said])
+    return ormsgpack.packb([key, times, fields["expires_at"] is None, item.digest])
 
 
 def _digest(items: Items, edge: int) -> Digest:

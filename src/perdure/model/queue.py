@@ -18,7 +18,7 @@ from perdure.model.versions import successor
 
 IN = "inbox"
 OUT = "outbox"
-TOLD = "told"
+EVENTS = "told"
 LATER = "later"
 FOLLOWED = "followed"
 

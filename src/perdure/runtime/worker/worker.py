@@ -10,7 +10,7 @@ from langgraph.store.base import TTLConfig
 from perdure.database import Database
 from perdure.engine import events, followers, scheduled
 from perdure.engine.transact import Budget
-from perdure.model.queue import FOLLOWED, IN, LATER, OUT, TOLD
+from perdure.model.queue import EVENTS, FOLLOWED, IN, LATER, OUT
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.clock import DatabaseClock
@@ -74,7 +74,7 @@ class Worker:
                 IN: self.runner.run_next,
                 OUT: self._relay.deliver,
                 LATER: self._bring,
-                TOLD: self._forget_told,
+                EVENTS: self._forget_told,
                 FOLLOWED: self._forget_follower,
             }
         )

@@ -198,7 +198,7 @@ def now(delta: float) -> int:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"exp": now(-3600)}, "the token is over; ask for a new one"),
+        ({"exp": now(-3600)}, "the token has expired; ask for a new one"),
         ({"exp": None}, "the token has no exp claim"),
         ({"exp": "soon"}, "the token is malformed"),
         ({"exp": 1e400}, "the token is malformed"),
@@ -321,7 +321,7 @@ PRIVATE = issuer.private_pem(rsa_key("a"))
         ({"leeway": 3600}, "leeway"),
         ({"leeway": float("nan")}, "leeway"),
         ({"tenant_claims": "sub"}, "tenant_claims has to be a list"),
-        ({"tenant_claims": []}, "everybody would see every thread"),
+        ({"tenant_claims": []}, "all users would see all threads"),
         ({"required": [""]}, "required has to be a list"),
         ({"identity_claim": ""}, "identity_claim"),
         ({"header": ""}, "header"),

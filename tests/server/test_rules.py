@@ -160,8 +160,8 @@ def test_the_sdk_knows_no_action_that_we_do_not() -> None:
 
 def test_without_an_authenticate_handler_nobody_is_known() -> None:
     auth = Auth()
-    with pytest.raises(BadSetting, match=r"no @auth.authenticate handler, so nobody would be known"):
+    with pytest.raises(BadSetting, match=r"no @auth.authenticate handler, so no user can be authenticated"):
         Handlers(auth)
     auth.authenticate(known)
-    with pytest.raises(BadSetting, match="drop the one or the other"):
+    with pytest.raises(BadSetting, match="drop one of the two"):
         Rules(auth)

@@ -1,1 +1,1 @@
-"""Who asks, and what that user may see and do."""
+"""Authentication and authorisation of requests."""

@@ -1,7 +1,8 @@
-"""What a user's handlers hand over, as JSON data: it is stored with runs, compared with metadata and sent on.
+"""Conversion of users, claims and filters to JSON data, which is stored with runs, compared with metadata and
+sent on.
 
-Nothing here knows what a value means. A value that has no form in JSON is an error that names its place and
-its type, never its content.
+No meaning is attached to the values. A value that has no form in JSON raises an error that names its place
+and its type, never its content.
 """
 
 from __future__ import annotations
@@ -16,13 +17,23 @@ from typing import Any
 from uuid import UUID
 
 DEPTH = 64
-"""How deep a value may be nested."""
+"""Maximum nesting depth of a value."""
 
 
 def json_data(value: object, where: str, depth: int = 0) -> Any:
-    """The value in the types that JSON has. Ids, dates and decimals become text, tuples and sets lists, data
-    classes and pydantic's models dicts; ``TypeError`` for any other type, a key that is no text, a number
-    that JSON does not have, and text that is not Unicode."""
+    """Return the value in the types that JSON has.
+
+    Ids, dates and decimals become text, tuples and sets lists, data classes and pydantic models dicts.
+
+    Args:
+        value: the value to convert.
+        where: name of the value's place, for error messages.
+        depth: nesting depth of the value so far.
+
+    Raises:
+        TypeError: another type, a key that is not text, a number that JSON does not have, text that is not
+            Unicode, or nesting deeper than ``DEPTH``.
+    """
     if depth > DEPTH:
         raise TypeError(f"{where[:200]}… is nested deeper than {DEPTH} levels, or contains itself")
     if value is None or isinstance(value, bool):
@@ -59,7 +70,7 @@ def json_data(value: object, where: str, depth: int = 0) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values are equal as JSON data. Python takes ``True`` for 1; here they differ."""
+    """Return True if two values are equal as JSON data. Python takes ``True`` for 1; here they differ."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):

@@ -1,4 +1,4 @@
-"""Which objects an authorization handler lets a user see: LangGraph's filters over metadata.
+"""LangGraph's filters over metadata, by which an authorization handler restricts the objects a user sees.
 
     {"owner": "u1"}                              the value is this
     {"owner": {"$eq": "u1"}}                     the same
@@ -6,8 +6,9 @@
     {"people": {"$contains": ["u1", "u2"]}}      the value is a list with all of these in it
     {"$or": [{…}, {…}]}, {"$and": [{…}, {…}]}    one, or each, of these filters
 
-Several conditions hold together. What metadata does not have meets no condition. ``{}`` restricts nothing. A
-filter that cannot be understood is an error before anything is looked at: it never lets anybody through.
+All conditions of a filter have to be met. A name that the metadata lacks meets no condition. ``{}`` restricts
+nothing. A filter that cannot be understood raises an error before any object is compared: it never grants
+access.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _OPERATORS = ("$eq", "$contains")
 
 
 class BadFilter(ValueError):
-    """A handler returned a filter that cannot be used: its author has to mend it."""
+    """A handler returned a filter that cannot be used; the handler has to be fixed."""
 
 
 def checked(conditions: Mapping[Any, Any]) -> Filter | None:
-    """The filter as JSON data, None when it restricts nothing; ``BadFilter`` when it cannot be understood."""
+    """Return the filter as JSON data, or None if it restricts nothing. ``BadFilter`` if it cannot be
+    understood."""
     try:
         data: dict[str, Any] = json_data(conditions, "the filter")
     except TypeError as error:
@@ -38,15 +40,16 @@ def checked(conditions: Mapping[Any, Any]) -> Filter | None:
 
 
 def matches(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
-    """Whether an object with this metadata may be seen; None as a filter restricts nothing. The metadata is
-    JSON data. ``BadFilter`` for a filter that is not ``checked`` and cannot be understood."""
+    """Return True if an object with this metadata may be seen. None as a filter restricts nothing; the
+    metadata is JSON data. ``BadFilter`` for a filter that did not pass through ``checked`` and cannot be
+    understood."""
     return conditions is None or _matches(conditions, {} if metadata is None else metadata)
 
 
 def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
-    """Whether an object may be written with this metadata: only so that its writer still sees it. The
-    metadata is the whole of it after the write, and may hold what a handler put in, such as an id that is no
-    text yet."""
+    """Return True if an object may be written with this metadata, which is so only if its writer still sees
+    it. The metadata is the whole of it after the write. It may contain values set by a handler, such as an id
+    that is not text yet."""
     if conditions is None:
         return True
     try:
@@ -56,7 +59,7 @@ def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None)
 
 
 def merge(*filters: Filter | None) -> Filter | None:
-    """The filter that lets through what each of these does."""
+    """Return the filter that matches what every one of these matches."""
     some = [one for one in filters if one]
     if len(some) < 2:
         return some[0] if some else None

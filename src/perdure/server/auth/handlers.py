@@ -1,13 +1,12 @@
-"""Runs a program's own ``langgraph_sdk.Auth``: an ``auth.py`` that was written for LangGraph's server,
-unchanged.
+"""Support for ``langgraph_sdk.Auth``: runs an ``auth.py`` that was written for LangGraph's server, unchanged.
 
-The module decides which handler is asked, what it is given and what its answer means; what a filter means is
-``filters``'s affair. A handler of its user is foreign code: an error in it ends the request, never lets it
-pass, and is logged by its type and place, because its text may quote a token.
+The module selects the handler, passes it its arguments and interprets its result; ``filters`` evaluates the
+filters. Handlers are code of the application: an error in one ends the request, never lets it pass, and is
+logged by its type and place, because its text may quote a token.
 
-What differs from LangGraph's server, each time on the safe side: a filter that cannot be understood is
-refused, two ``Authorization`` headers are, and an assertion that fails while somebody is authenticated is a
-401. FastAPI's ``Depends`` is not resolved; a handler that wants it is refused at the start.
+Differences from LangGraph's server, each the stricter choice: a filter that cannot be understood is refused,
+as are two ``Authorization`` headers, and an assertion that fails during authentication is a 401. FastAPI's
+``Depends`` is not resolved; a handler that needs it is refused at start-up.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ _ACTIONS = {
 
 
 class OnHandlers:
-    """The ``on`` handlers of an ``Auth``: what a user may do.
+    """The ``on`` handlers of an ``Auth``, which authorise a user's actions.
 
-    The most specific handler alone is asked: for the resource and the action, for the resource, for the
-    action, for everything. Where none is registered a user may, as on LangGraph's server; when an ``Auth``
-    has handlers for some actions only, those it lacks are logged once, at the start.
+    Only the most specific handler is called: for the resource and the action, for the resource, for the
+    action, for everything. Without a handler the action is allowed, as on LangGraph's server; if an ``Auth``
+    has handlers for some actions only, the ones without are logged once, at start-up.
     """
 
     def __init__(self, auth: Auth) -> None:
@@ -76,19 +75,19 @@ class OnHandlers:
             action=cast(Any, action),
         )
         try:
-            said: object = await _call(handler, {"ctx": context, "value": value})
+            result: object = await _call(handler, {"ctx": context, "value": value})
         except AssertionError as error:
             raise Refusal(403, str(error) or "Forbidden") from error
         except Exception as error:
             raise _refusal(error, asked) from error
-        if said is None or said is True:
+        if result is None or result is True:
             return None
-        if said is False:
+        if result is False:
             raise Refusal(403, "Forbidden")
-        if not isinstance(said, Mapping):
-            raise _misused(f"{asked} returned a {type(said).__name__}; return None, a bool or a filter")
+        if not isinstance(result, Mapping):
+            raise _misused(f"{asked} returned a {type(result).__name__}; return None, a bool or a filter")
         try:
-            return checked(said)
+            return checked(result)
         except BadFilter as error:
             raise _misused(f"{asked} returned a filter that cannot be used: {error}") from error
 
@@ -110,27 +109,30 @@ class OnHandlers:
 
 
 class Rules(OnHandlers):
-    """The ``on`` handlers alone, for ``Jwt``, whose tokens say who asks. ``BadSetting`` for an ``Auth`` with
-    an authenticate handler: it would never be asked."""
+    """The ``on`` handlers alone, for use with ``Jwt``, whose tokens authenticate the user.
+
+    ``BadSetting`` for an ``Auth`` with an authenticate handler, which would never be called.
+    """
 
     def __init__(self, auth: Auth) -> None:
         super().__init__(auth)
         if auth._authenticate_handler is not None:  # pyright: ignore[reportPrivateUsage]
             raise BadSetting(
-                "auth has an @auth.authenticate handler, and tokens are to say who asks; drop the one or the "
-                "other"
+                "auth has an @auth.authenticate handler, but tokens authenticate users here; drop one of the "
+                "two"
             )
 
 
 class Handlers(OnHandlers):
-    """A whole ``Auth``: its authenticate handler says who asks, its ``on`` handlers what they may do.
+    """A complete ``Auth``: its authenticate handler identifies the user, its ``on`` handlers authorise
+    actions.
 
-    ``tenant_claims`` names what of the user makes the tenant, as in ``["identity"]`` or ``["org_id"]``: then
-    tenants are apart in the storage itself, whatever a filter says. Without it everybody is of one tenant, as
-    on LangGraph's server, and the filters alone keep users apart.
+    ``tenant_claims`` names the fields of the user that form the tenant, as in ``["identity"]`` or
+    ``["org_id"]``: tenants are then separated in the storage itself, whatever a filter does. Without it all
+    users share one tenant, as on LangGraph's server, and only the filters separate them.
 
-    ``BadSetting`` for an ``Auth`` without an authenticate handler, for nobody would be known then, and for
-    one that asks for what it cannot be given.
+    ``BadSetting`` for an ``Auth`` without an authenticate handler, which could not identify any user, and for
+    one that asks for an argument that does not exist.
     """
 
     def __init__(self, auth: Auth, tenant_claims: Sequence[str] = ()) -> None:
@@ -138,8 +140,8 @@ class Handlers(OnHandlers):
         authenticator = auth._authenticate_handler  # pyright: ignore[reportPrivateUsage]
         if authenticator is None:
             raise BadSetting(
-                "auth has no @auth.authenticate handler, so nobody would be known; add one, or let tokens "
-                "say who asks and these rules what they may"
+                "auth has no @auth.authenticate handler, so no user can be authenticated; add one, or use "
+                "tokens to authenticate and these rules to authorise"
             )
         self._authenticator: Authenticator = authenticator
         self._asked = _asked(authenticator)
@@ -148,13 +150,13 @@ class Handlers(OnHandlers):
     async def authenticate(self, request: HTTPConnection) -> User:
         given = {name: _GIVEN[name](request) for name in self._asked}
         try:
-            said: object = await _call(self._authenticator, given)
+            returned: object = await _call(self._authenticator, given)
         except AssertionError as error:
             raise Refusal(401, "Unauthorized") from error
         except Exception as error:
             raise _refusal(error, "the authenticate handler") from error
         try:
-            identity, permissions, known = _read(said)
+            identity, permissions, known = _read(returned)
         except Exception as error:
             reason = str(error) if isinstance(error, _Unusable | TypeError) else _place(error)
             raise _misused(f"the authenticate handler returned no user that can be used: {reason}") from error
@@ -163,12 +165,12 @@ class Handlers(OnHandlers):
 
 
 class _Unusable(Exception):
-    """What an authenticate handler returned is no user; the message says why."""
+    """An authenticate handler returned something that is no user; the message gives the reason."""
 
 
 def only(request: HTTPConnection, header: str) -> str | None:
-    """A header's one value, None when it is not there. Two of them are refused: a proxy and this server might
-    each believe another one."""
+    """Return the one value of a header, or None if it is absent. Two values are refused: a proxy and this
+    server might each use a different one."""
     values = [value for name, value in request.scope["headers"] if name.lower() == header.encode("latin-1")]
     if not values:
         return None
@@ -205,12 +207,12 @@ _GIVEN: dict[str, Callable[[HTTPConnection], Any]] = {
     "scopes": _scopes,
     "user": lambda connection: connection.scope.get("user"),
 }
-"""What an authenticate handler may ask for by the name of a parameter. Header names and values are bytes,
-names in lower case, as in ASGI. There is no body: who asks does not depend on what they ask for."""
+"""Arguments of an authenticate handler, by parameter name. Header names and values are bytes, names in lower
+case, as in ASGI. There is no body: authentication does not depend on the request's content."""
 
 
 def _asked(authenticator: Callable[..., Any]) -> list[str]:
-    """The parameters to give a handler; ``BadSetting`` when it needs others."""
+    """Return the names of the parameters to pass to a handler. ``BadSetting`` if it needs others."""
     asked: list[str] = []
     for name, parameter in inspect.signature(authenticator).parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -231,21 +233,21 @@ def _asked(authenticator: Callable[..., Any]) -> list[str]:
 
 
 async def _call(handler: Callable[..., Any], given: Mapping[str, Any]) -> object:
-    """What a handler says; one that is not async is run off the event loop."""
+    """Call a handler and return its result; one that is not async runs off the event loop."""
     if inspect.iscoroutinefunction(handler):
         return await handler(**given)
-    said: object = await asyncio.to_thread(partial(handler, **given))
-    return await said if inspect.isawaitable(said) else said
+    result: object = await asyncio.to_thread(partial(handler, **given))
+    return await result if inspect.isawaitable(result) else result
 
 
 def _refusal(error: Exception, who: str) -> Refusal:
-    """What an error of a handler means: a refusal in its own words, or a fault that says nothing."""
+    """Map an error of a handler to a refusal with its own text, or to a fault without details."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Auth.exceptions.HTTPException | HTTPException):
         detail: object = getattr(error, "detail", None)
-        told = detail if isinstance(detail, str) and detail else HTTPStatus(error.status_code).phrase
-        return Refusal(error.status_code, told, error.headers)
+        message = detail if isinstance(detail, str) and detail else HTTPStatus(error.status_code).phrase
+        return Refusal(error.status_code, message, error.headers)
     if isinstance(error, AuthenticationError):
         return Refusal(403, str(error) or "Forbidden")
     _log.error("%s failed: %s", who, _place(error))
@@ -258,27 +260,29 @@ def _misused(reason: str) -> Refusal:
 
 
 def _place(error: Exception) -> str:
-    """An error's type and where it was raised."""
+    """Return an error's type and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{at}"
 
 
-def _read(said: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-    """Identity, permissions and every field of what an authenticate handler returned: an identity, a mapping,
-    an object, or a pair of permissions and one of these. Of an object what has no form in JSON stays
-    behind."""
+def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    """Return identity, permissions and all fields of an authenticate handler's result: an identity, a
+    mapping, an object, or a pair of permissions and one of these. Fields of an object that have no form in
+    JSON are left out."""
     permissions: object = None
-    if type(said) is tuple and len(cast(tuple[object, ...], said)) == 2:
-        permissions, said = cast(tuple[object, object], said)
-    if isinstance(said, str | UUID):
-        known: dict[str, Any] = {"identity": said}
-    elif isinstance(said, Mapping):
-        known = json_data(cast(object, said), "user")
-    elif hasattr(said, "identity"):
-        known = _attributes(said)
+    if type(returned) is tuple and len(cast(tuple[object, ...], returned)) == 2:
+        permissions, returned = cast(tuple[object, object], returned)
+    if isinstance(returned, str | UUID):
+        known: dict[str, Any] = {"identity": returned}
+    elif isinstance(returned, Mapping):
+        known = json_data(cast(object, returned), "user")
+    elif hasattr(returned, "identity"):
+        known = _attributes(returned)
     else:
-        raise _Unusable(f"a {type(said).__name__} has no identity; return text, or a dict with 'identity'")
+        raise _Unusable(
+            f"a {type(returned).__name__} has no identity; return text, or a dict with 'identity'"
+        )
     identity = known.get("identity")
     if isinstance(identity, bool) or not isinstance(identity, str | int | UUID) or identity == "":
         raise _Unusable("its identity is missing or empty, or neither text nor a number")
@@ -310,14 +314,14 @@ def _has_form(value: object) -> bool:
     return True
 
 
-def _permissions(said: object) -> tuple[str, ...]:
-    """Permissions as a list, or in one text, parted by spaces, as OAuth writes scopes."""
-    if said is None:
+def _permissions(given: object) -> tuple[str, ...]:
+    """Return permissions given as a list or, as OAuth writes scopes, as one text separated by spaces."""
+    if given is None:
         return ()
-    if isinstance(said, str):
-        return tuple(said.split())
-    if isinstance(said, Iterable):
-        listed = tuple(cast(Iterable[object], said))
+    if isinstance(given, str):
+        return tuple(given.split())
+    if isinstance(given, Iterable):
+        listed = tuple(cast(Iterable[object], given))
         if all(isinstance(one, str) for one in listed):
             return cast(tuple[str, ...], listed)
     raise _Unusable("its permissions are no list of texts")

@@ -1,9 +1,9 @@
-"""Who asks, what a user is, and whose threads these are.
+"""Identity and tenant of a request's user.
 
-A gate decides both for every request: who asks, from its headers, and whether that user may do what the
-request asks for. ``Open`` lets everybody in as one user; ``handlers`` runs a program's own rules, ``jwt``
-verifies tokens. The tenant, which is a part of every storage key, comes from what was verified alone, never
-from what a client can choose: no header, parameter or body names it.
+A gate authenticates every request from its headers and authorises what it asks for. ``Open`` admits everyone
+as one user; ``handlers`` runs an application's own rules, ``jwt`` verifies tokens. The tenant is a part of
+every storage key. It comes only from what was verified, never from what a client can choose: no header,
+parameter or body names it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from perdure.runtime.users import dotted
 from perdure.server.auth.filters import BadFilter, Filter, stamp_allowed
 
 TENANT_MAX = 512
-"""How many characters a tenant may have: it is a part of every key."""
+"""Maximum length of a tenant in characters: it is a part of every key."""
 
 _Fields = dict[str, Any]
 
 
 class Refusal(Exception):
-    """A request that is not carried out: its HTTP status, a text for the client, and headers of the
-    answer."""
+    """A request that is refused: its HTTP status, a text for the client, and headers of the response."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -38,8 +37,8 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks. ``tenant`` is the storage key's part: whose threads these are. ``fields`` is everything that
-    the authenticator returned, as JSON data.
+    """An authenticated user. ``tenant`` is the part of the storage key that owns the threads. ``fields`` is
+    everything that the authenticator returned, as JSON data.
 
     Handlers see a user as LangGraph's: ``user.identity``, and a field as ``user["org"]``, ``user.org`` or
     ``user.get("org")``. It is no dict, so that no field can make it pass for a user of LangGraph's studio.
@@ -52,7 +51,7 @@ class User:
 
     @property
     def is_authenticated(self) -> bool:
-        """What the authenticator said of it; without a word, true."""
+        """The authenticator's value of this field, True by default."""
         return bool(self.fields.get("is_authenticated", True))
 
     @property
@@ -61,7 +60,8 @@ class User:
         return name if isinstance(name, str) and name else self.identity
 
     def dict(self) -> _Fields:
-        """The user as JSON data, for the graph's ``langgraph_auth_user``. The tenant is not in it."""
+        """Return the user as JSON data, for the graph's ``langgraph_auth_user``. It does not contain the
+        tenant."""
         return {
             **self.fields,
             "identity": self.identity,
@@ -95,29 +95,42 @@ class User:
         return len(self.dict())
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what the class lacks. While a copy is being made it lacks its own parts too.
+        # Called only for names that the class lacks. During a copy it lacks its own slots too.
         if name.startswith("__") or name in User.__slots__ or name not in self.fields:
             raise AttributeError(f"the user has no field {name!r}")
         return dotted(self.fields[name])
 
 
 class Gate(Protocol):
-    """Who may ask, and for what. Calls may run at the same time."""
+    """Authentication and authorisation of requests. Calls may run concurrently."""
 
     async def authenticate(self, request: HTTPConnection) -> User:
-        """Who asks; ``Refusal`` when that cannot be told or is nobody who may."""
+        """Return the user of a request. ``Refusal`` if it cannot be determined or has no access."""
         ...
 
     async def authorize(self, user: User, resource: str, action: str, value: _Fields) -> Filter | None:
-        """Which objects the user may see or change so; None is all of the tenant's. ``Refusal`` when the user
-        may not at all. ``value`` is what the request asks for, and may be changed in place: an owner is
-        stamped into ``value["metadata"]``, a store's ``value["namespace"]`` is narrowed."""
+        """Authorise an action, and return the filter of the objects that it may touch.
+
+        Args:
+            user: the authenticated user.
+            resource: "threads", "assistants", "store" or "crons".
+            action: the action on the resource, such as "read".
+            value: the request's arguments. May be changed in place: an owner is stamped into
+                ``value["metadata"]``, a store's ``value["namespace"]`` is narrowed.
+
+        Returns:
+            The filter of the objects that the user may see or change with this action; None for all of the
+            tenant's.
+
+        Raises:
+            Refusal: the user may not do this at all.
+        """
         ...
 
 
 class Open:
-    """No authentication: everybody is the same user, whose tenant is the one without a name unless it is
-    given."""
+    """A gate without authentication: every request has the same user, whose tenant is the nameless one unless
+    one is given."""
 
     def __init__(self, tenant: str = "") -> None:
         self._everybody = User("", tenant, fields={"is_authenticated": False})
@@ -130,19 +143,23 @@ class Open:
 
 
 def tenant_of(claims: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The tenant of verified claims, ``Refusal`` when one of them is missing or no text or whole number.
+    """Return the tenant that verified claims name.
 
-    Different claims never give the same tenant: text stands percent-encoded, a number behind ``=``, which
-    text never has, and ``/`` parts them, so that ``["acme", 7]`` is ``acme/=7``. Without names it is "".
+    Different claims never give the same tenant: text is percent-encoded, a number follows ``=``, which text
+    never contains, and ``/`` separates them, so that ``["acme", 7]`` is ``acme/=7``. Without names it is "".
+
+    Raises:
+        Refusal: a claim is missing or neither text nor a whole number, or the tenant is longer than
+            ``TENANT_MAX``.
     """
     tenant = "/".join(_part(claims.get(name), name) for name in names)
     if len(tenant) > TENANT_MAX:
-        raise Refusal(403, f"what tells whose threads these are ({_listed(names)}) is too long to be a key")
+        raise Refusal(403, f"the tenant made of {_listed(names)} is too long to be a key")
     return tenant
 
 
 def checked_names(names: Sequence[object], setting: str) -> tuple[str, ...]:
-    """The names of claims; ``BadSetting`` for one text instead of a list, and for an empty name."""
+    """Return the names of claims. ``BadSetting`` for one text instead of a list, and for an empty name."""
     given = () if isinstance(names, str) else tuple(name for name in names if isinstance(name, str) and name)
     if len(given) != len(names):
         raise BadSetting(f'{setting} has to be a list of names of claims, as in ["org_id", "sub"]')
@@ -150,8 +167,8 @@ def checked_names(names: Sequence[object], setting: str) -> tuple[str, ...]:
 
 
 def require_stamp(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> None:
-    """``Refusal`` unless an object may be written with this metadata: the handler that restricts what a user
-    sees has to stamp what the user creates, and nobody may give an object away."""
+    """Raise ``Refusal`` unless an object may be written with this metadata: the handler that restricts a
+    user's view has to stamp what the user creates, and no user may give an object away."""
     try:
         allowed = stamp_allowed(conditions, metadata)
     except BadFilter as error:
@@ -164,7 +181,7 @@ def _part(value: object, name: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"={value}"
     if not isinstance(value, str) or not value:
-        raise Refusal(403, f"the user has no {name}, which tells whose threads these are")
+        raise Refusal(403, f"the user has no {name}, which is a part of the tenant")
     try:
         return quote(value, safe="@")
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""The public keys of whoever signs tokens, as that party publishes them (a JWKS).
+"""The published public keys (JWKS) of a token issuer.
 
-The module decides when they are asked for, and which key verifies a token. They are asked for when one is
-needed, again every ten minutes, and for a key id that is not known, but then at most once a minute, whoever
-sends unknown ids; after a failure, ten seconds later. While nobody answers, the keys that are there go on for
+The module decides when keys are fetched, and which key verifies a token. Keys are fetched when one is needed,
+again every ten minutes, and for an unknown key id, but then at most once a minute however many unknown ids
+arrive; after a failure, ten seconds later. While the issuer does not answer, the present keys stay in use for
 a day. Only public keys count: a symmetric key among them would let every reader of it sign.
 """
 
@@ -28,13 +28,13 @@ from perdure.errors import BadSetting
 from perdure.server.auth.identity import Refusal
 
 FRESH_S = 600.0
-"""For how long keys are used before they are asked for again."""
+"""Seconds after which keys are fetched again."""
 STALE_S = 86400.0
-"""For how long keys are used while nobody answers."""
+"""Seconds for which keys stay in use while the issuer does not answer."""
 PAUSE_S = 60.0
-"""How long after an answer the keys are asked for again because a token names an unknown one."""
+"""Seconds after a response before an unknown key id causes another fetch."""
 RETRY_S = 10.0
-"""How long after a failure they are asked for again."""
+"""Seconds after a failure before the next fetch."""
 ANSWER_MAX = 1 << 20
 
 RSA_BITS_MIN = 2048
@@ -52,7 +52,7 @@ class _Known(NamedTuple):
 
 
 class KeySet:
-    """The keys behind a URL. ``BadSetting`` for one that anybody on the way could answer for."""
+    """The keys behind a URL. ``BadSetting`` for a URL whose response could be forged on the network."""
 
     def __init__(
         self, url: str, *, timeout: float = 5.0, clock: Callable[[], float] = time.monotonic
@@ -70,12 +70,12 @@ class KeySet:
         self._is_down = False
 
     async def key(self, algorithm: str, kid: str | None) -> PublicKey:
-        """The key of a token. ``Refusal`` with 401 when there is none of that id and algorithm, with 503 when
-        that cannot be told because the keys are not to be had."""
+        """Return the key of a token. ``Refusal`` with 401 if there is none of that id and algorithm, with 503
+        if the keys cannot be fetched."""
         found = self._find(algorithm, kid)
         if found is not None and self._age() < FRESH_S:
             return found
-        # One asks; who has a key to go on with does not wait for the answer.
+        # Only one request fetches; those that have a usable key do not wait for it.
         if found is None or self._age() >= STALE_S or not self._asking.locked():
             async with self._asking:
                 if self._clock() >= self._next:
@@ -97,7 +97,7 @@ class KeySet:
         return self._clock() - self._read_at
 
     def _find(self, algorithm: str, kid: str | None) -> PublicKey | None:
-        """The key of this id; for a token that names none, the only key there is."""
+        """Return the key of this id; for a token that names none, the only key there is."""
         fitting = [
             known.key
             for known in self._keys
@@ -110,8 +110,7 @@ class KeySet:
         return fitting[0] if fitting else None
 
     async def _ask(self) -> None:
-        # Set before the answer: a client that hangs up ends this request, and must not free the way for the
-        # next.
+        # Set before the response: a client that hangs up ends this request, and must not allow another fetch.
         self._next = self._clock() + RETRY_S
         try:
             async with asyncio.timeout(self._timeout):
@@ -126,8 +125,8 @@ class KeySet:
         self._next = self._read_at + PAUSE_S
 
     async def _fetch(self) -> bytes:
-        # A client for each: they are rare, and none is bound to an event loop that is over. A redirect is no
-        # answer, for it might lead to where the URL may not.
+        # A client for each fetch: they are rare, and none stays bound to a closed event loop. Redirects are
+        # not followed: they might lead to a host that the URL may not name.
         client = httpx.AsyncClient(verify=self._tls, timeout=self._timeout, trust_env=not self._is_near)
         async with client, client.stream("GET", self._url) as answer:
             if not answer.is_success:
@@ -141,11 +140,11 @@ class KeySet:
 
 
 class _Unusable(ValueError):
-    """An answer without keys; the message is ours."""
+    """A response without keys; the message contains nothing of it."""
 
 
 def fits(algorithm: str, key: object) -> bool:
-    """Whether a key is of the kind, the curve and the strength that an algorithm verifies with."""
+    """Return True if a key has the kind, the curve and the strength that an algorithm verifies with."""
     if algorithm[:2] in ("RS", "PS"):
         return isinstance(key, RSAPublicKey) and key.key_size >= RSA_BITS_MIN
     if algorithm == "EdDSA":
@@ -154,7 +153,7 @@ def fits(algorithm: str, key: object) -> bool:
 
 
 def _is_near(url: str) -> bool:
-    """Whether a URL is of this machine; ``BadSetting`` when it is neither that nor https."""
+    """Return True for a URL of this host. ``BadSetting`` if it is neither that nor https."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
@@ -163,8 +162,8 @@ def _is_near(url: str) -> bool:
         is_near = False
     if not host or parts.scheme not in ("https", "http") or (parts.scheme == "http" and not is_near):
         raise BadSetting(
-            f"jwks_url has to be an https:// URL, not one with {parts.scheme!r}: who answers decides who may "
-            "ask (http:// is for this machine alone)"
+            f"jwks_url has to be an https:// URL, not one with {parts.scheme!r}: its keys decide which "
+            "tokens are accepted (http:// is for this machine alone)"
         )
     return is_near
 
@@ -184,7 +183,7 @@ def _read(body: bytes) -> Sequence[_Known]:
 
 
 def _known(one: object) -> _Known | None:
-    """A published key, None when it is none for signatures, not public, or of no kind that is known here."""
+    """Return a published key, or None if it is not for signatures, not public, or of an unknown kind."""
     if not isinstance(one, dict):
         return None
     data = cast(dict[str, Any], one)

@@ -1,11 +1,11 @@
-"""Who asks, by a signed token (a JWT) that an identity provider issued.
+"""Authentication by a signed token (a JWT) that an identity provider issued.
 
-The module decides which tokens count: of an accepted issuer, for this server, signed with an algorithm that
-was configured and a key of its kind, begun and not over. Who is authenticated so may do everything with the
-threads of their tenant, which verified claims name; ``Rules`` of an ``Auth`` may narrow that.
+A token is accepted if it is of a configured issuer, for this server, signed with a configured algorithm and a
+key of its kind, and within its period of validity. A user authenticated so may do everything with the threads
+of their tenant, which verified claims name; ``Rules`` of an ``Auth`` may restrict that.
 
-An algorithm is never taken on a token's word: a shared secret goes with HS algorithms alone, a public key and
-a published key set with the others alone, so that no public key can pass for a secret.
+The algorithm never depends on the token alone: a shared secret is used with HS algorithms only, a public key
+and a published key set with the others only, so that no public key can pass for a secret.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ except ImportError as error:
     raise MissingExtra('tokens need an extra: pip install "perdure[server]"') from error
 
 TOKEN_MAX = 16 * 1024
-"""How many characters a token may have."""
+"""Maximum length of a token in characters."""
 
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _DIFFERENT_BYTES_MIN = 8
 _SIGNED = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _LEEWAY_MAX = 300.0
 _PERMISSIONS = ("permissions", "scope", "scp")
-"""Where providers write what a user may do: a list, or one text parted by spaces."""
+"""Claims in which providers list a user's permissions: a list, or one text separated by spaces."""
 
 
 class Authorizer(Protocol):
-    """The half of a gate that says what a user may do."""
+    """The half of a gate that authorises actions."""
 
     async def authorize(
         self, user: User, resource: str, action: str, value: dict[str, Any]
@@ -52,14 +52,25 @@ class Authorizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JwtSettings:
-    """Which tokens count. A setting that cannot work, or is not safe, raises ``BadSetting`` with the mend.
+    """Conditions that an accepted token meets. A setting that cannot work, or is not safe, raises
+    ``BadSetting`` with the correction.
 
-    Exactly one of ``secret`` (for HS algorithms: as many random bytes as the algorithm's digest),
-    ``public_key`` (PEM) and ``jwks_url`` is set. ``leeway`` is by how many seconds clocks may differ.
-    ``tenant_claims`` names the claims that make the tenant; of several issuers ``iss`` has to be one of them,
-    because each names its users as it likes. ``required`` are further claims that a token has to have; it
-    always has to have an end. ``identity_claim`` is the user's name for handlers. The token stands in
-    ``header``, in ``Authorization`` after the word Bearer.
+    Exactly one of ``secret``, ``public_key`` and ``jwks_url`` is set.
+
+    Args:
+        issuer: accepted issuers (``iss``).
+        audience: accepted audiences (``aud``).
+        algorithms: accepted signature algorithms.
+        secret: shared secret for HS algorithms, of as many random bytes as the algorithm's digest.
+        public_key: public key as PEM.
+        jwks_url: URL of a published key set.
+        leeway: accepted clock difference in seconds.
+        tenant_claims: claims that form the tenant. With several issuers ``iss`` has to be one of them,
+            because each issuer chooses its users' names independently.
+        required: further claims that a token has to have; ``exp``, ``iss`` and ``aud`` are always required.
+        identity_claim: claim that is the user's identity for handlers.
+        header: header of the token, which is ``Authorization`` followed by the word Bearer by default.
+        jwks_timeout: limit of a fetch of the key set in seconds.
     """
 
     issuer: str | Sequence[str]
@@ -79,13 +90,13 @@ class JwtSettings:
         for name in ("issuer", "audience"):
             values = _listed(getattr(self, name))
             if not values or not all(values):
-                raise BadSetting(f"{name} is not set: a token of anybody would do; name the one to accept")
+                raise BadSetting(f"{name} is not set, so any token would be accepted; name the one to accept")
         checked_names(self.tenant_claims, "tenant_claims")
         checked_names(self.required, "required")
         checked_names([self.identity_claim], "identity_claim")
         if len(_listed(self.issuer)) > 1 and "iss" not in self.tenant_claims:
             raise BadSetting(
-                "there are several issuers, who may give one name to different users; put 'iss' first in "
+                "there are several issuers, which may give one name to different users; put 'iss' first in "
                 "tenant_claims"
             )
         if not math.isfinite(self.leeway) or not 0 <= self.leeway <= _LEEWAY_MAX:
@@ -124,21 +135,21 @@ class JwtSettings:
 
 
 class Jwt:
-    """A gate that authenticates by tokens and lets everybody do everything with their own tenant's threads,
-    or what ``rules`` allow. ``BadSetting`` when nothing would keep users apart."""
+    """A gate that authenticates by tokens and allows users everything with their own tenant's threads, or
+    what ``rules`` allow. ``BadSetting`` if nothing would separate users."""
 
     def __init__(self, settings: JwtSettings, rules: Authorizer | None = None) -> None:
         if not settings.tenant_claims and rules is None:
             raise BadSetting(
-                "tenant_claims is empty and there are no rules: everybody would see every thread; name claims"
+                "tenant_claims is empty and there are no rules: all users would see all threads; name claims"
             )
         self._settings = settings
         self._rules = rules
         self._key = _key(settings)
 
     async def authenticate(self, request: HTTPConnection) -> User:
-        """Who asks. ``Refusal`` with 401 for a token that does not count, 403 for one that does and names no
-        tenant, 503 while nobody can tell because the keys are not to be had."""
+        """Return the user of a request. ``Refusal`` with 401 for a token that is not accepted, 403 for one
+        that is and names no tenant, 503 while the keys cannot be fetched."""
         claims = await self._claims(self._token(request))
         name = self._settings.identity_claim
         identity = claims.get(name)
@@ -225,8 +236,8 @@ def _public_key(text: str | bytes, algorithms: Sequence[str]) -> PublicKey:
 def _permissions(claims: dict[str, Any]) -> tuple[str, ...]:
     found: list[str] = []
     for name in _PERMISSIONS:
-        said = claims.get(name)
-        parts = said.split() if isinstance(said, str) else said
+        claim = claims.get(name)
+        parts = claim.split() if isinstance(claim, str) else claim
         if isinstance(parts, list):
             found += [one for one in parts if isinstance(one, str)]
     return tuple(dict.fromkeys(found))
@@ -237,10 +248,10 @@ def _unauthorized(detail: str) -> Refusal:
 
 
 def _wrong(error: Exception) -> str:
-    """What is wrong with a token, without a part of it."""
+    """Return the reason why a token is refused, without a part of the token."""
     match error:
         case jwt.ExpiredSignatureError():
-            return "the token is over; ask for a new one"
+            return "the token has expired; ask for a new one"
         case jwt.ImmatureSignatureError():
             return "the token is not valid yet"
         case jwt.InvalidAudienceError():

@@ -1,7 +1,7 @@
-"""The commands of the event streaming protocol: start a run, answer a question, look at a thread.
+"""Commands of the event streaming protocol: start a run, resume from an interrupt, read a thread.
 
-What goes wrong is an answer with a code, not a status; but for a database or a lane that is to be tried
-again, which clients know from the status.
+Errors are responses with a code, not an HTTP status, except for an unavailable database and a full queue:
+clients recognise by the status that they may retry.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Params = dict[str, Any]
 
 
 class _Wrong(Exception):
-    """What is wrong with a command."""
+    """A command that is refused; ``code`` is the protocol's error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class _Answers(_Params):
 
 
 class _Then(_Params):
-    """What may go with an answer."""
+    """Optional parts of an answer to an interrupt."""
 
     update: Any = None
     goto: Any = None
@@ -76,12 +76,25 @@ class _Looked(_Params):
 
 
 async def do(caller: Caller, request: Request, thread_id: str, method: str, params: Params) -> dict[str, Any]:
-    """Do what a command says; its answer, without the number of the command."""
+    """Execute a command and return its response, without the command's number.
+
+    Args:
+        caller: the authenticated user of the request.
+        request: the HTTP request.
+        thread_id: the thread that the command is for.
+        method: the command's name.
+        params: the command's parameters.
+
+    Raises:
+        Refusal: with a status of 429 or 500 and above; all others become responses.
+        QueueFull: the thread's queue accepts no more messages.
+        Unavailable: the database does not answer.
+    """
     try:
         if method not in _COMMANDS:
-            raise _Wrong("unknown_command", f"this server knows no command {method!r}")
-        said = requests.check_numbers(requests.check_text(params))
-        result = await _COMMANDS[method](caller, request, thread_id, said)
+            raise _Wrong("unknown_command", f"there is no command {method!r}")
+        checked = requests.check_numbers(requests.check_text(params))
+        result = await _COMMANDS[method](caller, request, thread_id, checked)
     except _Wrong as wrong:
         return _error(wrong.code, str(wrong))
     except ValidationError as error:
@@ -121,21 +134,22 @@ async def _run_start(caller: Caller, request: Request, thread_id: str, params: P
     if isinstance(fork, Mapping):
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
-    said = {**params, "multitask_strategy": strategy, "checkpoint_id": fork}
-    if _start_of(said) is None and said.get("input") is not None and await _waits(caller, thread_id):
-        # Clients have one way to speak, whether the thread waits for an answer or not.
-        said |= {"input": None, "command": {"resume": said["input"]}}
-    return {"run_id": await _started(caller, request, thread_id, said)}
+    resolved = {**params, "multitask_strategy": strategy, "checkpoint_id": fork}
+    if _start_of(resolved) is None and resolved.get("input") is not None and await _waits(caller, thread_id):
+        # Clients send the same input whether or not the thread waits for an answer.
+        resolved |= {"input": None, "command": {"resume": resolved["input"]}}
+    return {"run_id": await _started(caller, request, thread_id, resolved)}
 
 
-def _start_of(said: Params) -> Any:
-    """The checkpoint to start from; clients may name it among the configurable values."""
-    configurable = (said.get("config") or {}).get("configurable") or {}
-    return said.get("checkpoint_id") or configurable.get("checkpoint_id")
+def _start_of(params: Params) -> Any:
+    """Return the checkpoint to start from; clients may name it among the configurable values."""
+    configurable = (params.get("config") or {}).get("configurable") or {}
+    return params.get("checkpoint_id") or configurable.get("checkpoint_id")
 
 
 async def _waits(caller: Caller, thread_id: str) -> bool:
-    """Whether a thread waits for an answer. A run that has asked and is about to stop is waited for."""
+    """Return True if a thread waits for an answer. If a run has raised an interrupt and is about to stop, its
+    end is awaited first."""
     row = await caller.host.catalogue.look(caller.partition(thread_id))
     if row is None or row.run is None or graph_id_of(caller, row) is None:
         return False
@@ -148,18 +162,18 @@ async def _waits(caller: Caller, thread_id: str) -> bool:
     return row is not None and row.status == "interrupted"
 
 
-async def _started(caller: Caller, request: Request, thread_id: str, said: Params) -> str:
-    config = dict(said.get("config") or {})
+async def _started(caller: Caller, request: Request, thread_id: str, params: Params) -> str:
+    config = dict(params.get("config") or {})
     new = NewRun.model_validate(
         {
-            "assistant_id": said["assistant_id"],
-            "input": said.get("input"),
-            "command": said.get("command"),
-            "context": said.get("context"),
-            "metadata": said.get("metadata"),
+            "assistant_id": params["assistant_id"],
+            "input": params.get("input"),
+            "command": params.get("command"),
+            "context": params.get("context"),
+            "metadata": params.get("metadata"),
             "config": _own(config),
-            "checkpoint_id": _start_of(said),
-            "multitask_strategy": said.get("multitask_strategy"),
+            "checkpoint_id": _start_of(params),
+            "multitask_strategy": params.get("multitask_strategy"),
             "if_not_exists": "create",
             "stream_resumable": True,
             "stream_subgraphs": True,
@@ -170,7 +184,7 @@ async def _started(caller: Caller, request: Request, thread_id: str, said: Param
 
 
 def _own(config: Params) -> Params:
-    """A config without what LangGraph keeps in it, as clients send that of a state back."""
+    """Return a config without the values that LangGraph keeps in it: clients send a state's config back."""
     configurable = {
         name: held for name, held in (config.get("configurable") or {}).items() if name not in OF_LANGGRAPH
     }
@@ -213,8 +227,8 @@ async def _respond(caller: Caller, request: Request, thread_id: str, params: Par
 
 
 async def _stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
-    """A thread once its run has ended: its client hears of a question just before the run waits for the
-    answer."""
+    """Return a thread once its run has ended: clients receive an interrupt shortly before the run is stored
+    as waiting for the answer."""
     await _until_stopped(caller, row, run_id)
     return await _row(caller, row.thread_id, "update", "no_such_interrupt")
 
@@ -239,7 +253,7 @@ async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
         raise _Wrong(code, str(error)) from None
 
 
-# Looking
+# Reading
 
 
 async def _tree(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
@@ -285,10 +299,10 @@ async def _get(caller: Caller, request: Request, thread_id: str, params: Params)
     if asked.keys is not None and isinstance(values, Mapping):
         values = {name: values[name] for name in asked.keys if name in values}
     here = state.config.get("configurable", {})
-    said: dict[str, Any] = {"values": values}
+    result: dict[str, Any] = {"values": values}
     if state.created_at is not None:
-        said["checkpoint"] = {"id": here.get("checkpoint_id"), "ns": here.get("checkpoint_ns", "")}
-    return said
+        result["checkpoint"] = {"id": here.get("checkpoint_id"), "ns": here.get("checkpoint_ns", "")}
+    return result
 
 
 async def _state(
@@ -336,8 +350,8 @@ async def _fork(caller: Caller, request: Request, thread_id: str, params: Params
     row = await _row(caller, thread_id, "read", "no_such_checkpoint")
     await _state(caller, row, [], checkpoint_id)
     assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
-    said = {**params, "assistant_id": assistant_id}
-    return {"run_id": await _started(caller, request, thread_id, said), "thread_id": thread_id}
+    resolved = {**params, "assistant_id": assistant_id}
+    return {"run_id": await _started(caller, request, thread_id, resolved), "thread_id": thread_id}
 
 
 _COMMANDS: dict[str, Callable[[Caller, Request, str, Params], Awaitable[dict[str, Any]]]] = {

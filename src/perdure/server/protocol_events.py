@@ -1,7 +1,7 @@
-"""What runs told, as events of the streaming protocol: which of them a client wants, and how they are sent.
+"""Conversion of run events to events of the streaming protocol, and filters over them.
 
-An event that a run told becomes one event of the protocol, or several: then it took as many numbers. What an
-event becomes depends on nothing but itself, so that whoever comes back with a number gets the same again.
+A run event becomes one event of the protocol, or several: it has then as many sequence numbers. The result
+depends on the event alone, so that a client that resumes after a number receives the same events again.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ _ENDED = {DONE: "completed", FAILED: "failed"}
 
 
 def is_channel(name: Any) -> bool:
-    """Whether there is such a channel; what a graph writes under a name has one of its own."""
+    """Return True if there is such a channel. Custom events that a graph writes under a name have a channel
+    each."""
     return isinstance(name, str) and (name in CHANNELS or (name.startswith(_CUSTOM) and name != _CUSTOM))
 
 
 class EventFilter(NamedTuple):
-    """What a client wants to be told: of ``channels``, within ``namespaces`` down to a ``depth`` below."""
+    """Events that a client subscribes to: of ``channels``, within ``namespaces`` and at most ``depth`` levels
+    below."""
 
     channels: frozenset[str]
     namespaces: tuple[tuple[str, ...], ...] | None = None
     depth: int | None = None
 
     def includes(self, channel: str) -> bool:
-        """Whether anything of a channel may be wanted."""
+        """Return True if any event of a channel may be wanted."""
         return channel in self.channels or (
             channel == "custom" and any(held.startswith(_CUSTOM) for held in self.channels)
         )
 
     def names(self, name: Any) -> bool:
-        """Whether what a graph wrote under a name, or none, is wanted."""
+        """Return True if a custom event of this name, or of none, is wanted."""
         return "custom" in self.channels or f"{_CUSTOM}{name}" in self.channels
 
     def reaches(self, namespace: Sequence[str]) -> bool:
-        """Whether what is told in a namespace is wanted."""
+        """Return True if events of a namespace are wanted."""
         if not self.namespaces:
             return True
         return any(
@@ -65,7 +67,8 @@ class EventFilter(NamedTuple):
 
 
 def _begins(namespace: Sequence[str], prefix: Sequence[str]) -> bool:
-    """A prefix without the id of a task matches every task of its node."""
+    """Return True if a namespace starts with a prefix. A part of the prefix without a task's id matches every
+    task of its node."""
     return len(prefix) <= len(namespace) and all(
         held == asked or (":" not in asked and held.partition(":")[0] == asked)
         for held, asked in zip(namespace, prefix, strict=False)
@@ -81,7 +84,7 @@ class ProtocolEvent(NamedTuple):
 
 
 def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
-    """What becomes of an event that a run told, as far as it is wanted."""
+    """Yield the protocol events of a run event, as far as they are wanted."""
     name, *namespace = event.name.split("|")
     if not wanted.reaches(namespace):
         return
@@ -89,41 +92,41 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "metadata" | "end" if wanted.includes("lifecycle"):
             begun = name != END
             data = _begun(event) if begun else _ended(event)
-            yield _said(event.seq, "lifecycle", namespace, encoded(data))
+            yield _event(event.seq, "lifecycle", namespace, encoded(data))
         case "values" if wanted.includes("values"):
-            yield _said(event.seq, "values", namespace, _values(event.data))
+            yield _event(event.seq, "values", namespace, _values(event.data))
         case "tasks" if wanted.includes("tasks"):
-            yield _said(event.seq, "tasks", namespace, event.data)
+            yield _event(event.seq, "tasks", namespace, event.data)
         case "checkpoints" if wanted.includes("checkpoints"):
             text = encoded(reference(json.loads(event.data)))
-            yield _said(event.seq, "checkpoints", namespace, text)
+            yield _event(event.seq, "checkpoints", namespace, text)
         case "custom" if wanted.includes("custom"):
             written = _written(json.loads(event.data))
             if wanted.names(written.get("name")):
-                yield _said(event.seq, "custom", namespace, encoded(written))
+                yield _event(event.seq, "custom", namespace, encoded(written))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
             yield _framed(event.seq, method, namespace, event.data[1:-1])
         case _:
-            pass  # a channel that is not wanted, or what this protocol has no channel for
+            pass  # a channel that is not wanted, or an event without a channel in this protocol
 
 
 def _begun(event: Event) -> dict[str, Any]:
-    told = json.loads(event.data)
-    return {"event": "running", **({"graph_name": told["graph_id"]} if "graph_id" in told else {})}
+    data = json.loads(event.data)
+    return {"event": "running", **({"graph_name": data["graph_id"]} if "graph_id" in data else {})}
 
 
 def _ended(event: Event) -> dict[str, Any]:
-    told = json.loads(event.data)
-    phase = _ENDED.get(told.get("state"), "interrupted")
-    return {"event": phase, **({"error": _failure(str(told.get("error", "")))} if phase == "failed" else {})}
+    data = json.loads(event.data)
+    phase = _ENDED.get(data.get("state"), "interrupted")
+    return {"event": phase, **({"error": _failure(str(data.get("error", "")))} if phase == "failed" else {})}
 
 
 def _failure(noted: str) -> str:
-    """An error as it was noted with a run, its kind before its text."""
-    kind, colon, said = noted.partition(": ")
-    return f"{kind}{colon}{sentence_of(kind, said)}"
+    """Return the message of a run's recorded error, which is its type followed by its text."""
+    kind, colon, text = noted.partition(": ")
+    return f"{kind}{colon}{sentence_of(kind, text)}"
 
 
 def _values(text: str) -> str:
@@ -134,36 +137,36 @@ def _values(text: str) -> str:
 
 
 def _written(data: Any) -> dict[str, Any]:
-    """What a graph wrote, with its own fields, which clients in Python read, and as the ``payload``, which
-    those in JavaScript read."""
+    """Return a custom event with its own fields, which Python clients read, and as ``payload``, which
+    JavaScript clients read."""
     if not isinstance(data, dict):
         return {"payload": data}
     return data if "payload" in data else {**data, "payload": data}
 
 
 def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Iterator[ProtocolEvent]:
-    told = json.loads(event.data)
-    if not isinstance(told, dict):
+    updates = json.loads(event.data)
+    if not isinstance(updates, dict):
         return
-    if QUESTIONS not in told:
+    if QUESTIONS not in updates:
         if wanted.includes("updates"):
-            for seq, (node, values) in enumerate(told.items(), event.seq - len(told) + 1):
+            for seq, (node, values) in enumerate(updates.items(), event.seq - len(updates) + 1):
                 data = encoded({"node": node, "values": values})
-                yield _said(seq, "updates", namespace, data, node)
+                yield _event(seq, "updates", namespace, data, node)
         return
     if not wanted.includes("input"):
         return
-    for seq, asked in enumerate(told[QUESTIONS], event.seq - len(told[QUESTIONS]) + 1):
-        # Clients in Python read the one, those in JavaScript the other.
+    for seq, asked in enumerate(updates[QUESTIONS], event.seq - len(updates[QUESTIONS]) + 1):
+        # Python clients read ``value``, JavaScript clients ``payload``.
         value = asked.get("value")
         shown = {"interrupt_id": asked.get("id"), "payload": value, "value": value}
         if "response_schema" in asked:
             shown["response_schema"] = asked["response_schema"]
         data = encoded(shown)
-        yield _said(seq, "input.requested", namespace, data)
+        yield _event(seq, "input.requested", namespace, data)
 
 
-def _said(
+def _event(
     seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None
 ) -> ProtocolEvent:
     by = "" if node is None else f',"node":{encoded(node)}'
@@ -172,6 +175,6 @@ def _said(
 
 def _framed(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
     head = f'{{"type":"event","event_id":"{seq}","seq":{seq},"method":"{method}"'
-    # Numbers are microseconds.
+    # Sequence numbers are microseconds; the protocol's timestamps milliseconds.
     where = f'"namespace":{encoded(list(namespace))},"timestamp":{seq // 1000}'
     return ProtocolEvent(seq, method, f'{head},"params":{{{where},{rest}}}}}')

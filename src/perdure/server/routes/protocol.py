@@ -1,7 +1,7 @@
-"""Routes of the event streaming protocol: a thread's events, filtered, and the place to send commands to.
+"""Routes of the event streaming protocol: a thread's filtered events, and its commands.
 
-A client may listen to a thread before there is one, as it names its threads itself. It is told of another's
-thread what it is told of none.
+A client may subscribe to a thread before it exists, as clients choose the ids of their threads. For another
+user's thread the response is the same as for one that does not exist.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ router = APIRouter(tags=["protocol"])
 
 _log = logging.getLogger("perdure.server")
 _LATEST = 20
-"""Among how many messages a run is looked for; the newest may wait for their turn."""
+"""Number of messages among which the latest run is searched; the newest may be queued without a run."""
 _LATE_S = 30.0
-"""How long after its end a run is told from its beginning to who comes without a number."""
+"""Seconds after a run's end during which a subscriber without a number receives the run from its beginning.
+"""
 _KNOWN = 10_000
 
 
@@ -53,23 +54,23 @@ class _Subscription(BaseModel):
 
 @router.post("/threads/{thread_id}/commands")
 async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> Json:
-    """Do what a command says; what is wrong with it is said in the answer."""
-    said = await _body(request)
-    number, method, params = said.get("id"), said.get("method"), said.get("params")
+    """Execute a command; errors are part of the response."""
+    body = await _body(request)
+    number, method, params = body.get("id"), body.get("method"), body.get("params")
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise Refusal(400, "a command has an id: a whole number that is not negative")
+        raise Refusal(400, "a command needs an id: a whole number that is not negative")
     if not isinstance(method, str) or not isinstance(params, dict | None):
-        raise Refusal(400, "a command has a method, which is text, and params, which are an object")
-    # What a client has seen up to here was there before the command.
+        raise Refusal(400, "a command needs a method, which is text, and params, which are an object")
+    # Events up to this number precede the command.
     before = max(0, await caller.host.runtime.told(thread_id, tenant=caller.user.tenant))
     answer = {**await commands.do(caller, request, thread_id, method, params or {}), "id": number}
-    # Who may do nothing on a thread does not learn that something was told there.
+    # A user without access to a thread must not learn that it has events.
     return Json({**answer, "meta": {"applied_through_seq": before}} if "result" in answer else answer)
 
 
 @router.post("/threads/{thread_id}/stream/events")
 async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Response:
-    """The events of a thread in some channels, for as long as a client listens: those after ``since``, or
+    """Stream the events of a thread in some channels until the client disconnects: those after ``since``, or
     from the beginning of the run that is under way or waits."""
     asked = _subscription(await _body(request))
     wanted = EventFilter(
@@ -85,17 +86,17 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
 
 async def _body(request: Request) -> dict[str, Any]:
     try:
-        said = await request.json()
+        body = await request.json()
     except (ValueError, RecursionError):
         raise Refusal(400, "the body is not JSON, or nested too deeply") from None
-    if not isinstance(said, dict):
+    if not isinstance(body, dict):
         raise Refusal(400, "the body is not a JSON object")
-    return said
+    return body
 
 
-def _subscription(said: dict[str, Any]) -> _Subscription:
+def _subscription(body: dict[str, Any]) -> _Subscription:
     try:
-        asked = _Subscription.model_validate(said)
+        asked = _Subscription.model_validate(body)
     except ValidationError as error:
         wrong = error.errors()[0]
         raise Refusal(400, f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
@@ -111,31 +112,31 @@ async def _frames(
 ) -> AsyncGenerator[ServerSentEvent, None]:
     partition = caller.partition(thread_id)
     try:
-        async for event in thread_stream.told(caller, thread_id, conditions, start.after):
+        async for event in thread_stream.thread_events(caller, thread_id, conditions, start.after):
             if isinstance(event, SubscriberTooSlow):
                 yield _failed(str(event))
                 return
             if not start.includes(event):
                 continue
-            for said in project(event, wanted):
-                if said.seq > start.after:
-                    yield ServerSentEvent(said.text, event=said.method, id=str(said.seq))
+            for frame in project(event, wanted):
+                if frame.seq > start.after:
+                    yield ServerSentEvent(frame.text, event=frame.method, id=str(frame.seq))
             if event.name == END:
                 _ends(caller.host).given(partition, event.run_id, wanted)
     except PerdureError as error:
         _log.error("the events of a thread could not be read: %s", type(error).__name__)
         yield _failed("the events of the thread could not be read; open the stream again")
         return
-    yield _failed("the server stops; open the stream again")
+    yield _failed("the server is stopping; open the stream again")
 
 
 def _failed(message: str) -> ServerSentEvent:
-    said = {"type": "error", "id": None, "error": "unknown_error", "message": message}
-    return ServerSentEvent(encoded(said), event="error")
+    error = {"type": "error", "id": None, "error": "unknown_error", "message": message}
+    return ServerSentEvent(encoded(error), event="error")
 
 
 class _Start(NamedTuple):
-    """Where a stream begins. Up to ``through`` it has only what ``run_id`` told."""
+    """Position at which a stream begins. Up to ``through`` it contains only the events of ``run_id``."""
 
     after: int
     through: int = -1
@@ -146,9 +147,9 @@ class _Start(NamedTuple):
 
 
 async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
-    """Where a stream begins for who names no number: with the run that is under way or waits for an answer.
-    One that has just ended is told too, as a client learns of its run before it listens; but once only, or
-    the next turn would begin with the end of the last."""
+    """Return the start of a stream for a subscriber without a number: the run that is under way or waits for
+    an answer. A run that has just ended is included, as a client learns of its run before it subscribes; but
+    only once, or the next turn would begin with the end of the last."""
     runtime, partition = caller.host.runtime, caller.partition(thread_id)
     through = await runtime.told(thread_id, tenant=caller.user.tenant)
     latest = await caller.host.database.arun(inbox.latest(partition, _LATEST))
@@ -163,7 +164,7 @@ async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
 
 
 class _Ends:
-    """The ends of runs of which streams of this server were told lately, each by what it is of."""
+    """The ends of runs that streams of this server have recently sent, by thread, run and filter."""
 
     def __init__(self) -> None:
         self._given: OrderedDict[tuple[Partition, str, EventFilter], float] = OrderedDict()

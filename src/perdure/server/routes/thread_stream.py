@@ -1,5 +1,4 @@
-"""All that is told on a thread, by whichever run, to those who may see the thread: as server-sent events for
-as long as a client listens."""
+"""Server-sent events of all runs of a thread, for users who may see it, until the client disconnects."""
 
 from __future__ import annotations
 
@@ -33,12 +32,23 @@ _MODES = ("run_modes", "lifecycle", "state_update")
 _STATE = ("values", "updates")
 
 
-async def told(
+async def thread_events(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int
 ) -> AsyncIterator[Event | SubscriberTooSlow]:
-    """What the runs of a thread tell after a number, as long as this server goes on. Nothing is told of a
-    thread while the user may not see it, as if it were not there: not even that it tells too much. A database
-    that is away for a moment is waited for."""
+    """Yield the events of a thread's runs after a number, until the server stops.
+
+    Events are skipped while the user may not see the thread, as if it did not exist; that includes the error
+    for a subscriber that is too slow. A database that is unavailable is retried for up to 30 seconds.
+
+    Args:
+        caller: the authenticated user of the request.
+        thread_id: the thread.
+        conditions: the filter that restricts the user's threads, or None.
+        after: the sequence number after which events are yielded.
+
+    Raises:
+        Unavailable: the database stayed unavailable.
+    """
     host = caller.host
     visible: dict[str, bool] = {}
     slow: SubscriberTooSlow | None = None
@@ -67,7 +77,7 @@ async def told(
 
 
 async def _sees(caller: Caller, thread_id: str, conditions: Filter | None) -> bool:
-    """Whether the user may see a thread now."""
+    """Return True if the user may see a thread now."""
     if conditions is None:
         return True
     row = await caller.host.catalogue.look(caller.partition(thread_id))
@@ -82,8 +92,8 @@ async def join(
     stream_mode: Annotated[list[str] | None, Query()] = None,
     stream_modes: Annotated[list[str] | None, Query()] = None,
 ) -> Response:
-    """What all runs of a thread tell from now on, or after the event that ``Last-Event-ID`` names; ``-``
-    is before the first that is kept."""
+    """Stream the events of all runs of a thread from now on, or after the event that ``Last-Event-ID`` names;
+    ``-`` is before the first that is kept."""
     modes = _listed([*(stream_mode or ()), *(stream_modes or ())])
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     await caller.visible(thread_id, conditions)
@@ -98,10 +108,10 @@ async def join(
 async def _frames(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int, modes: frozenset[str]
 ) -> AsyncGenerator[ServerSentEvent, None]:
-    async for event in told(caller, thread_id, conditions, after):
+    async for event in thread_events(caller, thread_id, conditions, after):
         if isinstance(event, SubscriberTooSlow):
-            said = {"error": "SubscriberTooSlow", "message": str(event)}
-            yield ServerSentEvent(encoded(said), event="error")
+            error = {"error": "SubscriberTooSlow", "message": str(event)}
+            yield ServerSentEvent(encoded(error), event="error")
         elif event.name == END:
             if "run_modes" in modes or "lifecycle" in modes:
                 for frame in await _end(caller, thread_id, event):
@@ -121,12 +131,12 @@ def _is_wanted(name: str, modes: frozenset[str]) -> bool:
 
 
 async def _end(caller: Caller, thread_id: str, event: Event) -> list[ServerSentEvent]:
-    """A run's end, as a stream of the run alone tells it."""
-    said: dict[str, Any] = json.loads(event.data)
+    """Return the events that end a run, as a stream of the run alone contains them."""
+    data: dict[str, Any] = json.loads(event.data)
     program = inbox.find(caller.partition(thread_id), event.run_id)
     standing: Standing | None = await caller.host.database.arun(program)
     frames: list[ServerSentEvent] = []
-    if standing is not None and standing.run is not None and said.get("state") == FAILED:
+    if standing is not None and standing.run is not None and data.get("state") == FAILED:
         error = encoded(responses.run_error(standing.run))
         frames.append(ServerSentEvent(error, event="error"))
     status = "interrupted" if standing is None else responses.run_status(standing) or "interrupted"
@@ -134,8 +144,8 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[ServerSentE
     return [*frames, ServerSentEvent(over, event="end", id=str(event.seq))]
 
 
-def _listed(said: list[str]) -> list[str]:
-    listed = [mode for text in said for mode in text.split(",")]
+def _listed(given: list[str]) -> list[str]:
+    listed = [mode for text in given for mode in text.split(",")]
     if unknown := [mode for mode in listed if mode not in _MODES]:
         raise Refusal(
             422, f"there is no stream mode {unknown[0]!r} of a thread; there are {', '.join(_MODES)}"

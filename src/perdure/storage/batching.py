@@ -1,12 +1,12 @@
-"""Many callers, one trip: requests that arrive while others are under way leave together with the next.
+"""Batches requests of many callers: those that arrive while others are under way share the next round trip.
 
-Each worker takes what has gathered and executes it as one group; a group is answered when all of it is done,
-each caller with its own answer or error. A write waits while another of its partition is under way: a loop
-sends its writes and the next checkpoint so closely that they then share one trip, in the order they came.
-It sends that checkpoint when it has the answer to the one before; so where a trip takes long, writes that
-have waited wait a moment more, a small part of such a trip, for it to come along. Where trips are short,
-most of one is work that a fuller group shares: there requests wait a little for the one under way to end
-before another worker sets out beside it. Callers block, or await from any event loop.
+Each worker takes the pending requests and executes them as one group; a group is answered when all of it is
+done, each caller with its own answer or error. A write waits while another of its partition is under way: a
+loop sends its writes and the next checkpoint so closely that they then share one round trip, in the order
+they came. It sends that checkpoint when it has the answer to the one before; so if a round trip is long,
+writes that had to wait are held for a small part of its duration, for the checkpoint to join them. If round
+trips are short, most of one is work that a fuller group shares: then requests wait a little for the one
+under way to end before another worker starts. Callers block, or await from any event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMPANY_S = 0.02
 
 
 class _Process:
-    """Counts how often this process came out of a fork; asking the system at every call costs more."""
+    """Counts the forks that led to this process; asking the system for its id at every call costs more."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -52,7 +52,7 @@ _process = _Process()
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request on its way through a worker. Whoever executes it sets ``answer`` or ``error``."""
+    """A request that a worker executes. The executor sets ``answer`` or ``error``."""
 
     effect: Effect[Any]
     answer: Any = None
@@ -63,21 +63,27 @@ class PendingRequest:
 
 
 def company_at(distance_s: float) -> float:
-    """The ``company`` of a gatherer whose shortest trip takes so long: near the server a trip is mostly work;
-    over a network it is mostly way, and nobody waits for one."""
+    """Return the ``company`` of a batcher whose shortest round trip takes ``distance_s`` seconds: near the
+    server a round trip is mostly work; over a network it is mostly latency, so nothing waits for one."""
     return _COMPANY_S if distance_s < _NEAR_S else 0.0
 
 
 class Batcher:
-    """Worker threads over one queue. ``execute`` gets a group of at most ``most`` jobs and sets each one's
-    answer or error; an exception that it lets out is every job's. ``name`` stands in errors and threads.
-    Where trips are not ``distant``, on a local disk, one worker takes what there is and waits for nothing.
+    """Worker threads over one queue.
 
-    ``moment`` is the part of a long trip that writes which had to wait for it wait on for more of theirs. It
-    is won back when more comes: without the wait that would have to follow in a trip of its own.
-    ``company`` is how many seconds requests wait for a worker that has just set out, before another one takes
-    them; one that has been under way for longer is waited for by nobody. Whoever learns how far the server is
-    may set it at any time.
+    Args:
+        execute: Gets a group of at most ``most`` requests and sets the answer or error of each; an exception
+            that it raises becomes the error of all.
+        name: Used in errors and names of threads.
+        workers: The number of threads.
+        most: The most requests of a group.
+        distant: False for a local disk: one worker takes all pending requests and never waits for more.
+        moment: The part of a long round trip for which writes that had to wait for it are held, so that
+            later writes of theirs need no round trip of their own.
+
+    ``company`` is the time in seconds for which requests wait for a worker that has just started, before
+    another one takes them; a worker that has been under way for longer is not waited for. It may be set at
+    any time, when the distance to the server is known.
     """
 
     def __init__(
@@ -98,14 +104,14 @@ class Batcher:
         self._distant = distant
         self._moment = moment
         self._company = 0.0
-        # When the workers that are under way set out, the last one last.
+        # The start times of the workers that are under way, the latest last.
         self._begun: list[float] = []
-        # Since when requests wait that may go, and until when somebody sleeps who will take them.
+        # Since when requests wait that may start, and the deadline of the worker that waits to take them.
         self._since = _NEVER
         self._minded = _NEVER
         self._generation = _process.generation
         self._queue: deque[PendingRequest] = deque()
-        # Until when further writes of a partition wait.
+        # The time until which further writes of a partition wait.
         self._held: dict[Partition, float] = {}
         self._wake = threading.Condition()
         self._closed = False
@@ -124,23 +130,23 @@ class Batcher:
         if seconds != self._company:
             with self._wake:
                 self._company = seconds
-                self._wake.notify_all()  # who sleeps, sleeps by what was true before
+                self._wake.notify_all()  # their deadlines were computed with the previous value
 
     def perform(self, effect: Effect[R]) -> R:
-        """Block until the request is done."""
+        """Block until the request is done, and return its answer."""
         future: Future[Any] = Future()
         self._submit(PendingRequest(effect, future=future))
         return cast(R, future.result())
 
     async def aperform(self, effect: Effect[R]) -> R:
-        """Await the request."""
+        """Await the request, and return its answer."""
         loop = asyncio.get_running_loop()
         awaited = loop.create_future()
         self._submit(PendingRequest(effect, loop=loop, awaited=awaited))
         return cast(R, await awaited)
 
     def refuse_when_closed(self) -> None:
-        """Raise ``Unavailable`` when closed, or on the far side of a fork."""
+        """Raise ``Unavailable`` if this is closed, or was inherited by a fork."""
         if self.is_inherited:
             raise Unavailable(
                 f"{self._name} was opened before this process was forked; a child opens it for itself, "
@@ -151,11 +157,11 @@ class Batcher:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child's copy of its parent's."""
+        """True if this is a forked child's copy of its parent's."""
         return self._generation != _process.generation
 
     def close(self) -> None:
-        """Finish what was accepted, then stop; repeatable."""
+        """Finish the accepted requests, then stop; repeatable."""
         if self.is_inherited:
             self._closed = True
             return
@@ -166,19 +172,19 @@ class Batcher:
             thread.join()
 
     def _submit(self, job: PendingRequest) -> None:
-        # Before the lock: in a forked child it may be held for ever by a thread that is not there.
+        # Before the lock: in a forked child it may be held for ever by a thread of the parent.
         self.refuse_when_closed()
         with self._wake:
             self.refuse_when_closed()
             if self._distant and isinstance(job.effect, _WRITES):
                 if self._held.get(job.effect.partition) == _UNDER_WAY:
                     self._queue.append(job)
-                    return  # whoever is under way with that partition takes it up
-                # Those that waited for company have it.
+                    return  # the worker that is under way with that partition releases it
+                # The writes that were held have been joined by this one.
                 self._held.pop(job.effect.partition, None)
             self._queue.append(job)
             if self._begun:
-                # Also where nobody waits for company yet: that may change before this is taken.
+                # Also if requests do not wait for company now: that may change before this is taken.
                 now = time.monotonic()
                 self._since = min(self._since, now)
                 if self._awaits_company(now) and self._minded <= self._company_until():
@@ -195,7 +201,7 @@ class Batcher:
                 started = time.monotonic()
                 self._begun.append(started)
                 if self._deadline(started) < self._minded:
-                    self._wake.notify()  # somebody else minds the clock
+                    self._wake.notify()  # another worker has to wait for the deadline
             try:
                 self._execute(group)
             except Exception as error:
@@ -226,7 +232,7 @@ class Batcher:
         return group
 
     def _release(self, group: Sequence[PendingRequest], moment: float) -> None:
-        """Let the writes of the group's partitions go on: at once, or, where some wait, in a moment."""
+        """Release the writes of the group's partitions: at once, or after ``moment`` seconds if some wait."""
         done = _written(group)
         for partition in done:
             del self._held[partition]
@@ -241,21 +247,21 @@ class Batcher:
             self._wake.notify()
 
     def _company_until(self) -> float:
-        """Until when requests wait for a worker that is under way to end."""
+        """Return the time until which requests wait for a worker that is under way to end."""
         return min(self._since, self._begun[-1]) + self._company
 
     def _awaits_company(self, now: float) -> bool:
         return bool(self._company and self._begun) and now < self._company_until()
 
     def _deadline(self, now: float) -> float:
-        """When there may be something to take although nothing happens, if there was nothing to take now."""
+        """Return the time at which a request may be taken without any notification, if none can be now."""
         if self._awaits_company(now):
             return self._company_until() if self._queue else _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
     def _sleep(self, now: float) -> None:
-        """Wait to be woken; until the next deadline unless another worker does. By another time than the one
-        by which there was nothing to take, the deadline of what there is now would be none."""
+        """Wait to be notified, or until the next deadline unless another worker waits for it. ``now`` has to
+        be the time at which nothing could be taken: by a later one its deadline might have passed unseen."""
         deadline = self._deadline(now)
         if deadline >= self._minded:
             self._wake.wait()
@@ -282,7 +288,7 @@ def _answer(group: Sequence[PendingRequest]) -> None:
         elif job.loop is not None:
             loops.setdefault(job.loop, []).append(job)
     for loop, jobs in loops.items():
-        # A loop that was closed meanwhile has nobody left to tell.
+        # A loop that was closed meanwhile has no callers left.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_answer_awaited, jobs)
 

@@ -1,9 +1,9 @@
-"""A commit whose answer was lost: was it applied?
+"""Decides if a commit whose answer was lost was applied.
 
-A connection that breaks between a commit and its answer leaves the caller not knowing. Most of what a commit
-writes tells who wrote it (versions start at random, bodies are sealed or say which checkpoint they are), so
-if everything that it wrote stands there as written, it was applied. Absence and chunks tell nothing: another
-may have removed the same record, or stored the same content.
+A connection that breaks between a commit and its answer leaves the outcome unknown. Most writes of a commit
+identify it (versions start at random, bodies are sealed or name their checkpoint), so if everything is stored
+as it wrote it, it was applied. Absence and chunks prove nothing: another commit may have removed the same
+record, or stored the same content.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ Answers = Sequence[tuple[Record, ...]]
 
 
 def evidence(commit: Commit) -> Fetch:
-    """What to read to tell whether a commit was applied."""
+    """Return the reads that show if a commit was applied."""
     return Fetch(commit.partition, tuple(Get(op.kind, op.key) for op in _writes(commit)))
 
 
 def was_applied(commit: Commit, answers: Answers) -> bool:
-    """Whether the answers to ``evidence`` show everything as only this commit leaves it."""
+    """Return True if the answers to ``evidence`` show all writes, and at least one that identifies the
+    commit."""
     writes = _writes(commit)
-    return any(map(_tells, writes)) and all(map(_stands, writes, answers))
+    return any(map(_identifies, writes)) and all(map(_stands, writes, answers))
 
 
 def is_in_doubt(commit: Commit, answers: Answers) -> bool:
-    """Whether a commit that does not stand, and is refused when it is made again, may have been applied and
-    written over since: some of it stands, or none of it would tell."""
+    """Return True if a commit that is not found as written, and is refused when it is repeated, may have been
+    applied and overwritten since: some of it is found, or none of it could identify it."""
     writes = _writes(commit)
-    told = [_stands(op, found) for op, found in zip(writes, answers, strict=True) if _tells(op)]
-    return any(told) or (bool(writes) and not told)
+    found_again = [_stands(op, found) for op, found in zip(writes, answers, strict=True) if _identifies(op)]
+    return any(found_again) or (bool(writes) and not found_again)
 
 
 def is_repeatable(commit: Commit) -> bool:
-    """Whether a commit that was applied is refused when it is made again, or changes nothing then. One that
+    """Return True if a commit that was applied is refused, or changes nothing, when it is repeated. One that
     expects nothing would undo what others have built on it since."""
     writes = [op for op in _writes(commit) if op.kind.grows is None]
     return not writes or any(op.expect is not Expect.ANY for op in writes)
@@ -46,7 +47,7 @@ def _writes(commit: Commit) -> list[Put | Delete]:
     return [op for op in commit.ops if not isinstance(op, Check)]
 
 
-def _tells(op: Op) -> bool:
+def _identifies(op: Op) -> bool:
     return isinstance(op, Put) and op.kind.grows is None and bool(op.kind.body or op.fields or op.version)
 
 
@@ -57,7 +58,7 @@ def _stands(op: Put | Delete, found: tuple[Record, ...]) -> bool:
         return False
     record = found[0]
     grows = op.kind.grows
-    # What grows is named by its content. Who stored it first keeps his copy, which may be sealed differently.
+    # A growing record is named by its content. The first writer's copy stays; it may be sealed differently.
     body = grows is not None or record.body == op.body
     same = body and (not op.kind.versioned or record.version == op.version)
     return same and all(

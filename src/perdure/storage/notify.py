@@ -1,9 +1,10 @@
-"""Telling other processes that something changed, by way of a server: hints that may be lost, no promises.
+"""Notifications between processes by way of a server: hints that may be lost, no guarantees.
 
-A bell has one thread, which owns its connections and is started by the first ring or listener. Nothing that
-rings waits for it. Words that are rung closely together leave together, a word that waits already is not
-repeated, and while the server is away they are dropped. A bell that listens says a word to itself now and
-then: behind a pooler that gives its sessions away it would listen for ever and hear nothing, so it says so.
+A notifier has one thread, which owns its connections and is started by the first notification or listener.
+Senders never wait for it. Words that are sent closely together share a statement, a word that is pending
+already is not repeated, and while the server is away words are dropped. A notifier with listeners sends a
+word to itself now and then: behind a pooler that shares its sessions it would never receive anything, and
+logs a warning about that.
 """
 
 from __future__ import annotations
@@ -24,46 +25,50 @@ from typing import Protocol
 _LOG = logging.getLogger("perdure.storage.notify")
 
 _BETWEEN_S = 0.005
-"""At least this long passes between two statements that carry words."""
+"""The least seconds between two statements that carry words."""
 _WORDS_MOST = 4096
 _TEXT_MOST = 7000
-"""Bytes of one statement's words; PostgreSQL takes less than 8,000."""
+"""The most bytes of one statement's words; PostgreSQL takes less than 8,000."""
 _ECHO = "echo:"
 _ECHO_WITHIN_S = 5.0
 _ECHO_EVERY_S = 60.0
 _IDLE_S = 60.0
-"""How long a bell to which nobody listens keeps its connection after the last ring."""
+"""Seconds for which a notifier without listeners keeps its connection after the last word."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _CLOSE_WITHIN_S = 2.0
 _NEVER = float("inf")
 
-_chance = random.Random()  # noqa: S311 - parts those that lost the line together; a source of its own
+_chance = random.Random()  # noqa: S311 - jitter between processes that lost the server together
 
 
 class NotificationConnection(Protocol):
-    """A bell's way to its server, for its thread alone. Whatever goes wrong is raised; the bell closes it
-    then, and opens it again later."""
+    """A notifier's connection to its server, used by its thread only. Every failure is raised; the notifier
+    then closes the connection, and opens it again later."""
 
     def open(self, *, hears: bool) -> None:
-        """Connect unless connected, and listen from now on if ``hears``."""
+        """Connect unless connected, and subscribe if ``hears``."""
         ...
 
     def say(self, text: str) -> None:
-        """Say something to all that listen, this one among them."""
+        """Send text to all subscribers, this one included."""
         ...
 
     def heard(self, within: float, waker: int) -> list[str]:
-        """What was said since the last call. If that is nothing it waits for something ``within`` seconds, or
-        until the file ``waker`` can be read."""
+        """Return the texts received since the last call.
+
+        Args:
+            within: Seconds to wait for a text if there is none.
+            waker: A file descriptor that ends the wait when it can be read.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of the connections; repeatable."""
+        """Close the connections; repeatable."""
         ...
 
 
 class ServerNotifier:
-    """A ``Bell`` over a ``NotificationConnection``. ``name`` stands in the log."""
+    """A ``Notifier`` over a ``NotificationConnection``. ``name`` is used in the log."""
 
     def __init__(self, wire: NotificationConnection, *, name: str) -> None:
         self._wire = wire
@@ -77,14 +82,14 @@ class ServerNotifier:
         self._stop = threading.Event()
         self._hand: socket.socket | None = None
         self._waker: socket.socket | None = None
-        # Of the thread alone.
+        # Used by the thread only.
         self._failures = 0
         self._is_deaf = False
         self._unheard_at = _NEVER
 
     def ring(self, words: Collection[str]) -> None:
-        """Tell whoever listens, soon and perhaps never. Words are short and have no spaces."""
-        # Before the lock: in a forked child it may be held for ever by a thread that is not there.
+        """Notify all listeners, soon and perhaps never. Words are short and have no spaces."""
+        # Before the lock: in a forked child it may be held for ever by a thread of the parent.
         if self._is_gone or not words:
             return
         with self._lock:
@@ -95,8 +100,11 @@ class ServerNotifier:
                 self._rouse()
 
     def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``heard``, from the bell's thread, for every word that is rung, here or elsewhere, until what
-        is returned is called; a word on its way then may still come."""
+        """Call ``heard``, in the notifier's thread, for every word that is sent, here or elsewhere.
+
+        Returns:
+            A function that ends this; a word that is being delivered then may still arrive.
+        """
         if self._is_gone:
             return lambda: None
         key = object()
@@ -112,8 +120,8 @@ class ServerNotifier:
         return stop
 
     def close(self) -> None:
-        """Say what waits to be said if the server is there, and end the thread; repeatable. A thread that is
-        just looking for a server that does not answer ends when it has given up on it."""
+        """Send pending words if the server is available, and end the thread; repeatable. A thread that is
+        connecting to a server that does not answer ends after its attempt."""
         if self._is_gone:
             return
         with self._lock:
@@ -125,7 +133,7 @@ class ServerNotifier:
 
     @property
     def _is_gone(self) -> bool:
-        """Whether this is closed, or a forked child's copy of its parent's."""
+        """True if this is closed, or a forked child's copy of its parent's notifier."""
         return self._stop.is_set() or os.getpid() != self._process
 
     def _rouse(self) -> None:
@@ -138,11 +146,11 @@ class ServerNotifier:
                 self._thread = threading.Thread(target=self._work, name="perdure-bell", daemon=True)
                 self._thread.start()
             elif self._hand is not None:
-                # Where it is full, a wake-up is under way already.
+                # If the buffer is full, a wake-up is pending already.
                 with suppress(BlockingIOError):
                     self._hand.send(b"!")
         except (OSError, RuntimeError) as error:
-            # No file or thread is to be had: whoever rings has other work, which must not fail for that.
+            # No file or thread is available; the sender has other work, which must not fail for that.
             _LOG.warning("%s: no notification could be sent (%s)", self._name, type(error).__name__)
 
     # The thread
@@ -154,7 +162,7 @@ class ServerNotifier:
                 try:
                     self._attend()
                 except Exception as error:
-                    # Whatever it is, the next connection may do; nobody else takes this thread's place.
+                    # The next connection may succeed; no other thread takes over this one's work.
                     self._lost(error)
                 finally:
                     self._let_go()
@@ -166,13 +174,13 @@ class ServerNotifier:
                 self._hand = self._waker = None
 
     def _rest(self) -> None:
-        """Wait until there is something to say or somebody who listens."""
+        """Wait until there are pending words or a listener."""
         while not (self._stop.is_set() or self._words or self._listeners):
             wait(None, self._woken())
             self._calm()
 
     def _attend(self) -> None:
-        """Carry words to the server and back on one connection, until it is of no more use."""
+        """Send and receive words on one connection, until it is of no more use."""
         hears = bool(self._listeners)
         try:
             self._wire.open(hears=hears)
@@ -203,33 +211,33 @@ class ServerNotifier:
             until = min(echo_at, self._unheard_at, free_at if self._words else idle_at)
             within = max(0.0, until - time.monotonic())
             for text in self._wire.heard(within, self._woken()):
-                self._tell(text)
+                self._deliver(text)
             self._calm()
 
     def _say(self) -> None:
-        """Say what waits to be said, as much as one statement carries."""
+        """Send pending words, as many as one statement carries."""
         with self._lock:
-            said: dict[str, None] = {}
+            sent: dict[str, None] = {}
             size = 0
             for word in self._words:
                 size += len(word) + 1
-                if size > _TEXT_MOST and said:
+                if size > _TEXT_MOST and sent:
                     break
-                said[word] = None
-            for word in said:
+                sent[word] = None
+            for word in sent:
                 del self._words[word]
         try:
-            self._wire.say(" ".join(said))
+            self._wire.say(" ".join(sent))
         except Exception:
             with self._lock:
-                self._words = {**said, **self._words}
+                self._words = {**sent, **self._words}
             raise
         if self._failures > 1:
             _LOG.info("%s: notifications are back", self._name)
         self._failures = 0
 
-    def _tell(self, text: str) -> None:
-        """Pass on what was heard."""
+    def _deliver(self, text: str) -> None:
+        """Pass received words to the listeners."""
         for word in text.split():
             if word.startswith(_ECHO):
                 if word == self._echo:
@@ -239,7 +247,7 @@ class ServerNotifier:
                 try:
                     heard(word)
                 except Exception:
-                    _LOG.exception("%s: a listener failed; the others are told", self._name)
+                    _LOG.exception("%s: a listener failed; the others are notified", self._name)
 
     def _note_echo(self) -> None:
         self._unheard_at = _NEVER
@@ -258,7 +266,7 @@ class ServerNotifier:
         self._is_deaf = True
 
     def _lost(self, error: Exception) -> None:
-        """Note that a connection failed, and pause before the next one."""
+        """Record that a connection failed, and pause before the next one."""
         self._failures += 1
         if self._failures == 2:
             _LOG.warning(
@@ -277,7 +285,7 @@ class ServerNotifier:
             _LOG.debug("%s: a connection was not closed in order (%s)", self._name, type(error).__name__)
 
     def _woken(self) -> int:
-        """The file that can be read when somebody wants something of the thread."""
+        """Return the file descriptor that can be read when the thread has to look for work, -1 for none."""
         return -1 if self._waker is None else self._waker.fileno()
 
     def _calm(self) -> None:
@@ -287,7 +295,7 @@ class ServerNotifier:
 
 
 def wait(within: float | None, *files: int) -> None:
-    """Wait until one of the files can be read, ``within`` seconds at most; closed ones are left out."""
+    """Wait until one of the files can be read, at most ``within`` seconds; closed ones (-1) are left out."""
     poll = select.poll()
     for file in files:
         if file >= 0:

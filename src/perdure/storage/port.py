@@ -1,8 +1,7 @@
-"""The narrow port that every backend implements, and how a program is driven over it.
+"""The narrow port that every backend implements, and the drivers of programs over it.
 
 A driver performs six kinds of request (``perdure.model.ops``), blocking or awaited. It translates its
-client's exceptions in one place and holds no policy: what to write, whom to fence and what to keep is
-decided above it.
+client's exceptions in one place and holds no policy: writes, fences and retention are decided above it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class CommitLimits:
-    """What one commit may carry: ``ops`` operations and ``bytes`` of bodies."""
+    """The limits of one commit: ``ops`` operations and ``bytes`` of bodies."""
 
     ops: int
     bytes: int
@@ -32,7 +31,7 @@ class Driver(Protocol):
     def limits(self) -> CommitLimits: ...
 
     def perform(self, effect: Effect[R]) -> R:
-        """Perform one request and block until its answer is there; a commit is durable by then."""
+        """Perform one request and block until it is answered; a commit is durable then."""
         ...
 
     async def aperform(self, effect: Effect[R]) -> R:
@@ -40,50 +39,50 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what was accepted and release everything; repeatable."""
+        """Finish the accepted requests and release all resources; repeatable."""
         ...
 
 
 class Notifier(Protocol):
-    """How processes on one database tell each other that something changed, where the backend can: a driver
-    that has one offers it as ``bell``. It carries hints. Whoever is told looks, and whoever is not told looks
-    a little later."""
+    """Notifications between processes on one database, on backends that have them: a driver offers its
+    notifier as ``bell``. Notifications are hints: their receivers read the database, and processes that miss
+    one poll it a little later."""
 
     def ring(self, words: Collection[str]) -> None:
-        """Tell whoever listens, soon and perhaps never. Words are short and have no spaces. Blocks for
-        nothing and never raises."""
+        """Notify all listeners, soon and perhaps never. Words are short and have no spaces. Never blocks and
+        never raises."""
         ...
 
     def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``heard``, from a thread of the driver's, for every word that is rung on this database, here
-        or elsewhere; returns what stops it. While the server is away words are lost."""
+        """Call ``heard``, in a thread of the driver, for every word that is sent on this database, here or
+        elsewhere, until the returned function is called. While the server is away words are lost."""
         ...
 
 
 def bell_of(driver: Driver) -> Notifier | None:
-    """The bell of a driver that has one. One that stands around another driver passes on that one's."""
+    """Return the notifier of a driver, if it has one; a driver that wraps another returns that one's."""
     return getattr(driver, "bell", None)
 
 
 def has_listing(driver: Driver) -> bool:
-    """Whether a driver keeps a listing of threads, which ``Find("listed")`` reads."""
+    """Return True if a driver keeps a listing of threads, which ``Find("listed")`` reads."""
     return getattr(driver, "has_listing", False)
 
 
 def examine(driver: Driver, partition: Partition | None) -> list[str]:
-    """What is wrong with the storage itself, by a backend that can tell: with what it has of a partition, or,
-    with ``None``, with the database as a whole. All of it is read for this."""
+    """Return the damage that a backend finds in its own storage, by reading all of it: in a partition, or,
+    with ``None``, in the database as a whole. Empty for backends without such a check."""
     own = getattr(driver, "examine", None)
     return [] if own is None else cast("list[str]", own(partition))
 
 
 def searches_items(driver: Driver) -> bool:
-    """Whether a driver orders and searches the store's items itself, by ``Find("items")``."""
+    """Return True if a driver orders and searches the store's items itself, by ``Find("items")``."""
     return getattr(driver, "searches_items", False)
 
 
 def is_kept(driver: Driver) -> bool:
-    """Whether what a driver stores outlives the process."""
+    """Return True if the data of a driver outlives the process."""
     return getattr(driver, "is_kept", True)
 
 
@@ -103,8 +102,8 @@ def run(program: Program[R], driver: Driver) -> R:
 
 
 async def arun(program: Program[R], driver: Driver, effect: Effect[Any] | None = None) -> R:
-    """Drive a program to its result, awaiting each request. ``effect`` is the one that it has asked for, if
-    it has been begun."""
+    """Drive a program to its result, awaiting each request. ``effect`` is its first request, if the program
+    has been started."""
     answer: Any = None
     error: BaseException | None = None
     while True:

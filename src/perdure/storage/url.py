@@ -1,4 +1,4 @@
-"""Which backend a URL names. A URL that cannot be used is an error with the mend, never another backend."""
+"""Chooses the backend of a URL. An unusable URL is an error that names the fix, never another backend."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from perdure.storage.port import Driver
 
 
 class BackendModule(Protocol):
-    """What a backend's module offers for its URLs. Every function raises ``BadUrl`` for a URL that it cannot
-    take and ``Unavailable`` when nothing answers there; both say what to do and never show a secret."""
+    """The functions of a backend's module for its URLs. Each raises ``BadUrl`` for a URL that it cannot use
+    and ``Unavailable`` when no server answers; both name the fix and never show a secret."""
 
     @property
     def SCHEMA_VERSION(self) -> int:  # noqa: N802 - a module's constant
-        """The version of the layout that this release reads and writes; 0 where there is none to keep."""
+        """The version of the layout that this release reads and writes; 0 for backends without one."""
         ...
 
     def open_driver(self, url: str) -> Driver:
-        """Open what is there; ``MigrationRequired`` unless its layout is of this release's version."""
+        """Open the database; raise ``MigrationRequired`` unless its layout has this release's version."""
         ...
 
     def schema_version(self, url: str) -> int:
-        """The version of the layout that is there, 0 when there is none. Changes nothing."""
+        """Return the version of the database's layout, 0 when there is none. Changes nothing."""
         ...
 
     def pending(self, url: str) -> list[str]:
-        """What ``migrate`` would do now, step by step, in words or statements. Changes nothing."""
+        """Return the steps that ``migrate`` would execute now, in words or statements. Changes nothing."""
         ...
 
     def migrate(self, url: str) -> int:
-        """Bring the layout to this release's version, once, whoever else asks; the version before."""
+        """Bring the layout to this release's version, once for all concurrent callers, and return the version
+        that it had."""
         ...
 
 
@@ -62,7 +63,7 @@ def open_driver(url: str, *, migrate: bool = False) -> Driver:
 
 
 def backend_of(url: str) -> BackendModule:
-    """The module that serves a URL; its client is imported only now."""
+    """Return the module that serves a URL; its client is imported only now."""
     scheme = urlsplit(url).scheme
     if scheme not in _BACKENDS:
         raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")
@@ -76,8 +77,8 @@ def backend_of(url: str) -> BackendModule:
 
 
 def redacted(url: str) -> str:
-    """The URL without its password and parameters, for messages. A password that was not escaped, with ``/``,
-    ``?`` or ``@`` in it, is left out too."""
+    """Return the URL without its password and parameters, for messages. A password that was not escaped, with
+    ``/``, ``?`` or ``@`` in it, is left out too."""
     scheme, _, rest = url.partition("://")
     login, _, place = rest.rpartition("@")
     user = login.partition(":")[0]

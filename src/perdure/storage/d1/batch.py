@@ -1,10 +1,10 @@
-"""The storage requests as statements for Cloudflare D1: each request is a part of one batch, which D1 runs as
-one transaction.
+"""Translates storage requests to statements for Cloudflare D1: each request is a part of one batch, which D1
+runs as one transaction.
 
 Rows travel as one JSON parameter a statement, whatever their number; bytes as hexadecimal digits and integers
-as text on the way back, because JSON's numbers end at 2^53. What a commit decides, it first writes into its
-receipt: which expectation was the first that failed, if any. The writes after it look there, so a refusal is
-an answer and no error, and whether a batch whose answer was lost was applied can be looked up.
+as text on the way back, because JSON's numbers end at 2^53. A commit first writes its verdict into its
+receipt: the position of the first expectation that failed, if any. The writes after it depend on it, so a
+refusal is an answer and no error, and the outcome of a batch whose answer was lost can be looked up.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Statement = tuple[str, tuple[str | None, ...]]
 Rows = list[list[Any]]
 
 VALUE_BYTES = 1_900_000
-"""What one parameter may weigh; D1 takes 2,000,000 bytes."""
+"""The most bytes of one parameter; D1 takes 2,000,000 bytes."""
 
 DROPPED = "dropped"
-"""The space to which a dropped partition is moved, where nobody reads it, until its rows are gone."""
+"""The space to which a dropped partition is moved, where it is never read, until its rows are gone."""
 
 DROP_ROWS = 500
-"""How many rows of a kind one step of a drop removes."""
+"""The rows of a kind that one step of a drop removes."""
 
 RECEIPT = f"{PREFIX}receipt"
 RECEIPT_DAYS = 7
@@ -44,7 +44,7 @@ SCHEMA = (
     " WITHOUT ROWID",
     f"CREATE INDEX {RECEIPT}_at ON {RECEIPT} (at)",
 )
-"""What D1 keeps besides the tables of the kinds."""
+"""The statements for D1's own table, besides those for the tables of the kinds."""
 
 _PK = f"(SELECT pk FROM {PREFIX}thread WHERE space = ?1 AND tenant = ?2 AND thread = ?3)"
 _HELD = f"EXISTS (SELECT 1 FROM {RECEIPT} WHERE id = ?4 AND refused IS NULL)"
@@ -55,7 +55,7 @@ _NONE_FAILED = 1 << 40
 
 
 def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Statement], list[_Look]]:
-    """The statements that read the items, and beside each how its rows answer them."""
+    """Return the statements that read the items, and for each a reader of its rows."""
     statements: list[Statement] = []
     looks: list[_Look] = []
     groups: dict[tuple[Kind, int, bool], list[tuple[int, list[Any]]]] = {}
@@ -83,7 +83,7 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
 
 
 class _Look:
-    """How the rows of one statement answer the items of a fetch."""
+    """Reads the rows of one statement into the answers of a fetch."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def _ordered_sql(
 
 
 def find(effect: Find) -> Statement:
-    """The statement of a find."""
+    """Return the statement of a find."""
     if effect.index == "threads":
         text, parameters = sql.select_threads(effect)
         return text, tuple(str(p) for p in parameters)
@@ -184,7 +184,7 @@ def find(effect: Find) -> Statement:
 
 
 def _items(effect: Find) -> Statement:
-    """As ``compile.select_items``."""
+    """Return the statement of a find of items, as ``compile.select_items``."""
     where = ["p.space = ?1", "p.tenant = ?2"]
     parameters = [effect.space, effect.tenant or ""]
 
@@ -221,7 +221,7 @@ def _items(effect: Find) -> Statement:
 
 
 def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
-    """The answer of a find."""
+    """Return the answer of a find."""
     if effect.index in ("threads", "listed"):
         return tuple(map(sql.found, rows))
     if effect.index == "items":
@@ -244,7 +244,7 @@ def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
 
 
 def now() -> Statement:
-    """Reads the database's clock in microseconds."""
+    """Return the statement that reads the database's clock in microseconds."""
     return f"SELECT CAST(({sql.NOW}) AS TEXT) AS c0", ()
 
 
@@ -252,8 +252,16 @@ def now() -> Statement:
 
 
 def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statement:
-    """Judges the expectations of a commit and writes the verdict into its receipt: the place of the first
-    that failed, or NULL. A receipt's number only rises: the same batch a second time is refused whole."""
+    """Return the statement that evaluates the expectations of a commit and writes the verdict into its
+    receipt: the position of the first that failed, or NULL. A receipt's number only rises: a second copy of
+    the same batch is refused as a whole.
+
+    Args:
+        partition: The partition of the commit.
+        ops: Its operations.
+        id_: The receipt's id.
+        n: The receipt's number.
+    """
     parameters: list[str | None] = [*_place(partition), id_, str(n)]
     failing: list[str] = []
     groups: dict[tuple[Kind, tuple[str, ...] | None, bool], list[list[Any]]] = {}
@@ -277,7 +285,7 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
 
 
 def receipts(ids: Sequence[str]) -> Statement:
-    """Reads receipts: id, number, and the place of the refusal."""
+    """Return the statement that reads receipts: id, number, and the position of the refusal."""
     return (
         f"SELECT id AS c0, CAST(n AS TEXT) AS c1, refused AS c2 FROM {RECEIPT}"
         " WHERE id IN (SELECT value FROM json_each(?1))"
@@ -285,12 +293,12 @@ def receipts(ids: Sequence[str]) -> Statement:
 
 
 def forget_receipts() -> Statement:
-    """Removes the receipts of clients that are long gone."""
+    """Return the statement that removes receipts that no client can ask for any more."""
     return f"DELETE FROM {RECEIPT} WHERE at < unixepoch() - {RECEIPT_DAYS * 86400}", ()
 
 
 def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Statement]:
-    """The statements that carry out a commit whose receipt holds, or a stage, which has none."""
+    """Return the statements of a commit whose receipt holds, or of a stage, which has none (``id_=None``)."""
     out: list[Statement] = []
     place = _place(partition) if id_ is None else (*_place(partition), id_)
     puts = [op for op in ops if isinstance(op, Put)]
@@ -307,7 +315,7 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
 
 
 def drop(partition: Partition, id_: str) -> Statement:
-    """Takes a partition out of everybody's sight at once."""
+    """Return the statement that hides a partition from all readers at once."""
     return (
         f"UPDATE {PREFIX}thread SET space = '{DROPPED}', tenant = '', thread = CAST(pk AS TEXT)"
         f" WHERE space = ?1 AND tenant = ?2 AND thread = ?3 AND {_HELD}"
@@ -315,7 +323,8 @@ def drop(partition: Partition, id_: str) -> Statement:
 
 
 def sweep() -> list[Statement]:
-    """Removes a page of rows of a dropped partition; the last statement tells whether more is left."""
+    """Return the statements that remove a page of rows of a dropped partition; the last one reads 1 if there
+    are more."""
     pk = f"(SELECT pk FROM {PREFIX}thread WHERE space = '{DROPPED}' ORDER BY tenant, thread LIMIT 1)"
     out: list[Statement] = []
     for kind in KINDS:
@@ -331,8 +340,8 @@ def sweep() -> list[Statement]:
 
 
 def _demands(op: Op) -> Iterator[tuple[tuple[str, ...] | None, bool, list[Any]]]:
-    """What an operation expects of its record: ``None`` for absence, else the fields that have to be as
-    given; whether the version is given as well; and what is given."""
+    """Yield the demands of an operation on its record: ``None`` for absence, else the fields that have to be
+    equal; True if the version is given as well; and the given values."""
     if isinstance(op, Delete) and op.unchanged:
         named = [c for c in op.kind.fields if c.name in op.unchanged]
         yield tuple(c.name for c in named), False, _row((op.unchanged[c.name], c) for c in named)
@@ -417,7 +426,7 @@ def _by_kind(ops: Sequence[Put | Delete]) -> Iterator[tuple[Kind, list[Put | Del
 
 @lru_cache(maxsize=64)
 def _columns(kind: Kind, *, bodies: bool = True) -> tuple[Column, ...]:
-    """The columns of a kind in the order of ``Kind.columns``, then the checksum."""
+    """Return the columns of a kind in the order of ``Kind.columns``, then the checksum."""
     out = [*kind.key, *kind.fields]
     if kind.versioned:
         out.append(Column("version", "integer"))
@@ -428,14 +437,14 @@ def _columns(kind: Kind, *, bodies: bool = True) -> tuple[Column, ...]:
 
 
 def _output(columns: Iterable[Column], start: int = 0) -> str:
-    """The columns as JSON can carry them, each under a name of its own: equal names fall together."""
+    """Return the columns in forms that JSON can carry, with unique names: equal ones would be merged."""
     forms = {"text": "x.{}", "integer": "CAST(x.{} AS TEXT)", "bytes": "hex(x.{})"}
     names = [f"{forms[c.kind].format(c.name)} AS c{n}" for n, c in enumerate(columns, start)]
     return ", ".join(names) or "1 AS c0"
 
 
 def _values(columns: Sequence[Column], row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row of ``_output`` as Python values."""
+    """Return a row of ``_output`` as Python values."""
     readers: dict[str, Callable[[Any], Any]] = {"text": str, "integer": int, "bytes": bytes.fromhex}
     return tuple(
         None if value is None else readers[column.kind](value)
@@ -444,7 +453,7 @@ def _values(columns: Sequence[Column], row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _given(column: Column, place: int) -> str:
-    """A value of the JSON row ``r``."""
+    """Return the expression for a value of the JSON row ``r``."""
     return f"unhex(r.value ->> {place})" if column.kind == "bytes" else f"r.value ->> {place}"
 
 
@@ -458,7 +467,7 @@ def _place(partition: Partition) -> tuple[str, str, str]:
 
 
 def _row(values: Iterable[tuple[Any, Column]]) -> list[Any]:
-    """Values as JSON can carry them."""
+    """Return values in forms that JSON can carry."""
     return [
         value.hex() if isinstance(value, bytes) else _integer(value) if isinstance(value, int) else value
         for value, _ in values
@@ -472,7 +481,7 @@ def _integer(value: int) -> int:
 
 
 def _packed(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, int]]:
-    """JSON arrays that hold the rows, each as large as a parameter may be, with the number of its rows."""
+    """Yield JSON arrays of the rows, each as large as a parameter may be, with the number of its rows."""
     texts: list[str] = []
     held = 0
     for row in rows:
@@ -499,7 +508,8 @@ def _packed(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, in
 
 
 def weight(statements: Iterable[Statement]) -> int:
-    """About how many bytes statements are on their way; ``Unserialisable`` for what cannot be sent."""
+    """Return roughly the bytes that statements take in a request; raise ``Unserialisable`` for text that
+    cannot be sent."""
     try:
         return sum(
             len(text) + sum(len(p.encode()) for p in given if p is not None) for text, given in statements

@@ -1,8 +1,8 @@
-"""Cloudflare D1: requests that gather travel as one batch, which is one transaction.
+"""Cloudflare D1: pending requests travel as one batch, which is one transaction.
 
-Every commit is guarded by a receipt that is written with it (``d1_batch``). A batch whose answer was lost is
-settled by its receipts before it is sent again, and a copy that was only late is refused by them: nothing is
-applied twice.
+Every commit is guarded by a receipt that is written with it (``d1.batch``). The outcome of a batch whose
+answer was lost is read from its receipts before it is sent again, and a copy that arrives late is refused by
+them: nothing is applied twice.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class D1Driver:
     # One group
 
     def _execute(self, group: Sequence[PendingRequest]) -> None:
-        """Answer a group in as few requests as it fits into."""
+        """Answer a group in as few requests as possible."""
         try:
             slot = self._slots.pop()
         except IndexError:
@@ -90,7 +90,7 @@ class D1Driver:
             self._slots.append(slot)
 
     def _send(self, parts: Sequence[_Part], slot: _Slot) -> None:
-        """Answer the parts in one request; when the database refuses it, in one request each."""
+        """Answer the parts in one request; if the database refuses it, in one request each."""
         try:
             self._run(parts, slot)
         except Rejected as error:
@@ -105,9 +105,10 @@ class D1Driver:
                     part.job.error = error
 
     def _run(self, parts: Sequence[_Part], slot: _Slot) -> None:
-        """Answer the parts in one request, sent again as often as it takes and ``Tries`` allows.
+        """Answer the parts in one request, repeated as often as ``Tries`` allows.
 
-        Raises ``Rejected`` when nothing of it was carried out because the database refuses a statement.
+        Raises:
+            Rejected: The database refused a statement; nothing was carried out.
         """
         commits = [part for part in parts if part.guarded]
         n = slot.next() if commits else 0
@@ -133,7 +134,7 @@ class D1Driver:
                     left, commits = _unwritten(left), []
                 continue
             except Rejected as error:
-                # It may be our own receipts that refuse a second copy, be it one that a gateway made.
+                # The refusal may come from our own receipts, for a second copy that a gateway may have sent.
                 unsure = tries.unsure or sql.RECEIPT in str(error)
                 if commits and self._settle(commits, ids, n, tries, unsure=unsure):
                     left, commits = _unwritten(left), []
@@ -148,7 +149,7 @@ class D1Driver:
     def _settle(
         self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries, *, unsure: bool
     ) -> bool:
-        """Whether a batch whose answer was lost was applied; if so, answer its commits."""
+        """Return True if a batch whose answer was lost was applied, after answering its commits."""
         while True:
             try:
                 (rows,) = self._transport.batch([sql.receipts(ids)])
@@ -168,7 +169,7 @@ class D1Driver:
         return True
 
     def _drop(self, effect: Drop, slot: _Slot) -> Committed | Refused:
-        """Take the partition out of sight in one batch, then remove its rows page by page."""
+        """Hide the partition in one batch, then remove its rows page by page."""
         more = True
 
         def look(results: list[Rows], refused: int | None) -> Committed | Refused:
@@ -194,7 +195,7 @@ class D1Driver:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """One caller's share of a batch."""
+    """The part of one request in a batch."""
 
     job: PendingRequest
     guarded: bool = False
@@ -222,8 +223,8 @@ class _Slot:
         self.is_new = True
 
     def next(self) -> int:
-        # Old receipts are forgotten, so a slot goes on under a new name long before its own are.
-        # Receipts age by the calendar, also while this machine sleeps.
+        # Old receipts are removed, so a slot takes a new name long before its own are. Receipts age by the
+        # calendar, also while this machine sleeps.
         if abs(time.time() - self._since) > _SLOT_SECONDS:
             self._begin()
         self._n += 1
@@ -234,7 +235,7 @@ class _Slot:
 
 
 def _part(job: PendingRequest) -> _Part:
-    """A request as a part of a batch."""
+    """Return a request as a part of a batch."""
     effect = job.effect
     if isinstance(effect, Fetch):
         reads, looks = sql.fetch(effect.partition, effect.items)
@@ -275,12 +276,12 @@ def _part(job: PendingRequest) -> _Part:
 
 
 def _verdicts(rows: Rows, n: int) -> dict[str, int | None]:
-    """What the receipts of a batch say: the place of the first refusal, or ``None``."""
+    """Return the verdicts of a batch's receipts: the position of the first refusal, or ``None``."""
     return {row[0]: row[2] for row in rows if int(row[1]) == n}
 
 
 def _unwritten(parts: Sequence[_Part]) -> list[_Part]:
-    """What is left of a batch of which the writes are known to be applied: the reads."""
+    """Return the parts of a batch that are left when its writes are known to be applied: the reads."""
     for part in parts:
         part.done = part.done or part.writes
     return [part for part in parts if not part.writes]
@@ -291,7 +292,7 @@ def _size(statements: Sequence[Statement]) -> tuple[int, int]:
 
 
 def _taken(waiting: list[_Part]) -> list[_Part]:
-    """Take what fits one request off the front, at least one part."""
+    """Take the parts that fit in one request from the front, at least one."""
     taken = [waiting.pop(0)]
     count, size = taken[0].size
     while waiting:
@@ -316,19 +317,19 @@ def open_driver(url: str) -> D1Driver:
 
 
 def schema_version(url: str) -> int:
-    """The database's schema version, 0 when there is none."""
+    """Return the database's schema version, 0 when there is none."""
     target = D1Url.of(url)
     with target.session() as transport:
         return schema.version(transport, target.name)
 
 
 def pending(url: str) -> list[str]:
-    """The statements that ``migrate`` would execute now."""
+    """Return the statements that ``migrate`` would execute now."""
     return list(schema.pending(schema_version(url)))
 
 
 def migrate(url: str) -> int:
-    """Create or upgrade the schema, once, however many processes ask; the version before."""
+    """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
     target = D1Url.of(url)
     with target.session() as transport:
         return schema.apply(transport, target.name)

@@ -1,7 +1,7 @@
-"""Cloudflare's REST API as a way to run a batch of statements: one request, one transaction.
+"""Runs a batch of statements through Cloudflare's REST API: one request, one transaction.
 
-It decides what an answer means: carried out, refused, or lost, which is when nobody can tell. Whether and how
-often to ask again is its caller's affair. The API token stands in one header of the client and nowhere else.
+An answer is classified here: carried out, refused, or lost, when the outcome is unknown. Retries are decided
+by the caller. The API token is kept in one header of the client only.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from perdure.storage.d1.batch import Rows, Statement
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 40.0
-"""D1 ends a statement after 30 seconds by itself."""
+"""Seconds to wait for an answer; D1 itself ends a statement after 30 seconds."""
 
 
 class Transport(Protocol):
-    """What runs batches. Calls may come from many threads at once."""
+    """Runs batches. Calls may come from many threads at once."""
 
     def batch(self, statements: Sequence[Statement]) -> list[Rows]:
         """Run the statements in order in one transaction and return each one's rows.
 
-        Raises ``Rejected`` when the database refused one of them, and then carried out none; ``AnswerLost``
-        when the answer does not tell; and an error of Perdure's tree when asking again is no use.
+        Raises:
+            Rejected: The database refused a statement, and carried out none.
+            AnswerLost: The outcome is unknown, or the service asked for a later retry.
+            PerdureError: A retry cannot succeed.
         """
         ...
 
@@ -44,8 +46,8 @@ class Rejected(Exception):
 
 
 class AnswerLost(Exception):
-    """No answer, or one that does not tell. ``sent`` says whether the batch may have been carried out,
-    ``after`` how many seconds the service asked to be left alone."""
+    """No answer, or none that shows the outcome. ``sent`` is True if the batch may have been carried out,
+    ``after`` the seconds for which the service asked to wait."""
 
     def __init__(self, reason: str, *, sent: bool = True, after: float = 0.0) -> None:
         super().__init__(reason)
@@ -58,7 +60,7 @@ _PASSING = re.compile(
     r"|cannot resolve d1 db|starting up|timed? ?out|too many requests|rate limit",
     re.IGNORECASE,
 )
-"""What D1 says about itself rather than about a statement."""
+"""Messages of D1 about itself rather than about a statement."""
 
 _UNAUTHORISED = {401, 403}
 _NOT_FOUND = 404
@@ -67,7 +69,7 @@ _TOO_MANY_REQUESTS = 429
 
 
 class RestTransport:
-    """A database of an account, behind an endpoint. ``name`` stands for it in messages."""
+    """A database of an account, behind an endpoint. ``name`` is used in messages."""
 
     def __init__(
         self, endpoint: str, account: str, database: str, token: str, *, name: str, env: str
@@ -80,7 +82,7 @@ class RestTransport:
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=16, keepalive_expiry=55),
             verify=_certificates(),
-            # A proxy of the environment is for the outside, not for this machine.
+            # The environment's proxy is for remote hosts, not for this machine.
             trust_env=not is_local(endpoint),
         )
 
@@ -98,11 +100,11 @@ class RestTransport:
         try:
             response = self._client.post(self._url, content=body)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-            raise AnswerLost(f"no connection ({_said(error)})", sent=False) from error
+            raise AnswerLost(f"no connection ({_reason(error)})", sent=False) from error
         except httpx.TimeoutException as error:
             raise AnswerLost(f"no answer within {ANSWER_SECONDS:.0f} s") from error
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise AnswerLost(f"the connection broke ({_said(error)})") from error
+            raise AnswerLost(f"the connection broke ({_reason(error)})") from error
         return self._read(response, len(statements))
 
     def close(self) -> None:
@@ -111,8 +113,8 @@ class RestTransport:
     def _read(self, response: httpx.Response, count: int) -> list[Rows]:
         status = response.status_code
         answer = _json(response)
-        said = _messages(answer)
-        if response.is_success and not said and answer.get("success") is True:
+        message = _messages(answer)
+        if response.is_success and not message and answer.get("success") is True:
             return _rows(answer.get("result"), count)
         if status == _TOO_MANY_REQUESTS:
             raise AnswerLost("too many requests", sent=False, after=_retry_after(response))
@@ -122,10 +124,10 @@ class RestTransport:
             raise self._unknown()
         if status == _TOO_LARGE:
             raise Rejected("too big: the request is larger than Cloudflare takes")
-        if "SQLITE_" in said or (400 <= status < 500 and said and not _PASSING.search(said)):
-            raise Rejected(said)
+        if "SQLITE_" in message or (400 <= status < 500 and message and not _PASSING.search(message)):
+            raise Rejected(message)
         raise AnswerLost(
-            f"status {status}: {said or 'an answer that is not from D1'}", after=_retry_after(response)
+            f"status {status}: {message or 'an answer that is not from D1'}", after=_retry_after(response)
         )
 
     def _unauthorised(self) -> PerdureError:
@@ -143,16 +145,16 @@ class RestTransport:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Reading the authorities takes longer than a request, so it is done once."""
+    """Return the trusted certificates; reading them takes longer than a request, so it is done once."""
     return httpx.create_ssl_context()
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether an endpoint is on this machine."""
+    """Return True if an endpoint is on this machine."""
     return httpx.URL(endpoint).host in ("127.0.0.1", "::1", "localhost")
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:200]
 
 
@@ -168,8 +170,8 @@ def _messages(answer: Mapping[str, Any]) -> str:
     errors = answer.get("errors")
     if not isinstance(errors, list):
         return ""
-    said = [str(e.get("message", "")) for e in errors if isinstance(e, dict)]
-    return "; ".join(said)[:300]
+    messages = [str(e.get("message", "")) for e in errors if isinstance(e, dict)]
+    return "; ".join(messages)[:300]
 
 
 def _rows(result: Any, count: int) -> list[Rows]:
@@ -186,7 +188,7 @@ def _rows(result: Any, count: int) -> list[Rows]:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """The seconds of a ``Retry-After`` header, which may be a date."""
+    """Return the seconds of a ``Retry-After`` header, which may be a date."""
     value = response.headers.get("Retry-After", "")
     try:
         return max(0.0, float(value))

@@ -1,4 +1,4 @@
-"""When a batch is sent again, after which pause, and when it is given up."""
+"""The retries of a batch: their conditions, their pauses and their end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAUSE = 0.2
 
 
 class Tries:
-    """The attempts at one request. ``unsure`` says whether one that was lost may have arrived."""
+    """The attempts at one request. ``unsure`` is True if one that was lost may have arrived."""
 
     def __init__(self, attempts: int = ATTEMPTS, sleep: Callable[[float], object] = time.sleep) -> None:
         self._sleep = sleep
@@ -26,7 +26,8 @@ class Tries:
         self.unsure = False
 
     def again(self, lost: AnswerLost) -> bool:
-        """Wait for the next try, at least as long as asked for; ``False`` when there is none."""
+        """Wait before the next attempt, at least as long as the service asked for; return False if there is
+        none left."""
         self.unsure = self.unsure or lost.sent
         pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
         self._pause *= 2
@@ -38,7 +39,7 @@ class Tries:
 
 
 def asked(transport: Transport, statements: Sequence[Statement], name: str, tries: Tries) -> list[Rows]:
-    """The rows of a batch that may be carried out any number of times."""
+    """Return the rows of a batch that may be carried out any number of times."""
     while True:
         try:
             return transport.batch(statements)
@@ -48,7 +49,7 @@ def asked(transport: Transport, statements: Sequence[Statement], name: str, trie
 
 
 def gave_up(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
-    """What the caller hears after the last try."""
+    """Return the error for the caller after the last attempt."""
     outcome = (
         "and whether the last write was stored could not be found out; load the thread before going on"
         if unsure
@@ -58,16 +59,16 @@ def gave_up(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
 
 
 def translated(error: Rejected, name: str) -> PerdureError:
-    """The one place where the database's refusals become Perdure's errors."""
-    said = str(error)
+    """Translate a refusal of the database; the only place that does so."""
+    message = str(error)
     new: PerdureError
-    if "no such table: perdure_" in said:
+    if "no such table: perdure_" in message:
         new = MigrationRequired(f"{name} has no Perdure schema; run `perdure migrate {name}`")
-    elif "too big" in said or "TOOBIG" in said:
-        new = TooLarge(f"{name}: a value or a request is too large for D1 ({said}); write smaller values")
-    elif "maximum DB size" in said or "SQLITE_FULL" in said:
+    elif "too big" in message or "TOOBIG" in message:
+        new = TooLarge(f"{name}: a value or a request is too large for D1 ({message}); write smaller values")
+    elif "maximum DB size" in message or "SQLITE_FULL" in message:
         new = Unavailable(f"{name} is full; nothing of this write was stored. Prune threads and try again")
     else:
-        new = Unavailable(f"{name}: D1 refused the request: {said}; nothing of it was stored")
+        new = Unavailable(f"{name}: D1 refused the request: {message}; nothing of it was stored")
     new.__cause__ = error
     return new

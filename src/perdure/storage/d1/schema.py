@@ -1,6 +1,6 @@
-"""The schema of a D1 database: SQLite's tables and the receipts, and who may open what.
+"""The schema of a D1 database: SQLite's tables and the receipts, their check and their migration.
 
-Every step is one batch that begins by moving the version on from where it was found, so of many processes
+Every step is one batch that begins by moving the version on from the one that was found, so of many processes
 that migrate at once one carries it out and the others find it done.
 """
 
@@ -18,7 +18,7 @@ _VERSION = f"{schema.PREFIX}schema"
 
 
 def version(transport: Transport, name: str, *, attempts: int = 3) -> int:
-    """The schema version of the database, 0 when there is none."""
+    """Return the schema version of the database, 0 when there is none."""
     there = (f"SELECT count(*) AS c0 FROM sqlite_schema WHERE type = 'table' AND name = '{_VERSION}'", ())
     read = (f"SELECT version AS c0 FROM {_VERSION}", ())
     tries = Tries(attempts)
@@ -29,7 +29,7 @@ def version(transport: Transport, name: str, *, attempts: int = 3) -> int:
             (known,) = asked(transport, [there], name, tries)
             if not known[0][0]:
                 return 0
-            # Another process has made it just now.
+            # Another process has created it just now.
             (rows,) = asked(transport, [read], name, tries)
     except Rejected as error:
         raise translated(error, name) from error
@@ -48,7 +48,7 @@ def check(transport: Transport, name: str) -> None:
 
 
 def apply(transport: Transport, name: str) -> int:
-    """Bring the schema to this release's version; the version that was found."""
+    """Bring the schema to this release's version; return the version that was found."""
     tries = Tries()
     found = version(transport, name)
     while found != SCHEMA_VERSION:
@@ -72,12 +72,12 @@ def apply(transport: Transport, name: str) -> int:
 
 
 def pending(found: int) -> tuple[str, ...]:
-    """The statements that lead from a version, 0 for none, to this release's."""
+    """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
         return (*schema.sqlite_schema(), *batch.SCHEMA)
     if found >= SCHEMA_VERSION:
         return ()
-    # NULL is refused by the column, and with it the batch: another process was here first.
+    # The column refuses NULL, and with it the batch: another process was first.
     moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
     return (moved, *migrations.pending(found))
 

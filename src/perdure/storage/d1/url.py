@@ -1,4 +1,4 @@
-"""What a D1 URL names, and where the API token comes from: the environment, never the URL."""
+"""Reads D1 URLs and takes the API token from the environment; a URL never holds it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class D1Url:
 
     @classmethod
     def of(cls, url: str) -> D1Url:
-        """The target of a URL, or ``BadUrl``."""
+        """Read a URL; raise ``BadUrl`` if it is none of D1's."""
         name = redacted(url)
         parts = urlsplit(url)
         if "@" in parts.netloc:
@@ -59,7 +59,7 @@ class D1Url:
         return cls(name, account, database, endpoint, token_env)
 
     def connect(self) -> RestTransport:
-        """A transport to the database; nothing is sent yet."""
+        """Return a transport to the database; nothing is sent yet. ``BadUrl`` is raised without a token."""
         token = os.environ.get(self.token_env, "").strip()
         if not token:
             raise BadUrl(
@@ -74,7 +74,7 @@ class D1Url:
 
     @contextmanager
     def session(self) -> Iterator[RestTransport]:
-        """A transport for a while."""
+        """A transport for a ``with`` block, closed at its end."""
         transport = self.connect()
         try:
             yield transport

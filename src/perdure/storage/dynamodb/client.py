@@ -1,7 +1,7 @@
-"""Calls to DynamoDB: which table a URL names, what is tried again, and what each failure means to a caller.
+"""Calls to DynamoDB: the table of a URL, the retries, and the meaning of each failure.
 
-Everything that can be repeated without harm is: throttling, conflicts between transactions, answers that did
-not come. Waits are random below a doubling bound. The one place where the client's exceptions are translated.
+Everything that can be repeated without harm is: throttling, conflicts between transactions, missing answers.
+Pauses are random below a doubling bound. The client's exceptions are translated here only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perdure.storage.url import redacted
 
 PATIENCE = 30.0
 """Seconds after which a request that is throttled, in conflict or unanswered is given up. A transaction's
-token protects it for ten minutes, so whatever is repeated within is applied once."""
+token is valid for ten minutes, so a repetition within this time is applied once."""
 
 _WRITES = {"transact_write_items", "batch_write_item", "put_item", "update_item", "delete_item"}
 _FIRST_WAIT = 0.02
@@ -67,8 +67,8 @@ class DynamoUrl:
 
 
 class ConditionFailed(Exception):
-    """A condition did not hold, or what was to be created is there. Of a transaction, ``reasons`` has one
-    entry an action."""
+    """A condition did not hold, or what was to be created exists. For a transaction, ``reasons`` has one
+    entry for each action."""
 
     def __init__(self, reasons: Sequence[Any] = ()) -> None:
         super().__init__("a condition did not hold")
@@ -80,11 +80,11 @@ class Unanswered(Unavailable):
 
 
 class Malformed(Unavailable):
-    """The service did not take a request as it was: the table is not what it was taken for."""
+    """The service rejected the form of a request: the table differs from the expected one."""
 
 
 def target_of(url: str) -> DynamoUrl:
-    """The table that a URL names; ``BadUrl`` when it cannot be one."""
+    """Return the table of a URL; raise ``BadUrl`` if it names none."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise BadUrl(
@@ -112,7 +112,7 @@ class Client:
         self.patience = patience
         self.clock = ServiceClock()
         config = Config(
-            # Names and values are ours alone, and well-formed.
+            # All names and values are built by this package, and are valid.
             parameter_validation=False,
             connect_timeout=3,
             read_timeout=15,
@@ -133,11 +133,17 @@ class Client:
         return self.target.table
 
     def call(self, operation: str, *, patience: float | None = None, **parameters: Any) -> dict[str, Any]:
-        """The answer to a request, repeated while that helps and for ``patience`` seconds at most,
-        the client's unless told.
+        """Make a request and return its answer, with retries where they help.
 
-        Raises ``ConditionFailed``, or an error of the tree: ``Unanswered`` when what was asked for may have
-        happened.
+        Args:
+            operation: The client's method.
+            patience: The most seconds for retries, by default the client's.
+            **parameters: The parameters of the operation.
+
+        Raises:
+            ConditionFailed: A condition did not hold.
+            Unanswered: A write may have been carried out.
+            PerdureError: Any other failure.
         """
         method = getattr(self.boto, operation)
         end = time.monotonic() + (self.patience if patience is None else patience)
@@ -155,7 +161,7 @@ class Client:
                 if not _is_repeated(error) or time.monotonic() + pause > end:
                     raised = self._translated(error, lost=lost)
                     if lost and operation in _WRITES and not isinstance(raised, Unanswered):
-                        # An earlier attempt may have been carried out, whatever this one says.
+                        # An earlier attempt may have been carried out, even if this one was refused.
                         raised = Unanswered(f"{raised}. Whether the last write was stored is not known")
                     raise raised from error
                 time.sleep(pause)
@@ -165,7 +171,13 @@ class Client:
                 return answer
 
     def all_of(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:
-        """The items of a batch request, repeated for what it left over; ``field`` names what is left over."""
+        """Make a batch request and return its items, repeating it for unprocessed ones.
+
+        Args:
+            operation: The client's method.
+            requests: The requests for the table.
+            field: The answer's field of unprocessed requests.
+        """
         out: list[dict[str, Any]] = []
         end = time.monotonic() + self.patience
         bound = _FIRST_WAIT
@@ -198,7 +210,9 @@ class Client:
                 "configure a profile, or run where a role is attached"
             )
         if isinstance(error, aws.ProfileNotFound):
-            return Unavailable(f"{where}: AWS_PROFILE names a profile that is not there; mend or unset it")
+            return Unavailable(
+                f"{where}: AWS_PROFILE names a profile that does not exist; correct or unset it"
+            )
         if isinstance(error, aws.ClientError):
             return self._refused(error, lost=lost)
         if isinstance(error, _NO_ANSWER):
@@ -250,7 +264,7 @@ def _given_up(message: str, *, lost: bool) -> Unavailable:
 
 
 def redacted_target(target: DynamoUrl) -> str:
-    """The URL again, of its harmless parts."""
+    """Return the URL rebuilt from its parts that hold no secret."""
     endpoint = redacted(target.endpoint) if target.endpoint else None
     given = (("region", target.region), ("endpoint", endpoint))
     query = [f"{k}={v}" for k, v in given if v]
@@ -259,7 +273,7 @@ def redacted_target(target: DynamoUrl) -> str:
 
 @cache
 def _models() -> Any:
-    """The descriptions of the service, read from disk once a process; credentials are looked up anew."""
+    """Return the descriptions of the service, read from disk once a process; credentials are not cached."""
     return Core().get_component("data_loader")
 
 
@@ -291,8 +305,8 @@ def _is_repeated(error: Exception) -> bool:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether the request may have been carried out all the same."""
+    """Return True if the request may have been carried out although it failed."""
     if isinstance(error, aws.ClientError):
         return _status(error) >= 500
-    # TLS can break in an answer, too.
+    # TLS can also fail while an answer is read.
     return isinstance(error, aws.SSLError) or not isinstance(error, aws.ConnectionError)

@@ -1,8 +1,8 @@
-"""What time it is for a service that cannot be asked for it: each of its answers carries a ``Date``.
+"""The time of a service without a request for it: each of its answers carries a ``Date``.
 
-That date is cut to the second, and it was written at some moment between the request and the end of the
-answer: so it bounds how far the service's clock can be from one of this host. The bounds of several answers
-together are narrower than those of one. Pure: the host's clocks are given, and nobody is asked here.
+That date is truncated to the second, and it was written at some moment between the request and the end of the
+answer: so it bounds the difference between the service's clock and this host's. The bounds of several answers
+together are narrower than those of one. Pure: the host's clocks are parameters, and no request is made here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SECOND = 1_000_000
 """In microseconds, as all times here."""
 
 FRESH = 60 * SECOND
-"""How long after an answer the service's time is still known."""
+"""The age of an answer up to which the service's time is known."""
 
 LOOSE = 50_000
-"""By how much the machines behind one service may disagree."""
+"""The greatest difference between the clocks of the machines behind one service."""
 
 DRIFT = 500
-"""By how many millionths a host's steady clock may be too fast or too slow; what an answer said is worth less
-with age, and about nothing after half an hour."""
+"""The greatest error of a host's steady clock in millionths; it widens the bounds of an answer with its age,
+until they mean little after half an hour."""
 
 
 def _wall() -> int:
@@ -37,31 +37,36 @@ def _steady() -> int:
 
 class ServiceClock:
     """The service's clock, from its answers and two clocks of the host: ``steady`` never jumps while the host
-    runs, ``wall`` is what the host believes. Calls may come from many threads.
+    runs, ``wall`` is the host's date and time. Calls may come from many threads.
 
-    Where nothing that was heard speaks against the host's wall clock, it is used as it is: hosts whose clocks
-    are right agree to the millisecond. One that cannot be right is replaced by the middle of what can be: off
-    by half a second at most after one quick answer, and by less after several. Time never goes back; where it
-    ran ahead it stands until it is true again.
+    The host's wall clock is used as it is while it is within the known bounds: hosts whose clocks are right
+    agree to the millisecond. Outside of them it is replaced by the middle of the bounds: wrong by half a
+    second at most after one quick answer, and by less after several. Time never goes back; a time that was
+    too far ahead is repeated until it is reached.
     """
 
     def __init__(self, wall: Callable[[], int] = _wall, steady: Callable[[], int] = _steady) -> None:
         self._wall = wall
         self._steady = steady
         self._lock = Lock()
-        # Between these lies the service's clock less the steady one, as it was known ``at`` the last answer.
+        # Bounds of the service's clock minus the steady one, valid at the time ``at`` of the last answer.
         self._bounds: tuple[int, int] | None = None
         self._at = 0
         self._lead = 0
         self._last = 0
 
     def asking(self) -> int:
-        """The moment of a request that is about to be made, for ``heard``."""
+        """Return the start of a request, for ``heard``."""
         return self._steady()
 
     def heard(self, asked: int, date: str | None) -> None:
-        """Learn from an answer that has just come: when it was asked for, and its ``Date``. One that cannot
-        be read teaches nothing; one that contradicts those before, as after a sleep, replaces them."""
+        """Narrow the bounds by an answer that has just arrived.
+
+        Args:
+            asked: The start of its request, from ``asking``.
+            date: Its ``Date``. An unreadable one is ignored; one that contradicts earlier ones, as after a
+                suspend, replaces them.
+        """
         now = self._steady()
         second = _seconds(date) if date else None
         if second is None:
@@ -76,15 +81,15 @@ class ServiceClock:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there was an answer lately and neither of the host's clocks has jumped since."""
+        """True if there was an answer lately and neither of the host's clocks has jumped since."""
         with self._lock:
             now = self._steady()
             jumped = abs(self._wall() - now - self._lead) > SECOND
             return self._bounds is not None and now - self._at <= FRESH and not jumped
 
     def now(self) -> int:
-        """Microseconds since 1970, never less than before. Without any answer the host's wall clock is all
-        there is."""
+        """Return microseconds since 1970, never less than before. Before the first answer that is the host's
+        wall clock."""
         with self._lock:
             steady = self._steady()
             found = self._wall()
@@ -95,7 +100,7 @@ class ServiceClock:
             return self._last
 
     def _known(self, now: int) -> tuple[int, int] | None:
-        """The bounds as far as they still hold."""
+        """Return the bounds, widened by the drift since the last answer."""
         if self._bounds is None:
             return None
         drift = _drift(now - self._at)
@@ -103,13 +108,13 @@ class ServiceClock:
 
 
 def _drift(span: int) -> int:
-    """By how much the steady clock may be off at the end of a span of it."""
+    """Return the greatest error of the steady clock over a span of it, in microseconds."""
     return 1 + max(0, span) * DRIFT // SECOND
 
 
 @lru_cache(maxsize=8)
 def _seconds(date: str) -> int | None:
-    """Seconds since 1970 of an HTTP date."""
+    """Return the seconds since 1970 of an HTTP date, ``None`` if it is unreadable or has no time zone."""
     try:
         found = parsedate_to_datetime(date)
     except (ValueError, OverflowError):

@@ -1,9 +1,8 @@
 """DynamoDB: one table on demand, each commit one conditional transaction, every read strongly consistent.
 
-How records lie in the table is said in ``dynamo_items``, how a fetch is of one moment in
-``dynamo_reading``, how records are found across partitions in ``dynamo_find``, how a partition is written and
-removed in ``dynamo_writing``, and what time it is in ``dynamo_clock``. Requests are blocking
-calls of the low-level client; those that are awaited run in threads.
+``items`` has the form of records in the table, ``reading`` the fetches in one snapshot, ``find`` the search
+across partitions, ``writing`` the writes to a partition and its removal, and ``clock`` the service's time.
+Requests are blocking calls of the low-level client; those that are awaited run in threads.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _FAN_OUT = 16
 
 
 class DynamoDriver:
-    """One table. Opening it neither creates nor checks it."""
+    """One table. Creating the driver neither creates nor checks it."""
 
     def __init__(self, client: Client) -> None:
-        # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields weigh too.
+        # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.
         self._limits = CommitLimits(ops=99, bytes=2_500_000)
         self.client = client
         self._fan_out = ThreadPoolExecutor(_FAN_OUT, thread_name_prefix="perdure-dynamodb")
@@ -51,7 +50,7 @@ class DynamoDriver:
         try:
             return cast(R, self._perform(effect))
         except RuntimeError as error:
-            # The pool was closed while this request was on its way.
+            # The pool was closed during this request.
             self._awaited.refuse_when_closed()
             raise Unavailable(f"{self.client.target}: {error}") from error
 
@@ -95,15 +94,15 @@ def open_driver(url: str) -> DynamoDriver:
 
 
 def schema_version(url: str) -> int:
-    """The version of the table's layout, 0 when there is no table or no layout in it."""
+    """Return the version of the table's layout, 0 when there is no table or no layout in it."""
     return table.version(Client(target_of(url)))
 
 
 def pending(url: str) -> list[str]:
-    """What ``migrate`` would do now, in words."""
+    """Return the steps that ``migrate`` would execute now, in words."""
     return table.pending(Client(target_of(url)))
 
 
 def migrate(url: str) -> int:
-    """Create the table, or check that it is as it has to be; the layout's version before."""
+    """Create the table, or check its definition; return the version that its layout had."""
     return table.migrate(Client(target_of(url)))

@@ -1,7 +1,8 @@
-"""Reading across partitions: one global index, which follows the table within moments and is a hint only.
+"""Finds records across partitions by one global index, which follows the table within moments: a hint only.
 
-Its entries are sparse: what is not to be found has none. The catalogue and the lanes that are due are spread
-over buckets; all of them are asked side by side, each for a range of its order, and the answers are joined.
+Its entries are sparse: records that are not to be found have none. The catalogue and the queues that are due
+are spread over buckets; all of them are queried concurrently, each for a range of its order, and the answers
+are merged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from perdure.storage.dynamodb.reading import Reader, is_past
 
 _INDEX: Item = {"IndexName": items.FIND, "ConsistentRead": False}
 _PAGE = 250
-"""The least entries a request reads of which only one tenant's are wanted."""
+"""The least number of entries that a request reads when only one tenant's are wanted."""
 
 
 def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
@@ -26,13 +27,13 @@ def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
         return _threads(reader, effect)
     kind = INDEXED[effect.index]
     if kind.expires:
-        # The service removes them by itself.
+        # The service removes them itself.
         return ()
     return _due(reader, effect, kind) if effect.index == "due" else _named(reader, effect, kind)
 
 
 def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
-    """Records by the text in their indexed field."""
+    """Find records by the text in their indexed field."""
     g = items.run_entry(kind, effect.value)
     low, high = b"\x00", b"\xff"
     if effect.tenant is not None:
@@ -45,7 +46,7 @@ def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
 
 
 def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
-    """Records by the time in their indexed field. The entries of all tenants stand in one order: for one
+    """Find records by the time in their indexed field. The entries of all tenants are in one order: for one
     tenant they are read page by page, from the start, until enough are its own."""
     low = b"\x00" if effect.since is None else items.due_from(effect.since)
     high = items.due_until(effect.until)

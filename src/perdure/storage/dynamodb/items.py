@@ -1,8 +1,9 @@
-"""What a record is as an item of the table, and what an operation is as an action of a transaction. Pure.
+"""Translates records to items of the table, and operations to actions of a transaction. Pure.
 
-A partition has one *root* item: the incarnation that its records live under, the revision that the latest
-commit gave it, and the records of kinds without a key. Every other record is an item of its own, in an item
-collection for each partition, incarnation and kind. A body too large for an item lies beside it in parts.
+A partition has one *root* item: the incarnation under which its records are stored, the revision that the
+latest commit gave it, and the records of kinds without a key. Every other record is an item of its own, in an
+item collection for each partition, incarnation and kind. A body too large for an item is stored beside it in
+parts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from perdure.storage.kv import keys
 Item = dict[str, Any]
 
 BODY_MAX = 260 * 1024
-"""The largest body, in bytes, that stays in its record's item: a whole chunk, sealed, and no more. An item
-may hold 400 KB."""
+"""The largest body, in bytes, that is stored in its record's item: a whole chunk, sealed, and no more. An
+item may hold 400 KB."""
 
 PART = 250 * 1024
 """The bytes of a part of a larger body."""
@@ -40,7 +41,7 @@ _DIGEST = 16
 _TIE = 8
 _KEY = b"k"
 KEPT = len(_KEY) + _SK_MAX
-"""A sort key longer than this is a shortened one; up to here it is as it was encoded."""
+"""The length above which a sort key is a shortened one; up to it, it is the encoded key."""
 _PARTS = b"\x00parts"
 
 EMBEDDED = tuple(kind for kind in KINDS if not kind.key and not kind.body)
@@ -49,7 +50,7 @@ EMBEDDED = tuple(kind for kind in KINDS if not kind.key and not kind.body)
 PLAIN = tuple(kind for kind in KINDS if kind not in EMBEDDED)
 
 INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id" for c in k.fields))
-"""The attributes that the index for finding carries beside its keys."""
+"""The attributes that the index for finding has besides its keys."""
 
 
 class PartitionRoot(NamedTuple):
@@ -63,8 +64,8 @@ class PartitionRoot(NamedTuple):
 
 
 def shortened(encoded: bytes, kept: int) -> bytes:
-    """Bytes that stand for encoded ones, different for different ones. Up to ``kept`` bytes stand for
-    themselves; of longer ones the end is a digest, so those that share all before it keep no order."""
+    """Return bytes that identify encoded ones. Up to ``kept`` bytes are returned as they are; the rest of
+    longer ones is replaced by a digest, so those that are equal up to there have no order."""
     if len(encoded) <= kept:
         return encoded
     return encoded[:kept] + blake2b(encoded, digest_size=_DIGEST, person=b"perdure.key").digest()
@@ -81,7 +82,7 @@ def root_key(partition: Partition) -> Item:
 
 
 def collection(partition: Partition, incarnation: bytes, kind: Kind, *, parts: bool = False) -> bytes:
-    """The partition key of a kind's records, or of the parts of their bodies."""
+    """Return the partition key of a kind's records, or of the parts of their bodies."""
     name = kind.name.encode() + (_PARTS if parts else b"")
     return b"d" + incarnation + name + b"\x00" + shortened(keys.encode_partition(partition), _PK_MAX)
 
@@ -91,13 +92,13 @@ def sort_key(encoded: bytes) -> bytes:
 
 
 def past(edge: bytes) -> bytes:
-    """The least sort key that can belong to an encoded key above ``edge``."""
+    """Return the least sort key that can belong to an encoded key above ``edge``."""
     whole = _KEY + edge
     return whole + b"\x00" if len(whole) <= KEPT else whole[:KEPT]
 
 
 def upto(edge: bytes) -> bytes:
-    """The greatest sort key that can belong to an encoded key below ``edge``."""
+    """Return the greatest sort key that can belong to an encoded key below ``edge``."""
     whole = _KEY + edge
     return whole if len(whole) <= KEPT else whole[:KEPT] + b"\xff" * _DIGEST
 
@@ -110,7 +111,7 @@ def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> It
 
 
 def partition_of(item: Item) -> Partition:
-    """The partition of an item that the index for finding holds."""
+    """Return the partition of an item that the index for finding holds."""
     if "n" in item:
         return keys.decode_partition(_bytes(item["n"]))
     pk = _bytes(item["pk"])
@@ -123,7 +124,7 @@ def part_keys(partition: Partition, incarnation: bytes, kind: Kind, nonce: bytes
 
 
 def order_prefix(kind: Kind, prefix: Key) -> bytes:
-    """What the ordering attribute of records of one key prefix starts with."""
+    """Return the prefix of the ordering attribute for records of one key prefix."""
     return _KEY + shortened(keys.encode_prefix(kind, prefix), _SK_MAX - 8)
 
 
@@ -131,12 +132,12 @@ def order_prefix(kind: Kind, prefix: Key) -> bytes:
 
 
 def encoded_key(item: Item) -> bytes:
-    """The full encoded key of a record's item."""
+    """Return the full encoded key of a record's item."""
     return _bytes(item["k"]) if "k" in item else _bytes(item["sk"])[len(_KEY) :]
 
 
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
-    """The item of a record, without its body."""
+    """Return the item of a record, without its body."""
     kind = put.kind
     full = keys.encode_key(kind, put.key)
     item: Item = {**key_of(partition, incarnation, kind, put.key), "v": {"N": str(put.version)}}
@@ -154,7 +155,7 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
 
 
 def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
-    """The record of an item; the body is the item's own unless one is given."""
+    """Return the record of an item; the body is the item's own unless one is given."""
     if not body and "b" in item:
         body = _bytes(item["b"])
     key = keys.decode_key(kind, encoded_key(item))
@@ -163,12 +164,12 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
 
 
 def parts_of(item: Item) -> tuple[bytes, int] | None:
-    """Under which name, and in how many parts, an item's body lies elsewhere."""
+    """Return the name and number of the parts in which an item's body is stored, if it is."""
     return (_bytes(item["p"]), int(item["pn"]["N"])) if "p" in item else None
 
 
 def is_expired(item: Item, now: float) -> bool:
-    """Whether the service may be removing an item."""
+    """Return True if the service may be removing an item."""
     return "x" in item and int(item["x"]["N"]) <= now
 
 
@@ -198,12 +199,13 @@ def _bytes(attribute: Item) -> bytes:
 
 
 def catalogue_entry(space: str, number: int) -> bytes:
-    """The index's partition for one bucket of the catalogue of a space."""
+    """Return the index's partition for one bucket of the catalogue of a space."""
     return b"c" + bytes((number,)) + space.encode("utf-8", "surrogatepass")
 
 
 def catalogue_order(tenant: str, thread: str) -> bytes:
-    """The encoded place of a partition in the catalogue, unshortened; starts of names encode to starts."""
+    """Return the encoded position of a partition in the catalogue, unshortened; prefixes of names encode to
+    prefixes."""
     return keys.encode_text(tenant) + thread.encode("utf-8", "surrogatepass")
 
 
@@ -216,33 +218,33 @@ def tenant_entry(tenant: str) -> bytes:
 
 
 def due_entry(kind: Kind, number: int) -> bytes:
-    """The index's partition for one bucket of a kind's records that are due at a time."""
+    """Return the index's partition for one bucket of a kind's records that are due at a time."""
     return b"d" + bytes((number,)) + kind.name.encode()
 
 
 def due_of(kind: Kind, item: Item) -> Record:
-    """The key of a record and when it is due, all that its entry in the index tells."""
+    """Return a record of what its index entry holds: its key and the time at which it is due."""
     due = keys.decode_integer(_bytes(item["h"])[:8])
     return Record(kind, keys.decode_key(kind, encoded_key(item)), {str(kind.index): due})
 
 
 def due_from(since: int) -> bytes:
-    """What sorts before every entry that is due at that time or later, and behind all others."""
+    """Return the bound before every entry that is due at that time or later, and behind all others."""
     return keys.encode_integer(since)
 
 
 def due_until(until: int) -> bytes:
-    """What sorts behind every entry that is due by then, and before all others."""
+    """Return the bound behind every entry that is due by then, and before all others."""
     return keys.encode_integer(until) + b"\xff" * (_TIE + 1)
 
 
 def _entry(kind: Kind, partition: Partition, key: bytes, value: Any) -> Item:
-    """The attributes under which the index finds a record by the value of its indexed field."""
+    """Return the attributes by which the index finds a record by the value of its indexed field."""
     if isinstance(value, str):
         item: Item = {"g": {"B": run_entry(kind, value)}, "h": {"B": tenant_entry(partition.tenant)}}
     else:
         place = keys.encode_partition(partition)
-        # Those due at the same time stand in an order of their own, the same whoever reads.
+        # Entries due at the same time need an order that is the same for all readers.
         tie = blake2b(place + key, digest_size=_TIE, person=b"perdure.due").digest()
         item = {
             "g": {"B": due_entry(kind, keys.bucket_of(place, BUCKETS))},
@@ -253,7 +255,7 @@ def _entry(kind: Kind, partition: Partition, key: bytes, value: Any) -> Item:
 
 
 def catalogued(partition: Partition) -> Item:
-    """The attributes that put a root item into the catalogue."""
+    """Return the attributes that put a root item into the catalogue."""
     if partition == RESERVED:
         return {}
     number = keys.bucket_of(keys.encode_partition(partition), BUCKETS)
@@ -304,7 +306,7 @@ class Expression:
         return name
 
     def filled(self) -> Item:
-        """The parameters of an action, as far as there are any."""
+        """Return the parameters of an action, as far as there are any."""
         out: Item = {}
         if self.conditions:
             out["ConditionExpression"] = " AND ".join(self.conditions)
@@ -323,9 +325,19 @@ def root_action(
     revision: bytes,
     ops: Sequence[Op],
 ) -> Item:
-    """The action on the root item that every commit has: that the partition is still of its incarnation, its
-    new revision, and the operations on records inside it. Without any put or delete in the commit the caller
-    asks for a check only, by an empty ``revision``."""
+    """Return the action on the root item that every commit has.
+
+    It checks that the partition still has its incarnation, sets its new revision, and carries out the
+    operations on records inside the root.
+
+    Args:
+        table: The table's name.
+        partition: The partition.
+        root: Its root as it is known.
+        incarnation: Its incarnation, new if it has none.
+        revision: The new revision; empty for a commit without puts and deletes, which only checks.
+        ops: The operations on records inside the root.
+    """
     e = Expression()
     if root is not None and root.incarnation:
         e.conditions.append(f"inc = {e.value({'B': incarnation})}")
@@ -363,8 +375,8 @@ def root_action(
 
 
 class Learned(NamedTuple):
-    """What a failed attempt showed of the item under an operation: where its body's parts lie, and that its
-    growing field is past what the operation would write."""
+    """Facts from a failed attempt about the item of an operation: the parts of its body, and ``grown``, True
+    if its growing field is greater than the operation would set it."""
 
     parts: tuple[bytes, int] | None = None
     grown: bool = False
@@ -373,7 +385,16 @@ class Learned(NamedTuple):
 def action_of(
     table: str, partition: Partition, incarnation: bytes, op: Op, body: Item, seen: Learned
 ) -> Item:
-    """The action of an operation on a record of its own. ``body`` is the attributes that carry the body."""
+    """Return the action of an operation on a record with an item of its own.
+
+    Args:
+        table: The table's name.
+        partition: The partition.
+        incarnation: Its incarnation.
+        op: The operation.
+        body: The attributes that carry the body.
+        seen: The facts from the last attempt.
+    """
     e = Expression()
     key = key_of(partition, incarnation, op.kind, op.key)
     expect(e, op.expect, PRESENT, ABSENT, "v")
@@ -404,7 +425,15 @@ def _nonce(e: Expression, parts: tuple[bytes, int]) -> str:
 
 
 def expect(e: Expression, expected: Expectation, present: str, absent: str, version: str) -> None:
-    """Add the condition of an expectation."""
+    """Add the condition of an expectation.
+
+    Args:
+        e: The expression to extend.
+        expected: The expectation.
+        present: The condition that the record exists.
+        absent: The condition that it does not.
+        version: The path of its version.
+    """
     if expected is Expect.PRESENT:
         e.conditions.append(present)
     elif expected is Expect.ABSENT:
@@ -414,7 +443,14 @@ def expect(e: Expression, expected: Expectation, present: str, absent: str, vers
 
 
 def unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
-    """Add the conditions of a delete that demands fields to be as they were."""
+    """Add the conditions of a delete that requires fields to be unchanged.
+
+    Args:
+        e: The expression to extend.
+        op: The delete.
+        present: The condition that the record exists.
+        path: The prefix of its attributes.
+    """
     columns = {column.name: column for column in op.kind.fields}
     for name, value in op.unchanged.items():
         attribute = f"{path}{e.name(name)}"
@@ -425,7 +461,7 @@ def unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
 
 
 def holds(op: Op, record: Record | None) -> bool:
-    """Whether an operation's own expectation holds of what is stored."""
+    """Return True if an operation's own expectation holds for the stored record."""
     wanted = op.unchanged if isinstance(op, Delete) else {}
     if wanted and (record is None or any(record.fields[name] != value for name, value in wanted.items())):
         return False

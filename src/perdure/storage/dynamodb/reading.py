@@ -1,8 +1,8 @@
-"""Reading from the table: a fetch that is of one moment, and ranges in the port's order.
+"""Reads from the table: fetches in one snapshot, and ranges in the port's order.
 
-Every commit gives the partition's root item a revision of its own. A fetch that read the revision, then what
-it was asked for, then the same revision again has seen one moment; nothing is locked and nothing is read
-twice while nobody writes. Reads are strongly consistent, unless a caller selects an index that cannot be.
+Every commit gives the partition's root item a new revision. A fetch that reads the revision, the records,
+and then the same revision again has read one snapshot; nothing is locked, and nothing is read twice while
+there are no writes. Reads are strongly consistent, unless a caller selects an index that cannot be.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _inside = local()
 
 
 class TornRead(Exception):
-    """What was read belongs to two moments."""
+    """Parts of one read belong to two moments."""
 
 
 class Reader:
-    """Reads of one table, and what is remembered between them: each partition's incarnation and revision. A
-    memory that is out of date costs another read, never a wrong answer."""
+    """Reads of one table, and a cache of each partition's incarnation and revision. An outdated entry costs
+    another read, never a wrong answer."""
 
     def __init__(self, client: Client, fan_out: ThreadPoolExecutor) -> None:
         self._client = client
@@ -51,17 +51,17 @@ class Reader:
         self._stripes = tuple(RLock() for _ in range(_STRIPES))
 
     def turn(self, partition: Partition) -> RLock:
-        """A lock under which this process's commits to a partition take turns: side by side they would only
+        """Return a lock that orders this process's commits to a partition: concurrently they would only
         cancel each other."""
         return self._stripes[hash(partition) % _STRIPES]
 
     def spread(self, work: Callable[[A], B], over: Sequence[A]) -> list[B]:
-        """The results of independent requests, side by side."""
+        """Return the results of independent requests, made concurrently."""
         if len(over) < 2 or getattr(_inside, "spread", False):
             return [work(one) for one in over]
 
         def inside(one: A) -> B:
-            # What a thread of the pool waits for must not have to wait for a thread of the pool.
+            # A thread of the pool must not wait for another thread of the pool.
             _inside.spread = True
             return work(one)
 
@@ -70,13 +70,13 @@ class Reader:
     # The root
 
     def known(self, partition: Partition) -> PartitionRoot | None:
-        """The root as it once was, or as it is when nothing is remembered; ``None`` when there is none."""
+        """Return the root from the cache, else from the table; ``None`` when there is none."""
         with self._lock:
             root = self._known.get(partition)
         return root if root is not None else self.root(partition)
 
     def root(self, partition: Partition) -> PartitionRoot | None:
-        """The root as it is."""
+        """Return the root from the table."""
         answer = self._client.call(
             "get_item", TableName=self._client.table, Key=items.root_key(partition), ConsistentRead=True
         )
@@ -110,7 +110,7 @@ class Reader:
             else:
                 time.sleep(random.uniform(0, 0.01 * attempt))  # noqa: S311 - spreads repetitions
                 with self.turn(partition):
-                    # Since the last attempt this process may have written: only what is read now is compared.
+                    # This process may have written since the last attempt: only roots read from now on count.
                     now, found = self.root(partition), None
                     if now is not None and now.incarnation:
                         now, found = self._attempt(partition, now, wanted, one_by_one)
@@ -126,7 +126,7 @@ class Reader:
     def _attempt(
         self, partition: Partition, root: PartitionRoot, wanted: Sequence[Get | Range], one_by_one: bool
     ) -> tuple[PartitionRoot | None, dict[int, tuple[Record, ...]] | None]:
-        """The root after the read, and what was read, unless that is not of one moment."""
+        """Return the root after the read, and the records read, ``None`` if they are not of one moment."""
         try:
             if one_by_one:
                 gets = [item for item in wanted if isinstance(item, Get)]
@@ -144,7 +144,7 @@ class Reader:
     def _answers(
         self, effect: Fetch, root: PartitionRoot | None, found: dict[int, tuple[Record, ...]]
     ) -> tuple[tuple[Record, ...], ...]:
-        """In the order of the request. A root without an incarnation holds nothing."""
+        """Return the answers in the order of the request. A root without an incarnation holds nothing."""
         if root is None or not root.incarnation:
             return tuple(() for _ in effect.items)
         embedded = {name: (record,) for name, record in root.records.items()}
@@ -189,7 +189,7 @@ class Reader:
     def _get(
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
     ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
-        """Records by kind and key, and the root when it is asked for."""
+        """Return records by kind and key, and the root if ``with_root``."""
         places: dict[tuple[bytes, bytes], Get] = {}
         keys: list[Item] = [items.root_key(partition)] if with_root else []
         for get in gets:
@@ -226,8 +226,8 @@ class Reader:
     def _bodies(
         self, partition: Partition, incarnation: bytes, found: Sequence[tuple[Kind, Item]]
     ) -> Sequence[bytes | None]:
-        """The bodies that lie in parts, joined; empty for those that do not, ``None`` for records that are
-        over and half removed."""
+        """Return the bodies that are stored in parts, joined; empty for the others, ``None`` for records that
+        have expired and are partly removed."""
         keys: list[Item] = []
         for kind, item in found:
             if (parts := items.parts_of(item)) is not None:
@@ -244,7 +244,7 @@ class Reader:
             if len(pieces) == len(own):
                 out.append(b"".join(pieces))
             elif items.is_expired(item, time.time()):
-                # The service removes what is over item by item, in no order: the record goes as well.
+                # The service removes expired items one by one, in no order: the record will go as well.
                 out.append(None)
             else:
                 raise TornRead
@@ -264,7 +264,7 @@ class Reader:
             bodies: Sequence[bytes | None] = [b""] * len(rows)
             if item.bodies:
                 bodies = self._bodies(partition, incarnation, [(kind, row) for row in rows])
-            # Where some were over, the page is filled up: a short page is the last one.
+            # Where records have expired the page is filled up: a short page is taken for the last one.
             out += [
                 items.record_of(kind, row, body)
                 for row, body in zip(rows, bodies, strict=True)
@@ -290,7 +290,18 @@ class Reader:
         full: Callable[[Item], bytes] = items.encoded_key,
         names: tuple[str, str] = ("pk", "sk"),
     ) -> Iterator[Item]:
-        """Items in the order of their full keys, from about ``edge`` on; a few outside may be among them."""
+        """Yield items in the order of their full keys, from about ``edge`` on; a few outside may be included.
+
+        Args:
+            pk: The partition key.
+            prefix: The prefix of the encoded keys.
+            edge: The encoded key to start after.
+            reverse: Descending order.
+            limit: The most items that the caller needs.
+            select: Further parameters of the query.
+            full: Returns the full key of an item.
+            names: The attributes of the partition key and the sort key.
+        """
         start = items.sort_key(prefix)[: items.KEPT]
         low, high = start, layout.successor(start)
         if edge is not None and not reverse:
@@ -334,7 +345,17 @@ class Reader:
         select: Item | None = None,
         names: tuple[str, str] = ("pk", "sk"),
     ) -> Iterator[Item]:
-        """The items of a collection from ``low`` to ``high``, both included, page by page."""
+        """Yield the items of a collection from ``low`` to ``high``, both included, page by page.
+
+        Args:
+            pk: The partition key.
+            low: The least sort key.
+            high: The greatest sort key.
+            reverse: Descending order.
+            limit: The most items that the caller needs.
+            select: Further parameters of the query.
+            names: The attributes of the partition key and the sort key.
+        """
         if low > high:
             return
         parameters: Item = {
@@ -346,7 +367,7 @@ class Reader:
             **(select or {}),
         }
         if limit is not None:
-            # One more than asked for: the item at an edge may have to be left out.
+            # One more than needed: the item at an edge may have to be left out.
             parameters["Limit"] = limit + 1
         while True:
             answer = self._client.call("query", **parameters)
@@ -357,7 +378,7 @@ class Reader:
 
 
 def _select(item: Range) -> Item:
-    """Leaves bodies out of the answer when they are not asked for."""
+    """Return the parameters that leave bodies out of the answer if they are not needed."""
     if item.bodies or not item.kind.body:
         return {}
     names = ["pk", "sk", "k", "v", "o", *(c.name for c in item.kind.fields)]
@@ -368,20 +389,20 @@ def _select(item: Range) -> Item:
 
 
 def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
-    """What a range over one whole key answers."""
+    """Return the answer of a range over one whole key."""
     if item.after is not None:
         return ()
     return found if item.bodies else tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
 
 
 def _independent(wanted: Sequence[Get | Range]) -> bool:
-    """Whether what each item answers may be of a moment of its own: one record, or immutable ones."""
+    """Return True if the items may be read at different moments: one record, or immutable ones."""
     gets = all(isinstance(item, Get) for item in wanted)
     return gets and (len(wanted) == 1 or all(item.kind.grows is not None for item in wanted))
 
 
 def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:
-    """Whether a full key is under the prefix and beyond the edge."""
+    """Return True if a full key is under the prefix and beyond the edge."""
     if not full.startswith(prefix):
         return False
     return edge is None or (full < edge if reverse else full > edge)
@@ -390,7 +411,7 @@ def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bo
 def _in_full_order(
     rows: Iterable[Item], name: str, full: Callable[[Item], bytes], reverse: bool
 ) -> Iterator[Item]:
-    """Rows in the order of their full keys: those with a shortened one are gathered and sorted."""
+    """Yield rows in the order of their full keys: those with a shortened key are collected and sorted."""
     group: list[Item] = []
     stem = b""
     for row in rows:
@@ -404,7 +425,7 @@ def _in_full_order(
         elif not group:
             yield row
         else:
-            # As long as the stem and equal to it: it comes before all that were shortened to it.
+            # As long as the stem and equal to it: it precedes all keys that were shortened to it.
             yield from sorted([*group, row], key=full, reverse=reverse)
             group = []
     yield from sorted(group, key=full, reverse=reverse)

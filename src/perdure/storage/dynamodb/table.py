@@ -1,4 +1,4 @@
-"""The table itself: what it has to look like, creating it, and which version of the layout is in it."""
+"""The table itself: its definition, its creation, and the version of its layout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, 
 
 SCHEMA_VERSION = 3
 """The version of the layout that this release reads and writes. Version 2 has the records of queues, version
-3 documents and events. The table is defined as it was and no item of a version before changes, but a release
-that knows only that one must not write here: when it drops a thread it leaves the new records behind, under
-an incarnation that nobody remembers, and the index names a lane among them as due for ever."""
+3 documents and events. The table's definition and earlier items stay as they were, but a release that knows
+only an earlier version must not write here: dropping a thread, it would leave the new records behind under
+an incarnation that is no longer recorded, and the index would list a queue among them as due for ever."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"
@@ -50,11 +50,11 @@ DEFINITION: dict[str, Any] = {
         }
     ],
 }
-"""What ``CreateTable`` is given. An index for ordered reads can be made with the table only."""
+"""The parameters of ``CreateTable``. An index for ordered reads can only be created with the table."""
 
 
 def connect(url: str) -> Client:
-    """A client whose table has this release's layout; ``MigrationRequired`` otherwise."""
+    """Return a client whose table has this release's layout; raise ``MigrationRequired`` otherwise."""
     client = Client(target_of(url))
     found = version(client)
     if found != SCHEMA_VERSION:
@@ -76,7 +76,7 @@ def unfit(client: Client, found: int) -> MigrationRequired:
 
 
 def version(client: Client) -> int:
-    """The layout's version, 0 when there is no table or no layout in it."""
+    """Return the layout's version, 0 when there is no table or no layout in it."""
     try:
         answer = client.call(
             "get_item", patience=_QUICKLY, TableName=client.table, Key=_LAYOUT, ConsistentRead=True
@@ -91,12 +91,12 @@ def version(client: Client) -> int:
 
 
 def ask(client: Client) -> None:
-    """Make the cheapest request, for its answer's sake: one read unit."""
+    """Make the cheapest request, one read unit, to get the date of its answer."""
     client.call("get_item", TableName=client.table, Key=_LAYOUT, ConsistentRead=True)
 
 
 def pending(client: Client) -> list[str]:
-    """What ``migrate`` would do, in words."""
+    """Return the steps that ``migrate`` would execute, in words."""
     table = _described(client)
     steps: list[str] = []
     if table is None:
@@ -117,12 +117,13 @@ def pending(client: Client) -> list[str]:
 
 
 def migrate(client: Client) -> int:
-    """Create the table or check it, whoever else does the same now; the version before."""
+    """Create the table or check it, also while other processes do the same; return the version that it
+    had."""
     found = version(client)
     if found > SCHEMA_VERSION:
         raise unfit(client, found)
     if found == SCHEMA_VERSION:
-        # A table that was restored from a backup comes without its time to live.
+        # A table that was restored from a backup has lost its time-to-live setting.
         _let_expire(client)
         return found
     table = _described(client)
@@ -157,7 +158,7 @@ def _described(client: Client) -> dict[str, Any] | None:
 
 
 def _active(client: Client) -> dict[str, Any]:
-    """The table's description, when it takes requests."""
+    """Return the table's description as soon as it accepts requests."""
     end = time.monotonic() + _READY_AFTER
     while True:
         table = _described(client)
@@ -172,7 +173,7 @@ def _active(client: Client) -> dict[str, Any]:
 
 
 def _check(client: Client, table: dict[str, Any]) -> None:
-    """Raise ``BadUrl`` when a table of this name is of another make."""
+    """Raise ``BadUrl`` if the table's definition is another."""
     types = {a["AttributeName"]: a["AttributeType"] for a in table["AttributeDefinitions"]}
     found = {
         "its keys": (table["KeySchema"], DEFINITION["KeySchema"]),
@@ -215,6 +216,6 @@ def _let_expire(client: Client) -> None:
             TimeToLiveSpecification={"Enabled": True, "AttributeName": _EXPIRY},
         )
     except PerdureError:
-        # Refused also when another process was first.
+        # Also refused when another process was first.
         if not _expires(client):
             raise

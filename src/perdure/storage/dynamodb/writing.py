@@ -1,8 +1,8 @@
-"""Writing to the table: commits as one transaction, stages beside them, and removing a partition.
+"""Writes to the table: commits as one transaction, stages beside them, and the removal of a partition.
 
-A commit's transaction includes the partition's root item: it demands the incarnation that the records are
-under and sets a new revision. So a partition is removed by taking its incarnation away in one write; what
-stood under it is garbage from then on, and no late writer reaches it.
+A commit's transaction includes the partition's root item: it requires the incarnation under which the records
+are stored and sets a new revision. So a partition is removed by deleting its incarnation in one write; the
+records under it are garbage from then on, and no late writer reaches them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARTS_AT_ONCE = 8
 _TOKEN = 12
 
 Parts = tuple[Kind, bytes, int]
-"""A body's parts: of which kind of record, under which name, how many."""
+"""The parts of a body: the kind of its record, their name, their number."""
 
 
 class Writer:
@@ -100,9 +100,14 @@ class Writer:
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
     def _transact(self, effect: Commit, actions: list[Item], revision: bytes) -> None:
-        """Raises ``ConditionFailed``, or an error of the tree when the commit was not carried out."""
+        """Carry out a commit.
+
+        Raises:
+            ConditionFailed: A condition did not hold.
+            PerdureError: The commit was not carried out, or (``Unanswered``) that is unknown.
+        """
         try:
-            # The token makes a repetition of what was carried out an answer, not a second commit.
+            # The token makes a repetition of a transaction that was carried out succeed without effect.
             self._client.call(
                 "transact_write_items", TransactItems=actions, ClientRequestToken=revision.hex()
             )
@@ -111,7 +116,7 @@ class Writer:
                 raise
 
     def _was_applied(self, effect: Commit, revision: bytes) -> bool:
-        """Whether a commit without an answer stands in the table."""
+        """Return True if a commit without an answer is found in the table."""
         if all(isinstance(op, Check) for op in effect.ops):
             return False
         root = self._reader.root(effect.partition)
@@ -136,8 +141,8 @@ class Writer:
     # Bodies in parts
 
     def _lay_out(self, partition: Partition, incarnation: bytes, op: Op, laid: list[Parts]) -> Item:
-        """The attributes that carry an operation's body; a large one is stored in parts now, under a name
-        that nobody knows until the record has it."""
+        """Return the attributes that carry an operation's body; a large one is stored in parts now, under a
+        name to which nothing refers until the record does."""
         if not isinstance(op, Put) or not op.kind.body:
             return {}
         if len(op.body) <= items.BODY_MAX:
@@ -160,7 +165,7 @@ class Writer:
             for kind, nonce, count in parts
             for key in items.part_keys(partition, incarnation, kind, nonce, count)
         ]
-        # What is left of them nothing refers to; it goes with the thread. The commit's outcome stands.
+        # Nothing refers to parts that remain; they are removed with the thread. The commit's outcome holds.
         with suppress(PerdureError):
             self._delete(keys)
 
@@ -184,12 +189,12 @@ class Writer:
             now = self._reader.root(partition)
             if now is not None and now.incarnation == incarnation:
                 return
-            # Removed meanwhile: what was just written belongs to nobody.
+            # Removed meanwhile: nothing refers to what was just written.
             self._delete([items.key_of(partition, incarnation, put.kind, put.key) for put in puts])
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
     def _create(self, partition: Partition, root: PartitionRoot | None) -> bytes:
-        """A new incarnation, or nothing when another process was first."""
+        """Create an incarnation; return nothing if another process was first."""
         incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
         action = items.root_action(self._client.table, partition, root, incarnation, revision, ())
         try:
@@ -200,7 +205,7 @@ class Writer:
         return incarnation
 
     def _stage_one(self, partition: Partition, incarnation: bytes, put: Put) -> None:
-        """Store an immutable record, or raise what grows of the one that is there."""
+        """Store an immutable record, or raise the growing field of the existing one."""
         free = put._replace(expect=Expect.ANY)
         laid: list[Parts] = []
         body = self._lay_out(partition, incarnation, free, laid)
@@ -210,7 +215,7 @@ class Writer:
                 self._client.call("put_item", **action["Put"])
             except ConditionFailed:
                 if self._raise_growing(partition, incarnation, put):
-                    # After a lost answer the record that is there may be this very one.
+                    # After a lost answer the existing record may be this very one.
                     if laid and not self._refers_to(partition, incarnation, put, laid[0]):
                         self._discard(partition, incarnation, laid)
                     return
@@ -221,7 +226,7 @@ class Writer:
         )
 
     def _refers_to(self, partition: Partition, incarnation: bytes, put: Put, parts: Parts) -> bool:
-        """Whether a record's body lies in these parts."""
+        """Return True if a record's body is stored in these parts."""
         answer = self._client.call(
             "get_item",
             TableName=self._client.table,
@@ -232,7 +237,7 @@ class Writer:
         return items.parts_of(answer.get("Item", {})) == parts[1:]
 
     def _raise_growing(self, partition: Partition, incarnation: bytes, put: Put) -> bool:
-        """Whether the record is there; its growing field is then at least the put's."""
+        """Raise a record's growing field to the put's at least; return True if the record exists."""
         name = str(put.kind.grows)
         key = items.key_of(partition, incarnation, put.kind, put.key)
         try:
@@ -268,7 +273,7 @@ class Writer:
                     return refused
                 if root is None:
                     return Committed()
-                # Every commit gives the root another revision: what was checked is as it was, or this fails.
+                # Every commit gives the root a new revision: the checks still hold, or this write fails.
                 if root.incarnation and not self._bury(partition, root, is_guarded=bool(effect.checks)):
                     continue
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
@@ -279,7 +284,7 @@ class Writer:
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
     def _refused(self, effect: Drop) -> Refused | None:
-        """The first check of a removal that does not hold now."""
+        """Return the first check of a removal that does not hold now."""
         if not effect.checks:
             return None
         gets = tuple(Get(check.kind, check.key) for check in effect.checks)
@@ -291,7 +296,7 @@ class Writer:
         return None
 
     def _bury(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
-        """Take the incarnation away, so that the partition holds nothing; whether it still was the one."""
+        """Delete the incarnation, so that the partition holds nothing; return False if it was another one."""
         names = {f"#{kind.name}": kind.name for kind in items.EMBEDDED}
         self._reader.remember(partition, None)
         try:
@@ -314,7 +319,7 @@ class Writer:
         return True
 
     def _sweep(self, partition: Partition, incarnation: bytes) -> None:
-        """Delete everything that stands under an incarnation, page by page."""
+        """Delete all items under an incarnation, page by page."""
         select = {"ProjectionExpression": "pk, sk"}
 
         def clear(pk: bytes) -> None:
@@ -336,7 +341,7 @@ class Writer:
         )
 
     def _forget(self, partition: Partition, dead: Sequence[bytes]) -> None:
-        """Strike incarnations that are gone from the root, and remove it when nothing keeps it."""
+        """Remove deleted incarnations from the root, and the root itself if it holds nothing else."""
         target: Any = {"TableName": self._client.table, "Key": items.root_key(partition)}
         try:
             if dead:
@@ -350,7 +355,7 @@ class Writer:
             unused = "attribute_not_exists(inc) AND attribute_not_exists(dead)"
             self._client.call("delete_item", **target, ConditionExpression=unused)
         except ConditionFailed:
-            # Gone already, or in use again, or being removed by another: each is in good hands.
+            # Removed already, or in use again, or being removed by another process, which then ends it.
             return
 
     # Batches
@@ -366,7 +371,7 @@ class Writer:
 
 
 def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
-    """The root as a failed transaction saw it: as it was assumed, unless its own condition failed."""
+    """Return the root as a failed transaction saw it: the assumed one, unless its own condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
         return root
     return items.root_of(reason["Item"]) if reason.get("Item") else None
@@ -379,8 +384,16 @@ def _judge(
     root: PartitionRoot | None,
     learned: list[Learned],
 ) -> Refused | None:
-    """The first operation whose expectation failed. Where only a condition of the layout did, ``learned``
-    gets what the next attempt has to know."""
+    """Return the refusal by the first operation whose expectation failed. Where only a condition of the
+    layout failed, the facts that the next attempt needs are put into ``learned``.
+
+    Args:
+        ops: The operations of the commit.
+        own: The positions of those with items of their own.
+        reasons: The transaction's reasons, the root's first.
+        root: The root as the transaction saw it.
+        learned: The facts for each operation, updated.
+    """
     failed: list[int] = []
     if reasons[0].get("Code") == "ConditionalCheckFailed" and root is not None:
         failed += [

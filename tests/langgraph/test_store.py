@@ -16,7 +16,8 @@ from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore, Op, PutOp
 
 import perdure
-from perdure.errors import DecryptionError
+from perdure.errors import DecryptionError, Unserialisable
+from perdure.langgraph.store import PerdureStore
 from perdure.storage.port import Driver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.memories import HOME, keys, there
@@ -85,6 +86,58 @@ def test_a_graph_remembers_across_threads(db: perdure.Database) -> None:
     assert asyncio.run(asay("t1", "ada", "more")) == ["scones", "not coffee", "tea"]
     assert sorted(t.thread_id for t in db.threads_sync()) == ["t1", "t2", "t3", "t4"]
     assert db.store().list_namespaces() == [("users", "ada"), ("users", "bob")]
+
+
+class Counting:
+    """A driver that counts what is asked of it without blocking."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    async def aperform(self, effect: Any) -> Any:
+        self.asked += 1
+        return await self._driver.aperform(effect)
+
+
+def test_what_is_awaited_together_costs_as_much_as_one_batch() -> None:
+    with fresh("memory") as driver:
+        counting: Any = Counting(driver)
+        store = PerdureStore(counting)
+
+        async def work() -> list[Any]:
+            await store.aput(("a", "b"), "key0", {"n": -1})
+            calls = []
+            for n in range(300):
+                calls += [
+                    store.aput(("a", "b"), f"key{n}", {"n": n}),
+                    store.aget(("a", "b"), "key0"),
+                    store.alist_namespaces(max_depth=1 + n % 2),
+                    store.asearch(("a",)),
+                ]
+            return await asyncio.gather(*calls)
+
+        found = asyncio.run(work())
+        assert found[0::4] == [None] * 300
+        assert {item.value["n"] for item in found[1::4]} == {-1}
+        assert found[2::4] == [[("a",)], [("a", "b")]] * 150
+        assert [[hit.value["n"] for hit in hits] for hits in found[3::4]] == [[-1]] * 300
+        found[3][0].value["n"] = "changed"
+        assert found[7][0].value["n"] == -1, "each has its own"
+        assert {item.value["n"] for item in store.search(("a", "b"), limit=400)} == set(range(300))
+        assert counting.asked < 50, "not one for each of the calls"
+
+        async def refused() -> list[Any]:
+            values = [{"n": n} if n != 41 else {"n": object()} for n in range(100)]
+            puts = (store.aput(("d",), f"key{n}", value) for n, value in enumerate(values))
+            return await asyncio.gather(*puts, return_exceptions=True)
+
+        found = asyncio.run(refused())
+        assert [n for n, each in enumerate(found) if isinstance(each, Unserialisable)] == [41]
+        assert {item.value["n"] for item in store.search(("d",), limit=400)} == {*range(100)} - {41}
 
 
 def test_threads_and_loops_share_a_store(db: perdure.Database) -> None:

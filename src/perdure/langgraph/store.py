@@ -34,6 +34,7 @@ from langgraph.store.base import (
 from perdure.engine import items
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unserialisable
+from perdure.langgraph.call_batching import CallBatcher
 from perdure.model import filters
 from perdure.model.arguments import refuse_text
 from perdure.model.items import Condition, Labels, Write, partition_of, span
@@ -83,7 +84,8 @@ class PerdureStore(BaseStore):
     """A store for ``graph.compile(store=…)``. Make one with ``Database.store``.
 
     A batch first reads the state before it, then writes; the last of several puts to one key counts. Writes
-    to one namespace are one commit as far as the backend's limits allow.
+    to one namespace are one commit as far as the backend's limits allow. Calls that are awaited in one turn
+    of an event loop, as by ``asyncio.gather``, are one batch.
     """
 
     supports_ttl = True
@@ -97,10 +99,14 @@ class PerdureStore(BaseStore):
         self._clock = clock
         self._budget = Budget(driver.limits.ops, driver.limits.bytes)
         self._sweeper: _Sweeper | None = None
+        self._batched = CallBatcher(self._abatch)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         results: list[Result] = []
-        for stage in self._stages(list(ops), results):
+        asked = list(ops)
+        for op in asked:
+            _validate(op)
+        for stage in self._stages(asked, results):
             for program in stage:
                 run(program, self._driver)
         return results
@@ -108,8 +114,14 @@ class PerdureStore(BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As ``batch``, with the namespaces concurrently. If one fails, those that are under way are finished
         before its error is raised."""
+        asked = list(ops)
+        for op in asked:
+            _validate(op)
+        return await self._batched(asked)
+
+    async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
-        for stage in self._stages(list(ops), results):
+        for stage in self._stages(ops, results):
             await _side_by_side(stage, self._driver)
         return results
 
@@ -137,8 +149,6 @@ class PerdureStore(BaseStore):
     def _stages(self, ops: list[Op], results: list[Result]) -> Iterator[list[Program[None]]]:
         """Yield the programs of a batch, which fill ``results``, by stage; those of a stage are independent
         of each other."""
-        for op in ops:
-            _validate(op)
         writes = self._writes(ops)
         now = self._clock.now()
         results += [None] * len(ops)
@@ -164,14 +174,15 @@ class PerdureStore(BaseStore):
                 for hit in hits if op.refresh_ttl else ():
                     touch(partition_of(self._tenant, hit.labels), hit.record)
 
-        def listing(place: int, op: ListNamespacesOp) -> Program[None]:
-            listed: list[Any] = yield from self._list(op, now)
-            results[place] = listed
+        def listing(asked: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
+            listed = yield from self._list(asked[0][1], now)
+            for place, _ in asked:
+                results[place] = list(listed)
 
         yield [
             *(read(partition, asked) for partition, asked in self._gets(ops).items()),
             *map(search, _searches(ops)),
-            *(listing(place, op) for place, op in enumerate(ops) if isinstance(op, ListNamespacesOp)),
+            *map(listing, _listings(ops)),
         ]
         yield [
             items.renew(partition, [(r, _version()) for r in left], now, self._budget)
@@ -269,6 +280,16 @@ def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
             # Filters may be no JSON, or equal in Python and different in JSON: each is a search of its own.
             key = (tuple(op.namespace_prefix), op.limit, op.offset) if not op.filter else place
             same.setdefault(key, []).append((place, op))
+    return same.values()
+
+
+def _listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
+    """The listings of a batch, those that ask for the same together."""
+    same: dict[Any, list[tuple[int, ListNamespacesOp]]] = {}
+    for place, op in enumerate(ops):
+        if isinstance(op, ListNamespacesOp):
+            conditions = tuple((c.match_type, tuple(c.path)) for c in op.match_conditions or ())
+            same.setdefault((conditions, op.max_depth, op.limit, op.offset), []).append((place, op))
     return same.values()
 
 

@@ -229,7 +229,7 @@ class Runtime:
         program = scheduled.postpone(partition, message, due, most, fresh, precondition)
         accepted: Accepted = await self._database.arun(program)
         if accepted.lane is not None and self._works:
-            self._worker.dispatch.told(partition, accepted.lane, now)
+            self._worker.dispatch.schedule(partition, accepted.lane, now)
         elif accepted.lane is not None:
             self._signals.due(partition, delay)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
@@ -288,7 +288,7 @@ class Runtime:
             if accepted.lane.stop is not None:
                 self._stop_asked(partition, accepted.lane.stop)
             if self._works:
-                self._worker.dispatch.told(partition, accepted.lane, now)
+                self._worker.dispatch.schedule(partition, accepted.lane, now)
             elif accepted.lane.due_at is not None and accepted.lane.owner is None:
                 self._signals.due(partition, (accepted.lane.due_at - now) / 1_000_000)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)

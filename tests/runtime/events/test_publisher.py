@@ -194,7 +194,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
             await eventually(lambda: talk.under_way)
             talk.gate.set()
             await runtime.wait(ticket, 30)
-            with pytest.raises(SubscriberTooSlow, match="tells faster"):
+            with pytest.raises(SubscriberTooSlow, match="faster than they are read"):
                 async for _ in following:
                     pass
 

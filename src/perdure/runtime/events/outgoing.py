@@ -1,7 +1,7 @@
-"""The form in which a run's checkpoints leave the process: of a config only what names a checkpoint.
+"""Public form of a run's stream parts: configs are reduced to the fields that name a checkpoint.
 
-A config also holds what this package, LangGraph and the worker need, and the verified user: whatever is not
-listed here stays.
+A config also holds internal values of this package, LangGraph and the worker, and the verified user. Only the
+fields listed here leave the process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _NAMES = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
 def reference_of(config: Any) -> dict[str, Any] | None:
-    """The checkpoint that a config names: ``thread_id``, ``checkpoint_ns``, and the others where there are
-    any."""
+    """Return the checkpoint that a config names: ``thread_id``, ``checkpoint_ns``, and the other identifying
+    fields that it has. ``None`` without a configurable part."""
     configurable = config.get("configurable") if isinstance(config, Mapping) else None
     if not configurable:
         return None
@@ -23,7 +23,7 @@ def reference_of(config: Any) -> dict[str, Any] | None:
 
 
 def outgoing(mode: str, payload: Any) -> Any:
-    """A part of LangGraph's stream as clients get it."""
+    """Return a part of LangGraph's stream in the form in which clients receive it."""
     if mode == "checkpoints" and isinstance(payload, Mapping):
         return _checkpoint(payload)
     if mode == "debug" and isinstance(payload, Mapping) and payload.get("type") == "checkpoint":
@@ -32,7 +32,8 @@ def outgoing(mode: str, payload: Any) -> Any:
 
 
 def outgoing_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One of LangChain's events as clients get it: a graph's own have the parts of its stream within."""
+    """Return one of LangChain's events in the form in which clients receive it. Events of a graph contain
+    parts of its stream, which are converted too."""
     data = event.get("data")
     chunk = data.get("chunk") if isinstance(data, Mapping) else None
     if isinstance(data, Mapping) and isinstance(chunk, tuple) and len(chunk) > 1:
@@ -58,7 +59,7 @@ def _checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task; the state of a subgraph is not sent, but the reference to it."""
+    """Return a task with a reference to the state of its subgraph in place of the state."""
     below = reference_of(task.get("state"))
     shown = {name: held for name, held in task.items() if name != "state"}
     return {**shown, "state": None} if below is None else {**shown, "checkpoint": below}

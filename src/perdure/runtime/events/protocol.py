@@ -1,8 +1,9 @@
-"""What a run tells to clients of the event streaming protocol: messages block by block, tools, checkpoints as
-references, what becomes of subgraphs, and each question once.
+"""Run events for clients of the event streaming protocol: messages by content block, tools, checkpoint
+references, subgraph lifecycle, and each interrupt once.
 
-Values, updates, tasks and what a graph writes are told under their own names, for all who follow. What only
-this protocol has is told under ``protocol/``, in the form in which it is sent: ``data``, and by which node.
+Values, updates, tasks and custom data are published under their own names, for all subscribers. Events that
+only this protocol has are published under ``protocol/``, in their wire form: ``data``, and the node if
+any.
 """
 
 from __future__ import annotations
@@ -10,30 +11,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-# What LangGraph itself makes the events of a finished message with.
+# LangGraph itself builds the events of a finished message with this function.
 from langchain_core.language_models._compat_bridge import message_to_events
 from langchain_core.messages import BaseMessage, RemoveMessage, ToolMessage
 
 MODES = ("checkpoints", "custom", "messages", "tasks", "tools", "updates", "values")
-"""The modes that LangGraph is asked for."""
+"""Stream modes that are requested from LangGraph."""
 
 BY_BLOCK = "__pregel_stream_messages_v2"
-"""The key of LangGraph's config that has models speak in content blocks."""
+"""Key of LangGraph's config that makes models stream content blocks."""
 
 OWN = "protocol/"
 QUESTIONS = "__interrupt__"
 
 _MODEL = "ls_model_type"
-"""The key that LangChain puts among the metadata of a model's messages."""
-_SPEAKERS = {"human": "human", "system": "system"}
+"""Key that LangChain sets in the metadata of a model's messages."""
+_ROLES = {"human": "human", "system": "system"}
 
 
 class Emit(Protocol):
+    """Signature of a callback that publishes an event and reserves ``room`` sequence numbers for it."""
+
     def __call__(self, name: str, data: Any, room: int = 1) -> object: ...
 
 
 def room_of(mode: str, payload: Any) -> int:
-    """How many events of the protocol a part becomes: updates are one for each node, or each question."""
+    """Return how many events of the protocol a part becomes: updates become one for each node or
+    interrupt."""
     if mode != "updates" or not isinstance(payload, Mapping):
         return 1
     asked = payload.get(QUESTIONS)
@@ -41,10 +45,10 @@ def room_of(mode: str, payload: Any) -> int:
 
 
 class ProtocolPublisher:
-    """Tells the parts of one run's stream."""
+    """Publishes the parts of one run's stream as events of the protocol."""
 
-    def __init__(self, tell: Emit) -> None:
-        self._tell = tell
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self._held: tuple[Any, tuple[str, ...]] | None = None
         self._spoken: dict[str, str] = {}
         self._asked: dict[str, tuple[Any, tuple[str, ...]]] = {}
@@ -54,11 +58,17 @@ class ProtocolPublisher:
         self._ends: list[tuple[tuple[str, ...], dict[str, Any]]] = []
 
     def part(self, mode: str, payload: Any, namespace: Sequence[str]) -> None:
-        """Tell one part."""
+        """Publish one part.
+
+        Args:
+            mode: LangGraph's stream mode of the part.
+            payload: The part's data.
+            namespace: The path of the subgraph that the part comes from; empty for the graph itself.
+        """
         at = tuple(namespace)
         if mode == "values":
             self._flush()
-            # Clients pair the values of a step with its checkpoint, which LangGraph names after them.
+            # Clients pair the values of a step with its checkpoint, which LangGraph emits after them.
             self._held = payload, at
             return
         if mode == "checkpoints":
@@ -77,39 +87,40 @@ class ProtocolPublisher:
             case "tasks":
                 self._task(payload, at)
             case _:
-                self._tell(_named(mode, at), payload)
+                self._emit(_named(mode, at), payload)
 
     def ended(self) -> None:
-        """Tell what was held back until there are no more parts: the last values, the ends of the last
-        subgraphs, and the questions. Nothing can be answered before the run has stopped to wait for it."""
+        """Publish the events held back until the stream ended: the last values, the ends of the last
+        subgraphs, and the interrupts. An interrupt can only be answered once the run has stopped to wait for
+        it."""
         self._flush()
-        self._tell_ends()
+        self._emit_ends()
         for question, at in self._asked.values():
-            self._tell(_named("updates", at), {QUESTIONS: [question]})
+            self._emit(_named("updates", at), {QUESTIONS: [question]})
 
     def _flush(self) -> None:
         if self._held is not None:
             (values, at), self._held = self._held, None
-            self._tell(_named("values", at), values)
+            self._emit(_named("values", at), values)
 
     def _own(self, method: str, at: Sequence[str], data: Any, node: Any = None) -> None:
-        said = {"data": data} if node is None else {"data": data, "node": node}
-        self._tell(_named(f"{OWN}{method}", at), said)
+        event = {"data": data} if node is None else {"data": data, "node": node}
+        self._emit(_named(f"{OWN}{method}", at), event)
 
     def _update(self, payload: Any, at: tuple[str, ...]) -> None:
         if isinstance(payload, Mapping) and QUESTIONS in payload:
             for question in payload[QUESTIONS]:
-                # A subgraph's question is asked again by every graph that it is in.
+                # Every enclosing graph repeats the interrupt of a subgraph.
                 self._asked.setdefault(question.id, (question, at))
             return
-        self._tell(_named("updates", at), payload, room_of("updates", payload))
+        self._emit(_named("updates", at), payload, room_of("updates", payload))
 
     def _message(self, message: Any, metadata: Mapping[str, Any], at: Sequence[str]) -> None:
         if isinstance(message, BaseMessage):
             if isinstance(message, ToolMessage | RemoveMessage) or _MODEL not in metadata:
-                # A node returned it, and it is in the values. A model's is one that could not be streamed.
+                # Messages that a node returns are in the values. A model's complete message was not streamed.
                 return
-            role, message_id = _SPEAKERS.get(message.type, "ai"), message.id or ""
+            role, message_id = _ROLES.get(message.type, "ai"), message.id or ""
             events: Iterable[Any] = message_to_events(message, message_id=message_id)
         else:
             run = str(metadata.get("run_id", ""))
@@ -130,18 +141,18 @@ class ProtocolPublisher:
     def _task(self, payload: Mapping[str, Any], at: tuple[str, ...]) -> None:
         task_id = str(payload.get("id"))
         if "result" not in payload:
-            self._tell_ends()
+            self._emit_ends()
             self._running.add(task_id)
             self._begun(payload, at)
-        self._tell(_named("tasks", at), payload)
+        self._emit(_named("tasks", at), payload)
         if "result" in payload:
             self._running.discard(task_id)
             self._ended(payload, at)
             if self._running - {one.rpartition(":")[2] for one in at}:
-                self._tell_ends()
+                self._emit_ends()
 
     def _begun(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
-        """A task within a subgraph of which nothing was told yet says that it began."""
+        """Publish the start of a subgraph with its first task."""
         call = _call(task.get("input"))
         if call is not None:
             self._calls[str(task.get("id"))] = call
@@ -158,9 +169,11 @@ class ProtocolPublisher:
         self._own("lifecycle", at, data)
 
     def _ended(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
-        """The task that a subgraph is has ended, and the subgraph with it. Without another task that runs
-        beside it this is told once the step is over: clients take the end of any graph for a reason to read
-        the state, which has to hold what the subgraph returned."""
+        """Queue the end of the subgraph that a task ran.
+
+        It is published at once if another task runs beside it, and else after the step: clients read the
+        state when any graph ends, and the state has to hold the subgraph's result by then.
+        """
         for below in [b for b, parent in self._below.items() if b[:-1] == at and parent == task.get("id")]:
             del self._below[below]
             data: dict[str, Any] = {"event": "completed"}
@@ -170,7 +183,7 @@ class ProtocolPublisher:
                 data = {"event": "failed", "error": str(error)}
             self._ends.append((below, data))
 
-    def _tell_ends(self) -> None:
+    def _emit_ends(self) -> None:
         for below, data in self._ends:
             self._own("lifecycle", below, data)
         self._ends.clear()
@@ -181,26 +194,26 @@ def _named(name: str, at: Iterable[str]) -> str:
 
 
 def _about(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of a message with its beginning."""
+    """Return the metadata that the start of a message carries."""
     names = ("langgraph_node", "langgraph_step", "ls_provider", "ls_model_name", "run_id", "lc_agent_name")
-    said = {name: metadata[name] for name in names if isinstance(metadata.get(name), str | int)}
+    found = {name: metadata[name] for name in names if isinstance(metadata.get(name), str | int)}
     return {
         {"ls_provider": "provider", "ls_model_name": "model"}.get(name, name): held
-        for name, held in said.items()
+        for name, held in found.items()
     }
 
 
 def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint as the protocol names it."""
+    """Return a checkpoint as the protocol names it."""
     here = (payload.get("config") or {}).get("configurable", {})
     parent = (payload.get("parent_config") or {}).get("configurable", {})
     about = payload.get("metadata") or {}
-    said = {"id": here.get("checkpoint_id"), "step": about.get("step"), "source": about.get("source")}
-    return {**said, "parent_id": parent["checkpoint_id"]} if "checkpoint_id" in parent else said
+    named = {"id": here.get("checkpoint_id"), "step": about.get("step"), "source": about.get("source")}
+    return {**named, "parent_id": parent["checkpoint_id"]} if "checkpoint_id" in parent else named
 
 
 def _call(given: Any) -> str | None:
-    """The id of the tool call for which a task was made."""
+    """Return the id of the tool call for which a task was created."""
     call = given.get("tool_call") if isinstance(given, Mapping) else None
     if call is None and isinstance(given, list):
         call = next((one for one in given if isinstance(one, Mapping) and "id" in one), None)

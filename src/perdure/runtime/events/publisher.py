@@ -1,8 +1,8 @@
-"""What a run tells while it goes on: LangGraph's stream parts become numbered events that can be followed.
+"""Publishing of a run's events: LangGraph's stream parts become numbered events that subscribers can follow.
 
-Events are told at once to those in this process who follow the run, and are stored in batches for everybody
-else. They are provisional: what counts is stored in checkpoints, and an attempt that crashed may have told
-what the next one tells again.
+Subscribers in this process receive events at once; all others read them from storage, to which they are
+written in batches. Events are provisional: the state is what checkpoints store, and after a crash the next
+attempt may publish events again.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from perdure.runtime.options import StreamOptions
 _GATHER_S = 0.05
 _STORED_AT_ONCE = 128 * 1024
 _AWAY_S = 30.0
-"""For how long a database is waited for that is away."""
+"""Seconds for which a batch is retried while the database is unavailable."""
 _AGAIN_S = 0.2
 _HELD_BYTES = 8 * 1024 * 1024
-"""How much of what a run told stays in this process for those who follow it here."""
+"""Bytes of a run's events that are kept in memory for subscribers in this process."""
 
 _OWN = {"messages-tuple": "messages"}
-"""What LangGraph calls a mode that has another name here."""
+"""LangGraph's names of modes that have another name here."""
 
 
 class EventBuffer:
-    """What one attempt at a run tells. Used from the event loop of the runtime. What comes after ``floor`` is
-    held here."""
+    """Events of one attempt at a run, used from the event loop of the runtime. Events after the number
+    ``floor`` are held in memory."""
 
     def __init__(
         self,
@@ -59,6 +59,18 @@ class EventBuffer:
         changed: Callable[[Partition], None],
         announce: Callable[[Partition], None],
     ) -> None:
+        """Create an empty buffer.
+
+        Args:
+            database: The database that stores the events.
+            partition: The run's thread.
+            run_id: The run.
+            epoch: The epoch of the run's lease, which fences the writes.
+            first: The number of the first event.
+            stored: True if events are stored for subscribers in other processes.
+            changed: Called when subscribers in this process can read something new.
+            announce: Called when a batch was stored.
+        """
         self.partition = partition
         self.run_id = run_id
         self.is_stored = stored
@@ -81,11 +93,17 @@ class EventBuffer:
         self.is_over = False
         self.is_heard = False
         self.stream: StreamOptions | None = None
-        """What is told on it."""
+        """Stream options of the run; ``None`` without a stream."""
 
-    def tell(self, name: str, data: Any, room: int = 1) -> Event:
-        """Tell something; it is numbered, and there for those who follow when this returns. ``room`` is how
-        many numbers it takes, of which the last is its own: one for each event that others make of it."""
+    def publish(self, name: str, data: Any, room: int = 1) -> Event:
+        """Number an event and make it available to subscribers in this process before this returns.
+
+        Args:
+            name: The name of the event.
+            data: Its data, which is encoded as JSON.
+            room: How many numbers it takes, one for each event that a protocol makes of it; it gets the last
+                one.
+        """
         text = encoded(data)
         seq = self._free() + max(room, events.span_of(text)) - 1
         self._next = seq + 1
@@ -99,24 +117,31 @@ class EventBuffer:
         return event
 
     async def room(self) -> None:
-        """Return at once, unless far more was told than could be stored: then when it is. ``Fenced`` when
-        the run is not held any more."""
+        """Wait while more events are pending than the buffer may hold.
+
+        Raises:
+            Fenced: The run is not held any more.
+        """
         while self._waiting_bytes > _HELD_BYTES and self._storing is not None:
             await asyncio.wait([self._storing])
         if isinstance(self._failure, Fenced):
             raise self._failure
 
     async def flush(self) -> None:
-        """Store what was told. What cannot be stored in time is lost for those who follow from elsewhere,
-        and for nobody else; ``Fenced`` when the run is not held any more."""
+        """Wait until the pending events are stored. Events that cannot be stored in time are lost for
+        subscribers in other processes only.
+
+        Raises:
+            Fenced: The run is not held any more.
+        """
         while self._storing is not None:
             await asyncio.wait([self._storing])
         if isinstance(self._failure, Fenced):
             raise self._failure
 
     def keep(self) -> None:
-        """Store what was told, as far as it is held here, and what comes; repeatable. Events that could not
-        be stored before are not tried again, except the end."""
+        """Store the events that are held here, and all later ones; idempotent. After a failure to store
+        events, only the end is still stored."""
         self._stores_end = True
         if self.is_stored or self._failure is not None:
             return
@@ -126,12 +151,13 @@ class EventBuffer:
             self._storing = asyncio.create_task(self._store())
 
     def last(self, data: Any) -> tuple[Event, list[Put]]:
-        """The run's end, to be stored in the commit that ends it; ``over`` tells it here after that."""
+        """Return the run's end, and the operations that store it in the commit that ends the run. ``over``
+        publishes it in this process afterwards."""
         event = Event(self._free(), self.run_id, events.END, encoded(data))
         return event, events.puts(self.run_id, [event]) if self.is_stored or self._stores_end else []
 
     def over(self, event: Event | None) -> None:
-        """Nothing more comes: the run has ended, or, without its last event, this attempt has."""
+        """Close the buffer: with its last event the run has ended, with ``None`` only this attempt."""
         if event is not None:
             self._hold(event)
         self.is_over = True
@@ -139,23 +165,23 @@ class EventBuffer:
 
     @property
     def newest(self) -> int | None:
-        """The number of what was told last, if anything was."""
+        """Number of the latest event, or ``None`` if there is none."""
         return self._held[-1].seq if self._held else None
 
     def since(self, after: int) -> list[Event] | None:
-        """What was told after a number, or ``None`` when that is not all here."""
+        """Return the events after a number, or ``None`` if some of them are not held here any more."""
         if after < self.floor:
             return None
         return [event for event in self._held if event.seq > after]
 
     def is_in_log(self, after: int) -> bool:
-        """Whether what was told after a number is stored, or will be. For numbers before the first this is so
-        where anything is stored."""
+        """Return True if the events after a number are stored or will be. For numbers before the first this
+        holds if anything is stored."""
         return self.is_stored and (after < self.first or after >= self._stored_after)
 
     def _free(self) -> int:
-        """The next number. It is as many microseconds above the first as have passed, so that numbers tell
-        the time, or more."""
+        """Return the next number: at least the microseconds passed since the first one, so that numbers
+        follow the time."""
         return max(self._next, self.first + int((time.monotonic() - self._began) * 1_000_000))
 
     def _hold(self, event: Event) -> None:
@@ -168,7 +194,7 @@ class EventBuffer:
         self._changed(self.partition)
 
     async def _store(self) -> None:
-        """Store in batches what is told meanwhile."""
+        """Store pending events in batches until there are none."""
         try:
             while self._waiting:
                 if self._waiting_bytes < _STORED_AT_ONCE:
@@ -183,7 +209,8 @@ class EventBuffer:
             self._storing = None
 
     async def _append(self, batch: Sequence[Event]) -> None:
-        """Store a batch; a database that is away for a moment is waited for, as the run itself may do."""
+        """Store a batch; retry for ``_AWAY_S`` while the database is unavailable, as the run itself may
+        do."""
         limits = self._database.limits
         budget = Budget(limits.ops, limits.bytes)
         until = time.monotonic() + _AWAY_S
@@ -203,71 +230,77 @@ class EventBuffer:
 
 
 class StreamPublisher:
-    """Tells the parts of one run's stream in the modes that were asked for."""
+    """Publishes the parts of one run's stream in the modes that were requested."""
 
     def __init__(self, tape: EventBuffer, stream: StreamOptions) -> None:
         self._tape = tape
         self.stream = stream
         self._wanted = frozenset(stream.modes)
-        self._spoken: dict[str, BaseMessage] = {}
-        self._speaker = protocol.ProtocolPublisher(tape.tell) if "protocol" in self._wanted else None
+        self._messages: dict[str, BaseMessage] = {}
+        self._protocol = protocol.ProtocolPublisher(tape.publish) if "protocol" in self._wanted else None
 
     @property
     def speaks_protocol(self) -> bool:
-        """Whether it tells what clients of the event streaming protocol are told, which is all there is."""
-        return self._speaker is not None
+        """True if all modes are published, for clients of the event streaming protocol."""
+        return self._protocol is not None
 
     @property
     def stream_modes(self) -> list[str]:
-        """The modes that LangGraph is to be asked for."""
-        if self._speaker is not None:
+        """Modes to request from LangGraph."""
+        if self._protocol is not None:
             return list(protocol.MODES)
         asked = {_OWN.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
     def begun(self, attempt: int, graph: str) -> None:
-        """An attempt begins."""
-        said = {"run_id": self._tape.run_id, "attempt": attempt}
-        self._tape.tell("metadata", said if self._speaker is None else {**said, "graph_id": graph})
+        """Publish the start of an attempt."""
+        data: dict[str, Any] = {"run_id": self._tape.run_id, "attempt": attempt}
+        self._tape.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
 
     def ended(self) -> None:
-        """There are no more parts."""
-        if self._speaker is not None:
-            self._speaker.ended()
+        """Publish the events that were held back until the end of the stream."""
+        if self._protocol is not None:
+            self._protocol.ended()
 
     def part(self, mode: str, payload: Any, namespace: Sequence[str] = ()) -> None:
-        """Tell one part, if it was asked for."""
-        if self._speaker is not None:
-            self._speaker.part(mode, payload, namespace)
+        """Publish one part, if its mode was requested.
+
+        Args:
+            mode: LangGraph's stream mode of the part.
+            payload: The part's data.
+            namespace: The path of the subgraph that the part comes from; empty for the graph itself.
+        """
+        if self._protocol is not None:
+            self._protocol.part(mode, payload, namespace)
             return
         path = "|".join(("", *namespace))
         if mode == "messages":
             self._message(payload, path)
         elif mode in self._wanted or (mode == "updates" and _is_question(payload)):
-            self._tape.tell(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
+            self._tape.publish(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
 
     def event(self, event: Any) -> None:
-        """Tell one of LangChain's events."""
-        self._tape.tell("events", outgoing_event(event))
+        """Publish one of LangChain's events."""
+        self._tape.publish("events", outgoing_event(event))
 
     def _message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
         message, metadata = payload
         if "messages-tuple" in self._wanted:
-            self._tape.tell(f"messages{path}", [message, metadata])
+            self._tape.publish(f"messages{path}", [message, metadata])
         if "messages" not in self._wanted:
             return
         key = message.id or ""
-        before = self._spoken.get(key)
+        before = self._messages.get(key)
         if before is None:
-            self._tape.tell(f"messages/metadata{path}", {key: {"metadata": metadata}})
+            self._tape.publish(f"messages/metadata{path}", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
             whole = before + message if isinstance(before, AIMessageChunk) else message
-            self._spoken[key] = whole
-            # So far as it has come it is a message, no chunk of one.
-            self._tape.tell(f"messages/partial{path}", [message_chunk_to_message(whole)])
+            self._messages[key] = whole
+            # Clients receive the accumulated chunks as a whole message.
+            self._tape.publish(f"messages/partial{path}", [message_chunk_to_message(whole)])
         else:
-            self._spoken[key] = message
-            self._tape.tell(f"messages/complete{path}", [message])
+            self._messages[key] = message
+            self._tape.publish(f"messages/complete{path}", [message])
 
 
 def _is_question(payload: Any) -> bool:

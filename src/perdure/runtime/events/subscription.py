@@ -1,7 +1,7 @@
-"""Following a run while it goes on, wherever it is worked on: from this process's memory, or from the log.
+"""Subscriptions to runs in any process: events come from this process's memory, or from storage.
 
-Who follows is told each event once and in order, then the run's end. What is told here is told at once; what
-another process tells is read when it has been stored.
+A subscriber receives each event once and in order, then the run's end. Events of this process are delivered
+at once, those of other processes as soon as they are stored.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from perdure.runtime.notifications import STORED, Notifications
 from perdure.runtime.observe import Observers
 
 _LOOK_S = (0.1, 1.0)
-"""How long to wait before the log is looked at again: at first, and when nothing came for a while."""
+"""Seconds between polls of the event log: at first, and at most after polls without a result."""
 _IDLE_S = 3.0
-"""The same for a whole thread, on which nothing may happen for long."""
+"""Maximum of the same for the subscription to a thread, which may be idle for long."""
 _FOLLOWED_S = 90.0
-"""How long a process's record that it follows a thread lasts; it is renewed three times as often."""
+"""Seconds until the record that this process follows a thread expires; it is renewed three times as often."""
 _UNHEARD_S = 30.0
-"""How long what a run told is held here when nobody followed it and it is stored nowhere."""
+"""Seconds for which the events of a finished run are held if they had no subscriber and are not stored."""
 
 
 class Subscriptions:
-    """The tapes of this process, and the way to everything that other processes tell."""
+    """Event buffers of this process, and access to the events that other processes publish."""
 
     def __init__(
         self, database: Database, signals: Notifications, clock: DatabaseClock, observers: Observers
@@ -47,12 +47,12 @@ class Subscriptions:
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
 
     def is_followed(self, partition: Partition) -> bool:
-        """Whether a thread is followed in this process."""
+        """Return True if a thread is followed in this process."""
         return partition in self._waiting
 
     async def note(self, partition: Partition) -> None:
-        """Record that a thread is followed here, for as long as it is and some time more: the processes that
-        work on its runs store from now on what these tell."""
+        """Record that this process follows a thread, until some time after it stops doing so. Processes that
+        work on the thread's runs store their events from now on."""
         time = asyncio.get_running_loop().time
         if (noted_at := self._noted.get(partition)) is not None and time() - noted_at < _FOLLOWED_S / 3:
             return
@@ -64,12 +64,12 @@ class Subscriptions:
             self._renewing = asyncio.create_task(self._renew())
 
     def forget(self, partition: Partition) -> None:
-        """A thread was removed, with the record that it is followed."""
+        """Discard the record of a thread that was removed together with it."""
         if partition in self._noted:
             self._noted[partition] = -_FOLLOWED_S
 
     def close(self) -> None:
-        """Renew no record any more."""
+        """Stop the renewal of records."""
         if self._renewing is not None:
             self._renewing.cancel()
 
@@ -89,7 +89,7 @@ class Subscriptions:
         try:
             await self._note(partition)
         except PerdureError as error:
-            # It lasts for two more attempts.
+            # The record is valid for two more attempts at its renewal.
             self._observers.event(
                 "thread.follow_not_renewed",
                 tenant=partition.tenant,
@@ -100,20 +100,20 @@ class Subscriptions:
             self._noted[partition] = began
 
     def opened(self, tape: EventBuffer) -> None:
-        """A run of this process begins to tell."""
+        """Register the buffer of a run that starts in this process."""
         self._tapes[tape.partition] = tape
         for tapes in self._waiting.get(tape.partition, ()):
-            # What is over and stored is read from the log by who has not come so far.
+            # Subscribers that are behind read finished runs from the log, if they are stored.
             tapes[1:] = [before for before in tapes[1:] if not (before.is_over and before.is_stored)]
             tapes.append(tape)
 
     def closed(self, tape: EventBuffer, last: Event | None) -> None:
-        """It tells no more; ``last`` is its end, if it has ended."""
+        """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended."""
         tape.over(last)
         if self._tapes.get(tape.partition) is tape:
             del self._tapes[tape.partition]
         if not tape.is_stored and not tape.is_heard:
-            # A run can be over before the request that began it comes to follow it.
+            # A run can end before the request that started it subscribes.
             key = (tape.partition, tape.run_id)
             self._unheard[key] = tape
             asyncio.get_running_loop().call_later(_UNHEARD_S, self._unheard.pop, key, None)
@@ -127,44 +127,53 @@ class Subscriptions:
         return tape
 
     def changed(self, partition: Partition) -> None:
-        """There is something new of a thread, in this process."""
+        """Wake the subscribers of a thread in this process."""
         self._signals.happened(STORED, partition)
 
     async def latest(self, partition: Partition) -> int:
-        """The number of what was told last on a thread."""
+        """Return the number of the latest event of a thread."""
         tape = self._tapes.get(partition)
         if tape is not None and (held := tape.newest) is not None:
             return held
         return await self._database.arun(events.first_free(partition, 0)) - 1
 
     async def run(self, partition: Partition, run_id: str, after: int = 0) -> AsyncIterator[Event | Standing]:
-        """What a run tells after a number, then where it stands when it has ended. ``NotFound`` when there is
-        no such run; ``SubscriberTooSlow`` when what comes next is held here and not any more."""
+        """Yield the events of a run after a number, then the state in which it ended.
+
+        Args:
+            partition: The run's thread.
+            run_id: The run.
+            after: The number of the last event that the caller has; 0 for all.
+
+        Raises:
+            NotFound: There is no such run.
+            SubscriberTooSlow: The next event is not stored, and not held in memory any more.
+        """
         pause, longest = _LOOK_S
         tape: EventBuffer | None = None
         while True:
             news = self._signals.expect(STORED, partition)
             tape = tape or self._tape(partition, run_id)
             if tape is not None:
-                told = tape.since(after)
-                if told is None and not tape.is_in_log(after):
+                found = tape.since(after)
+                if found is None and not tape.is_in_log(after):
                     if after >= tape.first:
                         raise _too_slow(tape)
-                    after, told = tape.floor, tape.since(tape.floor)
-                if told is not None:
-                    for event in told:
+                    after, found = tape.floor, tape.since(tape.floor)
+                if found is not None:
+                    for event in found:
                         after = event.seq
                         if event.name != events.END:
                             yield event
-                    if told:
-                        # While that was taken more may have been told, and the run may have ended.
+                    if found:
+                        # More events may have been published meanwhile, and the run may have ended.
                         continue
                     if not tape.is_over:
                         await self._signals.wait(news, longest)
                         continue
             begun = tape.first - 1 if tape is not None else None
             tape = None
-            # First where it stands, then what it told: what comes after its end was told before it.
+            # The state is read first: the events of a run that has ended are complete.
             standing = await self._database.arun(inbox.find(partition, run_id))
             page = await self._database.arun(events.read(partition, after, run_id))
             for event in page.events:
@@ -180,16 +189,19 @@ class Subscriptions:
                 yield standing
                 return
             if begun is not None and after < begun:
-                # What earlier attempts stored has been read; the rest is on the tape.
+                # The stored events of earlier attempts have been read; the rest is in the buffer.
                 after = begun
                 continue
             await self._signals.wait(news, pause)
             pause = min(longest, pause * 1.5)
 
     async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
-        """What is told on a thread after a number, by whichever run, with the ends of those that are told
-        about; without an end. ``SubscriberTooSlow`` when what comes next was held here and is not any
-        more."""
+        """Yield the events of all runs of a thread after a number, with the end of each run that streams;
+        endless.
+
+        Raises:
+            SubscriberTooSlow: The next event is not stored, and not held in memory any more.
+        """
         current = self._tapes.get(partition)
         tapes: list[EventBuffer] = [] if current is None else [current]
         self._waiting.setdefault(partition, []).append(tapes)
@@ -199,14 +211,14 @@ class Subscriptions:
             while True:
                 news = self._signals.expect(STORED, partition)
                 tape = tapes[0] if tapes else None
-                if tape is not None and (told := tape.since(after)) is not None:
+                if tape is not None and (found := tape.since(after)) is not None:
                     is_over = tape.is_over
-                    for event in told:
+                    for event in found:
                         after = event.seq
                         yield event
                     if is_over and tapes[0] is tape:
                         del tapes[0]
-                    elif not told:
+                    elif not found:
                         await self._signals.wait(news, _LOOK_S[1])
                     pause = _LOOK_S[0]
                     continue
@@ -216,7 +228,7 @@ class Subscriptions:
                     after = tape.floor
                     continue
                 page = await self._database.arun(events.read(partition, after))
-                # What comes behind the beginning of a run of this process waits until that was told.
+                # Events after the start of a run of this process wait until that run's are delivered.
                 bound = next((one.first for one in tapes if one.first - 1 > after), None)
                 before = after
                 for event in page.events:
@@ -236,7 +248,7 @@ class Subscriptions:
                 pause = _LOOK_S[0] if news.is_set() else min(_IDLE_S, pause * 1.5)
         finally:
             waiting = self._waiting[partition]
-            # By what it is: another follower's list may hold the same.
+            # By identity: the list of another subscriber may be equal.
             waiting[:] = [held for held in waiting if held is not tapes]
             if not waiting:
                 del self._waiting[partition]
@@ -244,6 +256,6 @@ class Subscriptions:
 
 def _too_slow(tape: EventBuffer) -> SubscriberTooSlow:
     return SubscriberTooSlow(
-        f"thread {tape.partition.thread!r}: run {tape.run_id!r} tells faster than it is followed, and what "
-        "it tells is not kept; read the thread's state instead"
+        f"thread {tape.partition.thread!r}: run {tape.run_id!r} publishes events "
+        "faster than they are read, and does not keep them; read the thread's state instead"
     )

@@ -1,1 +1,2 @@
-"""Workers: which queues are served next, one run at a time for each thread, and delivery of its replies."""
+"""Workers: the order in which queues are served, runs of threads one at a time, and delivery of their
+replies."""

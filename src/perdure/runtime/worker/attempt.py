@@ -1,4 +1,4 @@
-"""One attempt at a run: the graph is called under the run's epoch, and what it came to becomes an ending."""
+"""One attempt at a run: call the graph under the run's epoch, and turn its result into the run's ending."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perdure.runtime.run_context import context_of, mirrored
 from perdure.runtime.users import USER, user_of
 
 TENANT: ContextVar[str] = ContextVar("tenant")
-"""The tenant of the run that this is called within."""
+"""Tenant of the current run."""
 
 INTERRUPTS = "__interrupt__"
 
@@ -38,10 +38,25 @@ INTERRUPTS = "__interrupt__"
 async def attempt(
     agent: Agent, graphs: Graphs, held: HeldRun, journal: EffectJournal, tape: EventBuffer | None
 ) -> Ending:
-    """Run the graph for the held run, or go on with it: LangGraph applies an input once for each run id, and
-    skips what the run has finished; an answer or a command that an earlier attempt used up is not given
-    again. What it tells goes to the ``tape``, if it is to tell anything. When cancelled, it returns only
-    after the last of its writes has ended."""
+    """Run the graph for the held run, or continue it.
+
+    LangGraph applies an input once for each run id and skips finished steps. An answer or command that an
+    earlier attempt consumed is not given again. When cancelled, this returns only after the last of its
+    writes has ended.
+
+    Args:
+        agent: The agent of the run's graph.
+        graphs: The graphs of this process.
+        held: The run, with its lease.
+        journal: The recorded effects of the run.
+        tape: The buffer for the run's events, or ``None`` if it publishes none.
+
+    Returns:
+        The ending: done, with replies for a channel, or waiting for answers to interrupts.
+
+    Raises:
+        NotFound: The checkpoint to start from is not stored.
+    """
     options = Options.read(held.messages[0].options)
     tenant = held.partition.tenant
     making = graphs.opened(
@@ -87,11 +102,11 @@ async def _attempt(
         if tape is None or tape.stream is None:
             values = await graph.ainvoke(given, config, **how)
         else:
-            teller = StreamPublisher(tape, tape.stream)
-            teller.begun(held.run.attempts, held.run.graph)
-            values = await _told(graph, given, config, how, tape, teller)
+            publisher = StreamPublisher(tape, tape.stream)
+            publisher.begun(held.run.attempts, held.run.graph)
+            values = await _stream(graph, given, config, how, tape, publisher)
     except asyncio.CancelledError as cancelled:
-        # LangGraph hands over the task in which its last writes go on.
+        # The exception's arguments contain the task in which LangGraph's last writes continue.
         await _ended(cancelled)
         raise
     interrupts = values.get(INTERRUPTS, ()) if isinstance(values, Mapping) else ()
@@ -106,7 +121,7 @@ async def _attempt(
 
 
 def _ends(given: Command[Any]) -> bool:
-    """Whether all that a command asks for is that nothing more is done."""
+    """Return True if a command asks for nothing but the end."""
     return given.goto in (END, [END], (END,)) and given.resume is None and not given.update
 
 
@@ -117,20 +132,21 @@ async def _end(
     held: HeldRun,
     tape: EventBuffer | None,
 ) -> None:
-    """Leave out what a thread was to do next, the questions that it asks with it. Given as input LangGraph
-    passes over a command to go to the end."""
-    teller = None if tape is None or tape.stream is None else StreamPublisher(tape, tape.stream)
-    if teller is not None:
-        teller.begun(held.run.attempts, held.run.graph)
+    """Clear the thread's next tasks and their interrupts. LangGraph ignores a command with ``goto=END`` when
+    it is given as input."""
+    publisher = None if tape is None or tape.stream is None else StreamPublisher(tape, tape.stream)
+    if publisher is not None:
+        publisher.begun(held.run.attempts, held.run.graph)
     await graph.aupdate_state(config, None, as_node=END)
-    if teller is not None:
-        if "values" in teller.stream_modes:
-            teller.part("values", (await graph.aget_state(now)).values, ())
-        teller.ended()
+    if publisher is not None:
+        if "values" in publisher.stream_modes:
+            publisher.part("values", (await graph.aget_state(now)).values, ())
+        publisher.ended()
 
 
 async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> bool:
-    """Whether an earlier attempt stored a checkpoint, by LangGraph's own rule: the head is the run's."""
+    """Return True if an earlier attempt stored a checkpoint, by LangGraph's own rule: the head is the
+    run's."""
     if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return False
     found = await graph.checkpointer.aget_tuple(config)
@@ -140,22 +156,23 @@ async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, 
 async def _require_start(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, checkpoint_id: str
 ) -> None:
-    """Raise ``NotFound`` when the checkpoint to start from is not stored: LangGraph would take the thread for
-    a new one."""
+    """Raise ``NotFound`` if the checkpoint to start from is not stored; LangGraph would treat the thread as
+    new."""
     saver = graph.checkpointer
     if isinstance(saver, BaseCheckpointSaver) and await saver.aget_tuple(config) is None:
         raise NotFound(
             f"thread {held.partition.thread!r}: checkpoint {checkpoint_id}, from which run {held.run.id!r} "
-            "was to start, is not stored: it was pruned since, or never there; the thread was left as it is. "
+            "was to start, is not stored: it was pruned, or never existed; the thread is unchanged. "
             "Start from one that is listed, and tag what has to stay"
         )
 
 
 def noticed(held: HeldRun, ending: Ending) -> Ending:
-    """The ending of a run that has a webhook: a notice of it is its one reply, whatever it came to."""
+    """Return the ending of a run with its notice for the webhook, if it has one, as its only reply, in any
+    final state."""
     if held.run.channel != WEBHOOK:
         return ending
-    # An answer that has no webhook of its own inherits the channel of the question, and nothing else.
+    # An answer without a webhook of its own inherits the channel of the interrupted run, but no URL.
     options = Options.read_if_readable(held.messages[0].options)
     url = None if options is None else options.webhook
     notice = {"url": url, "run_id": held.run.id, "state": ending.state}
@@ -176,7 +193,7 @@ def _how(agent: Agent, options: Options, context: Any) -> dict[str, Any]:
 
 
 def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
-    """Whether the graph may stop before a node without an interrupt that shows it."""
+    """Return True if the graph may stop before or after a node without an interrupt in its result."""
     return bool(
         graph.interrupt_before_nodes
         or graph.interrupt_after_nodes
@@ -185,20 +202,20 @@ def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
     )
 
 
-async def _told(
+async def _stream(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     config: RunnableConfig,
     how: dict[str, Any],
     tape: EventBuffer,
-    teller: StreamPublisher,
+    publisher: StreamPublisher,
 ) -> dict[str, Any]:
-    """As ``ainvoke``, telling on the way."""
-    how = {**how, "stream_mode": teller.stream_modes, "subgraphs": teller.stream.subgraphs}
-    if teller.speaks_protocol:
+    """Do the same as ``ainvoke`` and publish the run's events meanwhile."""
+    how = {**how, "stream_mode": publisher.stream_modes, "subgraphs": publisher.stream.subgraphs}
+    if publisher.speaks_protocol:
         how["version"] = "v2"
         config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
-    parts = _parts(graph, given, config, how, teller if "events" in teller.stream.modes else None)
+    parts = _parts(graph, given, config, how, publisher if "events" in publisher.stream.modes else None)
     values: Any = None
     interrupts: list[Interrupt] = []
     async for part in parts:
@@ -209,9 +226,9 @@ async def _told(
             values = payload
         elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
             interrupts += payload[INTERRUPTS]
-        teller.part(mode, payload, namespace)
+        publisher.part(mode, payload, namespace)
         await tape.room()
-    teller.ended()
+    publisher.ended()
     held = values if isinstance(values, dict) else {}
     return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held
 
@@ -221,10 +238,11 @@ async def _parts(
     given: Any,
     config: RunnableConfig,
     how: dict[str, Any],
-    teller: StreamPublisher | None,
+    publisher: StreamPublisher | None,
 ) -> AsyncIterator[Any]:
-    """The parts of a graph's stream. A ``teller`` is told LangChain's events, which have them within."""
-    if teller is None:
+    """Yield the parts of a graph's stream. With a ``publisher``, LangChain's events, which contain the parts,
+    are published as well."""
+    if publisher is None:
         async for part in graph.astream(given, config, **how):
             yield part
         return
@@ -232,13 +250,22 @@ async def _parts(
     async for event in events:
         if event["event"] == "on_chain_stream" and not event.get("parent_ids"):
             yield event["data"].get("chunk")
-        teller.event(event)
+        publisher.event(event)
 
 
 def config_of(
     agent: Agent, held: HeldRun, journal: EffectJournal, options: Options, context: Any = None
 ) -> RunnableConfig:
-    """The config of a run's invocation: the agent's own, the messages', then what the run is."""
+    """Return the config for a run's invocation: the agent's own, overridden by the message's, then the run's
+    identity.
+
+    Args:
+        agent: The agent of the run's graph.
+        held: The run, with its lease.
+        journal: The recorded effects of the run.
+        options: The options of the run's first message.
+        context: The graph's context, whose fields are mirrored into the configurable part.
+    """
     given = options.config.get("configurable") or {}
     configurable = {
         **agent.config.get("configurable", {}),
@@ -264,5 +291,5 @@ async def _ended(cancelled: asyncio.CancelledError) -> None:
 
 
 def _shown(interrupt: Interrupt) -> dict[str, Any]:
-    """An interrupt as it is noted: its id. What it asks stands in the checkpoint."""
+    """Return an interrupt as it is stored with the run: its id only. Its value is in the checkpoint."""
     return {"id": interrupt.id}

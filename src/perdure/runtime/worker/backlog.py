@@ -1,9 +1,9 @@
-"""What is due as a worker last saw it, in the order in which it is tried.
+"""Due queues as a worker last read them, in the order in which it tries them.
 
-Lanes that came to nothing are put off for longer each time, so that those which this worker cannot serve, or
-which fail, never stand in front of others: of what is due, lanes that were not tried yet come first. The
-database is read page by page, from the lane due longest and from where the last look ended, so that however
-much is put off, every lane is seen.
+A queue that this worker cannot serve, or that fails, is put off with exponential backoff, so that it never
+blocks others: due queues that were not tried yet come first. The database is read page by page, from the
+longest due queue and from where the last read ended, so that every queue is reached however many are put
+off.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from perdure.runtime.worker.fairness import Due, in_turn
 
 _PAGE = 1000
 _PAGES = 8
-"""How many pages a look reads at most."""
+"""Maximum number of pages in one read."""
 _TIMES_MAX = 6
 _RETRIED_EVERY = 8
-"""Every so many times a lane that was put off comes first, so that those never tried cannot keep it away."""
+"""Every so many turns a queue that was put off comes first, so that new ones cannot starve it."""
 
 
 class Foreign(NamedTuple):
-    """Why a lane is for another worker: the graph of its next run, or the channel of its next reply, is not
-    served by this one."""
+    """Reason why a queue is for another worker: this one does not serve the graph of its next run, or the
+    channel of its next reply."""
 
     what: Literal["graph", "channel"]
     name: str
 
 
 class Failing(NamedTuple):
-    """Why a lane came to nothing: an error, by the name of its type, was raised each time."""
+    """Reason why a queue was put off: each attempt raised an error, given by the name of its type."""
 
     lane: str
     error: str
@@ -45,9 +45,8 @@ Reason = Foreign | Failing
 
 
 class _PutOff(NamedTuple):
-    """How often a lane came to nothing and until when it is passed over. ``due_at`` is what it was due at
-    then, if that says whether it has moved on since; ``reason`` is why it came to nothing, if that is
-    counted."""
+    """Backoff of a queue: how often it was put off, and until when. ``due_at`` is when it was due at that
+    time, if a change of it means progress; ``reason`` is set if it is counted."""
 
     times: int
     until: float
@@ -56,7 +55,7 @@ class _PutOff(NamedTuple):
 
 
 class Backlog:
-    """The due lanes of a tenant, or of all tenants without one. ``pause`` is for how many seconds a lane is
+    """Due queues of a tenant, or of all tenants without one. ``pause`` is the seconds for which a queue is
     put off the first time."""
 
     def __init__(self, database: Database, tenant: str | None, pause: float) -> None:
@@ -76,12 +75,18 @@ class Backlog:
         return len(self._new) + len(self._again)
 
     def add(self, due: Due) -> None:
-        """A lane that is due by what this process knows itself."""
+        """Add a queue that this process made due itself."""
         self._new.setdefault(due, None)
 
     async def look(self, now: int, time: float, serving: Mapping[Due, object], enough: int) -> int:
-        """Read what is due at ``now`` until ``enough`` of it can be tried at ``time``, a bounded number of
-        pages; how many lanes can be tried."""
+        """Read due queues, a bounded number of pages, and return how many can be tried.
+
+        Args:
+            now: The time of the database, in microseconds.
+            time: The time of the event loop, in seconds.
+            serving: The queues that are served now; they are left out.
+            enough: Stop when this many queues can be tried.
+        """
         self.looked_at = time
         self._new = {due: due_at for due, due_at in self._new.items() if due_at is None}
         self._again.clear()
@@ -92,7 +97,7 @@ class Backlog:
             self._forget(due for due in self._put_off if due not in seen)
             return len(self)
         for _ in range(_PAGES - 1):
-            # From where the last look ended, and behind the first page in any case.
+            # Continue where the last read ended, but after the first page.
             self._cursor = await self._read(now, max(last, self._cursor or last), serving, time, seen)
             if self._cursor is None:
                 oldest = time - 2.0**_TIMES_MAX * self._pause
@@ -105,8 +110,8 @@ class Backlog:
     async def _read(
         self, now: int, since: int | None, serving: Mapping[Due, object], time: float, seen: set[Due]
     ) -> int | None:
-        """Take down the lanes of a page that can be tried; the time of its last one, from which the next page
-        is read, or ``None`` when there is no more."""
+        """Read a page and sort its queues in. Return the due time of its last one, from which the next page
+        is read, or ``None`` after the last page."""
         limit = _PAGE
         while True:
             find = Find("due", self._tenant, until=now, since=since, limit=limit)
@@ -114,7 +119,7 @@ class Backlog:
             times = [found.record.fields["due_at"] for found in page if found.record is not None]
             if len(page) < limit or times[0] < times[-1]:
                 break
-            # All are due at one microsecond: a page goes on behind a time, so it has to hold all of them.
+            # The next page starts after a time, so a page has to hold all queues due at the same time.
             limit *= 4
         for found, due_at in zip(page, times, strict=True):
             due = (found.partition, found.record.key[0]) if found.record is not None else None
@@ -127,7 +132,7 @@ class Backlog:
     def _sort(self, due: Due, due_at: int, time: float) -> None:
         before = self._put_off.get(due)
         if before is not None and before.due_at not in (None, due_at):
-            # It has moved on since it came to nothing.
+            # It has made progress since it was put off.
             self._drop(due)
             before = None
         if before is None:
@@ -136,7 +141,7 @@ class Backlog:
             self._again[due] = due_at
 
     def take(self, running: Mapping[str, int], slots: int, per_tenant: int | None) -> Sequence[Due]:
-        """At most ``slots`` lanes to be tried now, tenants in turn."""
+        """Return at most ``slots`` queues to try now, tenants in turn."""
         self._turns += 1
         first = 1 if self._turns % _RETRIED_EVERY == 0 else 0
         order: Iterator[Due] = chain(islice(self._again, first), self._new, islice(self._again, first, None))
@@ -147,13 +152,19 @@ class Backlog:
         return chosen
 
     def served(self, due: Due) -> None:
-        """Something was done on a lane."""
+        """Reset the backoff of a queue on which work was done."""
         self._tried.pop(due, None)
         self._drop(due)
 
     def in_vain(self, due: Due, time: float, reason: Reason | None = None, *, failed: bool = False) -> None:
-        """There was nothing to do on a lane for this worker, or it ``failed``; lanes are counted by the
-        ``reason``."""
+        """Put off a queue on which this worker found nothing to do, or which ``failed``.
+
+        Args:
+            due: The queue.
+            time: The time of the event loop, in seconds.
+            reason: The reason by which such queues are counted, if any.
+            failed: True after an error: then the queue's due time says nothing about progress.
+        """
         due_at = self._tried.pop(due, None)
         before = self._put_off.get(due)
         self._drop(due)
@@ -170,6 +181,6 @@ class Backlog:
             self.counts[before.reason] -= 1
 
     def _forget(self, lanes: Iterable[Due]) -> None:
-        """Forget that lanes were put off."""
+        """Reset the backoff of queues."""
         for due in list(lanes):
             self._drop(due)

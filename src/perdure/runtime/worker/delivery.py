@@ -1,4 +1,4 @@
-"""Delivering a thread's replies through a channel: what is sent, again, never again, or held for a person."""
+"""Delivery of a thread's replies through a channel: send, retry, give up, or hold for a person."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from perdure.runtime.settings import Settings
 from perdure.runtime.worker.backlog import Foreign
 
 InDoubt = Literal["resend", "reconcile", "hold"]
-"""What to do with a reply of which nobody knows whether the provider has it: send it again under the same
-key, ask the provider first, or hold it for a person."""
+"""Policy for a reply that the provider may or may not have: send it again under the same key, ask the
+provider first, or hold it for a person."""
 
 
 class Undeliverable(Exception):
@@ -35,12 +35,24 @@ class NotSent(Exception):
 
 @dataclass(frozen=True)
 class Channel:
-    """How replies get to people. ``send`` is given the thread and the reply, whose ``id`` is the idempotency
-    key, and returns the provider's id for it, if any. It raises ``NotSent`` when the provider certainly does
-    not have the reply, ``Undeliverable`` when it never will; after anything else, or no answer within
-    ``timeout`` seconds, the reply is in doubt. ``find`` asks the provider for a reply by its key and returns
-    the provider's id, or ``None`` when it does not have it: ``in_doubt="reconcile"`` needs it. ``send_in``
-    may stand in the place of ``send``: it is told the thread's tenant, too."""
+    """Delivers replies to people.
+
+    Args:
+        send: Called with the thread and the reply, whose ``id`` is the idempotency key; returns the
+            provider's id for it, if any. Raises ``NotSent`` if the provider certainly does not have the
+            reply, ``Undeliverable`` if it can never be delivered. After any other error, or no answer within
+            ``timeout``, the reply is in doubt.
+        in_doubt: The policy for replies in doubt.
+        find: Asks the provider for a reply by its key; returns the provider's id, or ``None`` if the provider
+            does not have it. Required by ``in_doubt="reconcile"``.
+        attempts: The number of attempts, at least 1.
+        timeout: Seconds for one call, more than 0.
+        send_in: Takes the place of ``send``; called with the partition, which includes the thread's tenant,
+            and the reply.
+
+    Raises:
+        ValueError: An argument is out of range, or not exactly one of ``send`` and ``send_in`` is given.
+    """
 
     send: Callable[[str, Reply], Awaitable[str | None]] | None = None
     in_doubt: InDoubt = "resend"
@@ -62,14 +74,14 @@ class Channel:
             raise ValueError(f"timeout is {self.timeout} s; it has to be more than 0")
 
     async def deliver(self, partition: Partition, reply: Reply) -> str | None:
-        """Send a reply of a thread."""
+        """Send a reply of a thread and return the provider's id, if any."""
         if self.send is not None:
             return await self.send(partition.thread, reply)
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
 
 class Delivery:
-    """Delivers what is due on threads' outboxes, in order."""
+    """Delivers the due replies of threads in order."""
 
     def __init__(
         self,
@@ -88,8 +100,8 @@ class Delivery:
         self._owner = owner
 
     async def deliver(self, partition: Partition) -> bool | Foreign | None:
-        """Deliver what is due on a thread; whether more may be, ``None`` when there was nothing, or the
-        channel that is not served here."""
+        """Deliver the due replies of a thread. Return True, ``None`` if there were none, or the channel that
+        this worker does not serve."""
         take = outbox.Take(
             partition,
             self._owner,
@@ -111,13 +123,13 @@ class Delivery:
         return True
 
     async def _next(self, sending: Sending) -> Sending | None:
-        """Deliver the first reply, and go on to the next one."""
+        """Deliver the first reply and return the next one."""
         channel, reply = self._channels[sending.reply.channel], sending.reply
         if sending.in_doubt:
             settled, sending = await self._doubted(channel, sending)
         else:
             settled = await self._sent(channel, sending)
-        self._tell(sending, settled)
+        self._emit(sending, settled)
         now = await self._clock.now()
         if settled.state in (READY, SENDING):
             pause = self._settings.pause_us(reply.attempts, spread())
@@ -127,7 +139,7 @@ class Delivery:
         )
 
     async def _doubted(self, channel: Channel, sending: Sending) -> tuple[DeliveryOutcome, Sending]:
-        """What becomes of a reply that may have been sent."""
+        """Resolve a reply that may have been sent already, by the channel's policy."""
         reply = sending.reply
         if channel.in_doubt == "hold":
             return DeliveryOutcome(UNKNOWN, error="its sender ended while it was being sent"), sending
@@ -145,7 +157,7 @@ class Delivery:
         return await self._sent(channel, sending), sending
 
     async def _sent(self, channel: Channel, sending: Sending) -> DeliveryOutcome:
-        """What the provider says to a reply."""
+        """Send a reply and return the outcome."""
         reply = sending.reply
         is_last = reply.attempts >= channel.attempts
         try:
@@ -163,12 +175,12 @@ class Delivery:
                 return DeliveryOutcome(SENDING, error=error_note(error))
             return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
 
-    def _tell(self, sending: Sending, settled: DeliveryOutcome) -> None:
+    def _emit(self, sending: Sending, settled: DeliveryOutcome) -> None:
         self._observers.event(f"reply.{settled.state}", **_fields(sending))
 
 
 def _accepted(provider_id: object) -> DeliveryOutcome:
-    """The provider has it. Many providers number what they take, so an id need not be text."""
+    """Return the outcome of an accepted reply. Many providers number messages, so an id need not be text."""
     return DeliveryOutcome(SENT, None if provider_id is None else stored_text(str(provider_id)))
 
 

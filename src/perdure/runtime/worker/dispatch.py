@@ -1,6 +1,6 @@
-"""Which lanes are served when: the database is asked for those that are due, and whoever makes one due tells.
+"""Dispatch of due queues: polled from the database, and scheduled directly when this process makes one due.
 
-A process serves a lane once at a time, as many as its settings allow, and tenants in turn.
+A process serves a queue once at a time, as many queues as its settings allow, and tenants in turn.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Reason
 from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
-"""For how long what a look found is served without another look."""
+"""Seconds for which the result of a poll is used before the next poll."""
 _REPORTED_EVERY_S = 60.0
-"""How often at most a worker warns of the same graph, channel or error."""
+"""Minimum seconds between two warnings of the same graph, channel or error."""
 
 Serve = Callable[[Partition], Awaitable[bool | Foreign | None]]
-"""Does what is due on a lane of a thread: whether there is more, ``None`` when there was nothing, or why it
-is for another worker."""
+"""Serves a queue of a thread. Returns True if there is more to do, ``None`` if there was nothing, or the
+reason why it is for another worker."""
 
 
 class Dispatch:
-    """Serves the due lanes of a database until it is told to stop. Made by ``Worker``, which says how each
-    kind of lane is served."""
+    """Serves the due queues of a database until it is stopped. Created by ``Worker``, which provides a
+    function for each kind of queue."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Dispatch:
         self.summons = PollDelay(self._wake.set)
 
     def start(self, work: Mapping[str, Serve]) -> None:
-        """Serve lanes by their name from now on, in the context of the caller."""
+        """Serve queues by their name from now on, in the context of the caller."""
         self._work = work
         self._context = copy_context()
 
     def stop(self) -> None:
-        """Serve no lane that is not served now."""
+        """Start no more work."""
         self.is_stopping = True
         self.summons.cancel()
         self._wake.set()
@@ -77,14 +77,20 @@ class Dispatch:
             timer.cancel()
 
     async def idle(self, within: float) -> int:
-        """Wait until no lane is served, for ``within`` seconds at most; how many still are."""
+        """Wait at most ``within`` seconds until no queue is served, and return how many still are."""
         if not (serving := set(self._serving.values())):
             return 0
         _, left = await asyncio.wait(serving, timeout=within)
         return len(left)
 
-    def told(self, partition: Partition, lane: Lane, now: int) -> None:
-        """A lane of which this process knows when it is due: no need to ask the database."""
+    def schedule(self, partition: Partition, lane: Lane, now: int) -> None:
+        """Schedule a queue whose due time is known, without a poll of the database.
+
+        Args:
+            partition: The thread.
+            lane: The record of its queue.
+            now: The time of the database, in microseconds.
+        """
         if self.is_stopping or lane.due_at is None or lane.owner is not None:
             return
         due = (partition, lane.name)
@@ -97,11 +103,11 @@ class Dispatch:
         self._timers.add(loop.call_later(delay, self.soon, due))
 
     def serves(self, partition: Partition) -> bool:
-        """Whether this process is at work on a thread's inbox now."""
+        """Return True if this process works on a thread's inbox now."""
         return (partition, IN) in self._serving
 
     def soon(self, due: Due) -> None:
-        """Serve a lane as soon as there is room for it."""
+        """Serve a queue as soon as there is a free slot."""
         if self.is_stopping:
             return
         if due in self._serving:
@@ -117,7 +123,7 @@ class Dispatch:
         return most is None or sum(partition.tenant == tenant for partition, _ in self._serving) < most
 
     def _serve(self, due: Due) -> None:
-        # Whoever accepted a message may stand in a request or in another run: none of that is this run's.
+        # The caller may be within a request or another run, whose context is not this run's.
         task = asyncio.create_task(self._served(due), context=self._context.copy())
         self._serving[due] = task
         task.add_done_callback(lambda _: self._done(due))
@@ -136,7 +142,7 @@ class Dispatch:
             self._wake.set()
 
     async def run(self) -> None:
-        """Look for what is due, again and again, until it is cancelled or told to stop."""
+        """Poll for due queues until it is cancelled or stopped."""
         while not self.is_stopping:
             self._wake.clear()
             pause = self._settings.poll * (0.75 + 0.5 * spread())
@@ -145,7 +151,7 @@ class Dispatch:
             except Unavailable as error:
                 self._observers.event("worker.unavailable", error=type(error).__name__)
             except Exception as error:
-                # Whatever it is, the next look may succeed; a worker that looks no more would be silent.
+                # The next poll may succeed; a worker that stopped polling would fail silently.
                 self._observers.event("worker.error", error=type(error).__name__)
             try:
                 async with asyncio.timeout(pause):
@@ -164,7 +170,7 @@ class Dispatch:
         self.summons.looked(in_vain=not ready)
 
     def _fill(self) -> None:
-        """Serve as much of what is known to be due as there is room for, tenants in turn."""
+        """Serve known due queues while there are free slots, tenants in turn."""
         slots = self._settings.concurrency - len(self._serving)
         if self.is_stopping or slots <= 0 or not self._backlog:
             return
@@ -176,9 +182,9 @@ class Dispatch:
                 self._again.add(item)
 
     def _report(self, time: float) -> None:
-        """Tell for which graphs and channels threads wait that this worker does not serve, and which lanes
-        fail with which error: how many whenever that changes, as a warning by its name at most once in
-        ``_REPORTED_EVERY_S``."""
+        """Emit how many threads wait for a graph or channel that this worker does not serve, and how many
+        queues fail with which error: the count whenever it changes, a warning for each at most every
+        ``_REPORTED_EVERY_S`` seconds."""
         for reason, threads in self._backlog.counts.items():
             fields: dict[str, Any]
             if isinstance(reason, Foreign):
@@ -195,7 +201,7 @@ class Dispatch:
                 self._logged[reason] = time, threads
                 self._observers.event(warning, **fields)
 
-    # One lane
+    # One queue
 
     async def _served(self, due: Due) -> None:
         partition, name = due
@@ -205,7 +211,7 @@ class Dispatch:
             was_useful = isinstance(more, bool)
             while more is True and not self.is_stopping:
                 if self._backlog:
-                    # Others have waited: this lane takes its turn again.
+                    # Others wait: this queue gets another turn later.
                     self._again.add(due)
                     break
                 more = await self._work[name](partition)
@@ -213,7 +219,7 @@ class Dispatch:
             self._observers.event("worker.unavailable", error=type(error).__name__)
             self._backlog.in_vain(due, time(), failed=True)
         except Exception as error:
-            # Whatever it is, other threads go on; this one is tried again later, each time later still.
+            # Other threads go on; this one is retried with backoff.
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )

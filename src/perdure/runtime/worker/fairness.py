@@ -1,4 +1,4 @@
-"""Who is served next when more is due than can be worked on: tenants in turn, the longest waiting first."""
+"""Fair order of due queues when there are more than slots: tenants in turn, the longest waiting first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from perdure.model.records import Partition
 
 Due = tuple[Partition, str]
-"""A thread and the name of its lane."""
+"""Thread and the name of its queue."""
 
 
 def in_turn(
     due: Iterable[Due], running: Mapping[str, int], slots: int, per_tenant: int | None
 ) -> Sequence[Due]:
-    """At most ``slots`` of what is due, each tenant's in its order. Tenants with fewer runs under way come
-    first, then they take turns; none gets past ``per_tenant`` runs."""
+    """Choose at most ``slots`` of the due queues, in order for each tenant.
+
+    Tenants with fewer runs under way come first, then they take turns.
+
+    Args:
+        due: The due queues, the longest waiting first.
+        running: The number of runs under way for each tenant.
+        slots: The maximum number of queues to return.
+        per_tenant: The maximum number of runs of one tenant, if any.
+    """
     queues: OrderedDict[str, deque[Due]] = OrderedDict()
     for item in due:
         queues.setdefault(item[0].tenant, deque()).append(item)

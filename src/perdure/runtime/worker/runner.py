@@ -1,6 +1,6 @@
-"""A run's life in this process: claimed, worked on, held while its graph runs, and ended or let go of.
+"""Life of a run in this process: claim it, hold its lease while the graph runs, then end or release it.
 
-While a graph runs nothing of the database is held but a lease, which one task renews for all runs.
+While a graph runs only the lease is held in the database; one task renews the leases of all runs.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ from perdure.runtime.worker.dispatch import Dispatch
 
 _LAST_MOST = 4096
 _TIDY = 8
-"""After how many messages of a thread what is over is looked through: half of what is removed at once."""
+"""Number of messages of a thread after which expired records are looked for; half of what is removed at
+once."""
 HEED_S = 5.0
-"""For how many seconds a cancelled run is waited for."""
+"""Seconds for which a cancelled run is waited for."""
 
 DELETED = "deleted"
-"""Why a run ends whose thread was deleted: there is nothing left to end."""
+"""Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
 _HOPELESS = (Unreadable, Unserialisable, TooLarge)
 
 
 @dataclass(slots=True, eq=False)
 class _Working:
-    """A run under way in this process. ``how`` says why it was cancelled: it was stopped, its deadline
-    passed, it was lost, or the worker drains."""
+    """Run under way in this process. ``how`` is the reason for its cancellation: stopped, past its deadline,
+    lost, or drained."""
 
     held: HeldRun
     task: asyncio.Task[Ending]
@@ -73,14 +74,14 @@ class _Working:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cancel(self, how: str) -> None:
-        """Ask the run to end; the first reason counts."""
+        """Cancel the run; the first reason counts."""
         self.how = self.how or how
         self.asked.set()
         self.task.cancel()
 
 
 class Runner:
-    """Works on the runs of the threads that it is given, and keeps hold of them. Made by ``Worker``."""
+    """Works on the next runs of threads and renews their leases. Created by ``Worker``."""
 
     def __init__(
         self,
@@ -113,23 +114,29 @@ class Runner:
         self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored, self.sizes.older)
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
-        """The run of a message, if it is the one of its thread that ended here last."""
+        """Return the run of a message if it is the latest of its thread that ended in this process."""
         run, messages = self._last.get(partition, (None, ()))
         return run if message_id in messages else None
 
     def stop_asked(self, partition: Partition, how: str) -> None:
-        """End a run of this process that was asked to end, without waiting for its next renewal."""
+        """Cancel a run of this process that was asked to stop, without waiting for the renewal of its lease.
+
+        Args:
+            partition: The thread.
+            how: The reason, such as ``ROLLBACK``.
+        """
         working = self._working.get(partition)
         if working is not None:
             working.cancel(how)
 
     def hand_over(self) -> None:
-        """Let go of all runs under way, for other workers."""
+        """Release all runs under way, for other workers."""
         for working in self._working.values():
             working.cancel("drain")
 
     def keep_tapes(self, is_meant: Callable[[Partition], bool]) -> None:
-        """Store what the runs of some threads tell from now on, and what they told: they are followed."""
+        """Store the past and future events of the runs of some threads, because another process follows
+        them."""
         for tape in self._tapes.values():
             if is_meant(tape.partition):
                 tape.keep()
@@ -137,8 +144,12 @@ class Runner:
     # One run
 
     async def run_next(self, partition: Partition) -> bool | Foreign | None:
-        """Work on the thread's next run; whether another is due, ``None`` when there was none, or the graph
-        that is not served here."""
+        """Work on the thread's next run.
+
+        Returns:
+            True if another run is due, ``None`` if there was none, or the graph that this worker does not
+                serve.
+        """
         now = await self._clock.now()
         settings = self._settings
         claim = Claim(
@@ -158,14 +169,14 @@ class Runner:
         if self._dispatch.is_stopping:
             await self._handed_over(held)
             return False
-        self._tell("run.claimed", held, waited=now - held.messages[0].accepted_at)
+        self._emit("run.claimed", held, waited=now - held.messages[0].accepted_at)
         self._following.changed(partition)
         with self._observers.span("run", **_fields(held)):
             try:
                 return await self._worked(held)
             except Fenced:
-                self._tell("run.write_refused", held)
-                self._tell("run.lost", held)
+                self._emit("run.write_refused", held)
+                self._emit("run.lost", held)
                 return False
             finally:
                 if (tape := self._tapes.pop(held.run.id, None)) is not None:
@@ -176,7 +187,7 @@ class Runner:
         try:
             Options.read(message.options)
         except Corrupt as unreadable:
-            # It will not be readable at the next attempt either.
+            # Unreadable options stay unreadable at the next attempt.
             return await self._given_up(held, error_note(unreadable), type(unreadable).__name__)
         await self._open_tape(held)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
@@ -203,7 +214,7 @@ class Runner:
             await asyncio.wait([task, asked], timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 working.cancel("deadline")
-                # One that does not heed it is left to itself: it can store nothing when the run has ended.
+                # A task that ignores it is abandoned: it can store nothing after the run has ended.
                 await asyncio.wait([task], timeout=HEED_S)
         finally:
             asked.cancel()
@@ -214,9 +225,9 @@ class Runner:
     async def _ended(self, working: _Working) -> bool:
         held, task, how = working.held, working.task, working.how
         if not task.done():
-            self._tell("run.not_heeded", held)
+            self._emit("run.not_heeded", held)
         elif not task.cancelled() and task.exception() is None:
-            # It came to its end before it was stopped: what it has done counts.
+            # It finished before it was stopped, so its result counts.
             try:
                 return await self._finish(held, task.result())
             except _HOPELESS as refused:
@@ -224,7 +235,7 @@ class Runner:
         if how == DELETED:
             return False
         if how == "lost":
-            self._tell("run.lost", held)
+            self._emit("run.lost", held)
             return False
         if how == "drain":
             await self._handed_over(held)
@@ -239,17 +250,17 @@ class Runner:
         return await self._failed(held, error or asyncio.CancelledError())
 
     async def _handed_over(self, held: HeldRun) -> None:
-        """Let go of a run with which nothing was wrong: it is due for other workers at once."""
+        """Release a healthy run: it is due for other workers at once, and the attempt does not count."""
         now = await self._clock.now()
         await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
-        self._tell("run.handed_over", held)
+        self._emit("run.handed_over", held)
         self._signals.due(held.partition)
 
     async def _open_tape(self, held: HeldRun) -> None:
-        """Have ready what a run's followers are told with, if it is to tell anything."""
+        """Open the event buffer of a run that streams, or whose thread is followed."""
         stream = Options.read(held.messages[0].options).stream
         if stream is None and (held.is_followed or self._following.is_followed(held.partition)):
-            # It was not asked to tell anything, and its thread is followed.
+            # The run does not stream by itself, but its thread is followed.
             stream = StreamOptions(modes=("values",), kept=False, by=self._owner)
         if stream is None:
             return
@@ -278,46 +289,46 @@ class Runner:
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
         ending = noticed(held, ending)
         now = await self._clock.now()
-        last, told = await self._end_events(held, ending)
+        last, puts = await self._end_events(held, ending)
         tape = self._tapes.get(held.run.id)
         fresh, most = self._database.fresh(), self._database.limits.ops
         try:
-            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, told))
+            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
         except Followed:
-            # The follower came while the run went on.
+            # Another process began to follow the thread during the run.
             tape = tape or await self._new_tape(held, is_stored=True)
             tape.keep()
-            last, told = await self._end_events(held, ending)
-            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, told))
+            last, puts = await self._end_events(held, ending)
+            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
         self._note_end(held, ending)
         if tape is not None:
             del self._tapes[held.run.id]
             self._following.closed(tape, last)
-        self._tell(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
+        self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         if replies:
             self._dispatch.soon((held.partition, OUT))
         self._lanes.ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
-            self._dispatch.told(held.partition, lane, now)
+            self._dispatch.schedule(held.partition, lane, now)
         if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:
             keep = now - round(self._settings.keep * 1_000_000)
             await self._database.arun(queue_retention.forget(held.partition, keep, self._database.limits.ops))
         return lane.is_due(now)
 
     async def _end_events(self, held: HeldRun, ending: Ending) -> tuple[Event | None, list[Put]]:
-        """The last that a run tells, and the operations that store it, if what it tells is stored."""
+        """Return the run's last event, and the operations that store it if its events are stored."""
         tape = self._tapes.get(held.run.id)
         if tape is None:
             return None, []
         await tape.flush()
-        last, told = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
-        if told:
+        last, puts = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
+        if puts:
             until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
-            told.append(events.keeping(until, self._database.fresh()))
-        return last, told
+            puts.append(events.keeping(until, self._database.fresh()))
+        return last, puts
 
     def _note_end(self, held: HeldRun, ending: Ending) -> None:
-        """Tell those who wait for it in this process."""
+        """Notify those who wait for the run's end in this process."""
         run = replace(held.run, state=ending.state, note=ending.note)
         self._last[held.partition] = (run, tuple(message.id for message in held.messages))
         self._last.move_to_end(held.partition)
@@ -326,7 +337,7 @@ class Runner:
         self._signals.ended(held.partition)
 
     async def _stopped(self, held: HeldRun, how: str) -> bool:
-        """End a run that was asked to end; a rollback takes back what it stored."""
+        """End a run that was asked to stop; a rollback removes what it stored."""
         note = {"begun": False} if held.messages[0].is_withdrawn else {}
         if how == ROLLBACK:
             kept = await self._taken_back(held)
@@ -334,20 +345,20 @@ class Runner:
         return await self._finish(held, Ending(INTERRUPTED, note))
 
     async def _failed(self, held: HeldRun, error: BaseException) -> bool:
-        said = error_note(error)
-        self._tell("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
+        reason = error_note(error)
+        self._emit("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
         log_failure(held.run.id, error)
         most = self._settings.attempts
         asked = Options.read(held.messages[0].options).attempts
         if asked is not None and not isinstance(error, Unavailable):
-            # That the database was away says nothing of the graph: its run goes on, as after a crash.
+            # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             most = min(asked, most)
         if held.run.attempts >= most or isinstance(error, _HOPELESS):
-            return await self._given_up(held, said, type(error).__name__)
+            return await self._given_up(held, reason, type(error).__name__)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())
-        after = await self._database.arun(runs.put_off(held, until, {"error": said}, now))
-        self._dispatch.told(held.partition, after.lane, now)
+        after = await self._database.arun(runs.put_off(held, until, {"error": reason}, now))
+        self._dispatch.schedule(held.partition, after.lane, now)
         return False
 
     async def _given_up(self, held: HeldRun, why: str, kind: str = "GivenUp") -> bool:
@@ -361,16 +372,17 @@ class Runner:
         return await self._finish(held, Ending(FAILED, note, replies))
 
     async def _taken_back(self, held: HeldRun) -> dict[str, str]:
-        """Remove what a run stored. Where that cannot be, it stays, and a note for the run says why."""
+        """Remove what a run stored. If that is impossible it stays, and the returned note gives the
+        reason."""
         try:
             await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
         except CannotTakeBack as error:
-            self._tell("run.not_taken_back", held, error=type(error).__name__)
+            self._emit("run.not_taken_back", held, error=type(error).__name__)
             return {"not_taken_back": error_note(error)}
         return {}
 
     def _deadline(self, held: HeldRun) -> float | None:
-        """How many seconds the run has left."""
+        """Return how many seconds the run has left, or ``None`` without a deadline."""
         if self._settings.deadline is None:
             return None
         spent = (self._clock.estimate() - held.run.started_at) / 1_000_000
@@ -380,16 +392,17 @@ class Runner:
         working = self._working.get(partition)
         return None if working is None else _fields(working.held)
 
-    # Keeping hold
+    # Leases
 
     async def beat(self) -> None:
-        """Renew the leases of all runs under way, three times as often as they end."""
+        """Renew the leases of all runs under way, three times per lease duration."""
         while True:
             await asyncio.sleep(self._settings.lease / 3)
             await asyncio.gather(*(self._renew(working) for working in list(self._working.values())))
 
     def asked(self, is_meant: Callable[[Partition], bool]) -> None:
-        """Another process may want a run of this one to end: its lease says so."""
+        """Renew the leases of some threads' runs now: another process may have asked them to stop, and the
+        lease's record says so."""
         for working in self._working.values():
             if is_meant(working.held.partition):
                 task = asyncio.create_task(self._renew(working))
@@ -405,16 +418,16 @@ class Runner:
         except Fenced:
             working.cancel("lost")
         except PerdureError as error:
-            self._tell("run.not_renewed", working.held, error=type(error).__name__)
+            self._emit("run.not_renewed", working.held, error=type(error).__name__)
             if loop.time() - working.confirmed_at > self._settings.lease:
-                # Somebody else may hold it by now; what it would still write would be refused.
+                # Another worker may hold the lease by now, and writes of this run would be refused.
                 working.cancel("lost")
         else:
             working.confirmed_at = asked_at
             if working.held.lane.stop is not None:
                 working.cancel(working.held.lane.stop)
 
-    def _tell(self, name: str, held: HeldRun, **fields: Any) -> None:
+    def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
         self._observers.event(name, **_fields(held), **fields)
 
 

@@ -1,4 +1,4 @@
-"""A worker: what is due on its lanes is served, each kind of lane in its way, until it drains."""
+"""Worker: serves the due queues of a database, each kind in its own way, until it drains."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from perdure.runtime.worker.runner import HEED_S, Runner
 
 
 class Worker:
-    """Works on the due lanes of a database until it is told to stop. Made and run by ``Runtime``, which tells
-    its ``dispatch`` what it made due and asks its ``runner`` about runs."""
+    """Works on the due queues of a database until it is stopped. Created and run by ``Runtime``, which
+    schedules due queues through ``dispatch`` and asks ``runner`` about runs."""
 
     def __init__(
         self,
@@ -68,13 +68,14 @@ class Worker:
         )
 
     def start(self) -> None:
+        """Start to poll and to renew leases, and to receive notifications."""
         self.runner.sizes.start()
         self.dispatch.start(
             {
                 IN: self.runner.run_next,
                 OUT: self._relay.deliver,
                 LATER: self._bring,
-                EVENTS: self._forget_told,
+                EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
             }
         )
@@ -83,9 +84,9 @@ class Worker:
         self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_tapes)
 
     async def drain(self, within: float) -> None:
-        """Claim nothing more, let what is under way go on for ``within`` seconds, then hand the rest over: it
-        is due for other workers at once. A run that does not heed its cancellation is left behind; it is due
-        when its lease ends, and can store nothing after that."""
+        """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which
+        is due for other workers at once. A run that ignores its cancellation is left behind; it is due when
+        its lease expires, and can store nothing after that."""
         self.dispatch.stop()
         self._loops[0].cancel()
         if await self.dispatch.idle(within):
@@ -97,7 +98,7 @@ class Worker:
         await asyncio.gather(*self._loops, return_exceptions=True)
 
     async def _bring(self, partition: Partition) -> bool:
-        """Let into the inbox what waited for its time; whether there is more of it."""
+        """Move scheduled messages that are due into the inbox. Return True if there are more."""
         now = await self._clock.now()
         limits = self._database.limits
         budget = Budget(limits.ops, limits.bytes)
@@ -110,8 +111,8 @@ class Worker:
         self.dispatch.soon((partition, IN))
         return brought.has_more
 
-    async def _forget_told(self, partition: Partition) -> bool:
-        """Remove what a thread's runs told long ago; whether there is more of it."""
+    async def _forget_events(self, partition: Partition) -> bool:
+        """Remove expired events of a thread. Return True if there are more."""
         keep = round(self._settings.keep_told * 1_000_000)
         limits = self._database.limits
         now = await self._clock.now()
@@ -119,5 +120,6 @@ class Worker:
         return await self._database.arun(program)
 
     async def _forget_follower(self, partition: Partition) -> bool:
-        """Remove the record that a thread is followed once it has expired."""
+        """Remove the record that a thread is followed once it has expired. Return True if there is more to
+        do."""
         return await self._database.arun(followers.forget(partition, await self._clock.now()))

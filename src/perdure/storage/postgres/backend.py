@@ -1,4 +1,4 @@
-"""PostgreSQL as a backend: what opens, checks and migrates the database of a ``postgresql://`` URL."""
+"""PostgreSQL as a backend: opens, checks and migrates the database of a ``postgresql://`` URL."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def open_driver(url: str) -> PostgresDriver:
 
 
 def schema_version(url: str) -> int:
-    """The version of the schema that is there, 0 when there is none."""
+    """Return the version of the database's schema, 0 when there is none."""
     place = parse_url(url)
     with _connected(place) as connection:
         return _version(connection, place)
 
 
 def pending(url: str) -> list[str]:
-    """The statements that ``migrate`` would execute now."""
+    """Return the statements that ``migrate`` would execute now."""
     return list(schema.pending(parse_url(url).schema, schema_version(url)))
 
 
 def migrate(url: str) -> int:
-    """Create or upgrade the schema, once, however many processes ask; the version before."""
+    """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
     place = parse_url(url)
     with _connected(place) as connection, connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{_MIGRATION_TIMEOUT_S}s'".encode())
@@ -74,7 +74,7 @@ def _refuse_other(place: PostgresUrl, found: int) -> None:
 
 
 def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
-    """The version in a table that may not exist."""
+    """Return the version from a table that may not exist."""
     table = f"{schema.quoted(place.schema)}.schema"
     known = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
     if known != (True,):

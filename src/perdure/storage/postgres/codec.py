@@ -1,7 +1,7 @@
-"""From requests to the arrays of one trip, and from its answer back: no connection, only bytes.
+"""Packs requests into the arrays of one round trip, and unpacks its answer. Pure.
 
-Values travel in PostgreSQL's binary format. Text of any kind is stored: NUL, which PostgreSQL's text has not,
-is written as two characters, so that order and difference are kept.
+Values travel in PostgreSQL's binary format. Text of any kind is stored: NUL, which PostgreSQL's text cannot
+hold, is written as two characters, so that order and difference are kept.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ Write = Commit | Stage
 
 
 def escaped(text: str) -> str:
-    """Text as it is stored: without NUL, as different and in the same order as before."""
+    """Return text in its stored form: without NUL, and with order and difference kept."""
     if "\0" in text or "\x01" in text:
         return text.replace("\x01", "\x01\x02").replace("\0", "\x01\x01")
     return text
 
 
 def unescaped(text: str) -> str:
-    """Text as it was before ``escaped``."""
+    """Return the text that ``escaped`` was given."""
     if "\x01" in text:
         return text.replace("\x01\x01", "\0").replace("\x01\x02", "\x01")
     return text
@@ -68,7 +68,7 @@ def unescaped(text: str) -> str:
 
 @dataclass(slots=True)
 class _Arrays:
-    """The long arrays, as they grow. Partitions are numbered in their order, which is that of locking."""
+    """The long arrays while they are filled. Partitions are numbered in their order, the order of locking."""
 
     parts: list[Partition]
     n: list[int | None] = field(default_factory=list)
@@ -111,9 +111,13 @@ def _array(oid: int, count: int, items: bytes) -> bytes:
 
 
 def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
-    """The parameters of ``commit_N`` for these requests, whose jobs are numbered as they come. At the
-    deadline, by the server's clock in microseconds, it is too late to begin. A round's sections are executed
-    in their order, the checks first."""
+    """Return the parameters of ``commit_N`` for these requests, whose jobs are numbered in their order.
+    Within a round, sections are executed in their order, the checks first.
+
+    Args:
+        writes: The requests.
+        deadline: The time on the server's clock, in microseconds, after which execution must not begin.
+    """
     arrays = _Arrays(sorted({write.partition for write in writes}))
     numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
     arrays.n.extend(numbered[write.partition] for write in writes)
@@ -133,7 +137,7 @@ def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
 
 
 def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
-    """Jobs in rounds: one that touches what an earlier one of its partition writes comes in a later round."""
+    """Split jobs into rounds: one that uses a record that an earlier one writes is in a later round."""
     jobs = list(enumerate(writes, 1))
     if len({write.partition for write in writes}) == len(writes):
         return [jobs]
@@ -163,7 +167,7 @@ def _add_checks(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[
         expect, version = _EXPECTED.get(op.expect) or (EXPECT_VERSION, op.expect)
         same = None
         if unchanged:
-            # Escaped once more on its way, with everything else: JSON has no NUL and no control character.
+            # Escaped again with all other texts: JSON has no NUL and no control character.
             same = json.dumps({k: escaped(v) if isinstance(v, str) else v for k, v in unchanged.items()})
         row = (job, number, expect, version, same, *op.key)
         rows.setdefault(SECTION_OF[op.kind, "check"], []).append(row)
@@ -184,7 +188,7 @@ def _add_ops(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[Op]
 
 
 def unpack_outcomes(value: bytes) -> list[int]:
-    """What ``commit_N`` returned: a number a job."""
+    """Return the result of ``commit_N``: a number for each job."""
     return [number for _, number in _NUMBER.iter_unpack(value[_HEADER.size :])]
 
 
@@ -192,7 +196,7 @@ def unpack_outcomes(value: bytes) -> list[int]:
 
 
 def pack_fetches(fetches: Sequence[Fetch]) -> Values:
-    """The parameters of ``fetch_N``; items are numbered through all fetches, from 0."""
+    """Return the parameters of ``fetch_N``; items are numbered through all fetches, from 0."""
     arrays = _Arrays(sorted({fetch.partition for fetch in fetches}))
     numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
     rows: dict[int, list[tuple[Any, ...]]] = {}
@@ -226,7 +230,7 @@ def _range(item: Range, number: int, part: int) -> tuple[int, tuple[Any, ...]]:
 
 
 class Rows(NamedTuple):
-    """An answer of so many rows, and what reads one value of it, by row and column."""
+    """An answer: the number of its rows, and a function that reads a value by row and column."""
 
     number: int
     value: Callable[[int, int], bytes | None]
@@ -234,7 +238,7 @@ class Rows(NamedTuple):
 
 @cache
 def _places(kind: Kind) -> tuple[list[tuple[int, str]], list[tuple[str, int, str]], int, int]:
-    """Where an answer brings a kind's key, fields, version and body; -1 for what it has not."""
+    """Return the answer's columns of a kind's key, fields, version and body; -1 for missing ones."""
     column = {name: n for n, (name, _) in enumerate(ANSWER)}
     slots = {name: (column[answer], slot) for name, answer, slot in answer_slots(kind)}
     key = [slots[c.name] for c in kind.key]
@@ -244,7 +248,7 @@ def _places(kind: Kind) -> tuple[list[tuple[int, str]], list[tuple[str, int, str
 
 
 def unpack_records(fetches: Sequence[Fetch], rows: Rows) -> list[tuple[tuple[Record, ...], ...]]:
-    """The answers to the fetches, from the rows of ``fetch_N``."""
+    """Return the answers to the fetches, from the rows of ``fetch_N``."""
     items = [item for fetch in fetches for item in fetch.items]
     found: list[list[Record]] = [[] for _ in items]
     value = rows.value
@@ -276,7 +280,7 @@ def _read(slot: str, value: bytes | None) -> Any:
 
 
 def weight(writes: Iterable[Write]) -> int:
-    """The bytes of bodies that writes carry."""
+    """Return the bytes of bodies that writes carry."""
     total = 0
     for write in writes:
         ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
@@ -285,14 +289,14 @@ def weight(writes: Iterable[Write]) -> int:
 
 
 def whole_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
-    """A record with its version and body, in the order of ``Kind.columns``."""
+    """Return a record with its version and body, in the order of ``Kind.columns``."""
     clear = len(kind.key) + len(kind.fields)
     version, body = row[clear:]
     return clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
 
 
 def listed(row: Sequence[bytes | None]) -> ListedThread | None:
-    """A row of the listing, if there is one."""
+    """Return a row of the listing, if there is one."""
     created, updated, status = row
     if status is None:
         return None
@@ -300,7 +304,7 @@ def listed(row: Sequence[bytes | None]) -> ListedThread | None:
 
 
 def clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
-    """A record of its key and fields alone, in the order of their declaration."""
+    """Return a record of its key and fields only, in the order of their declaration."""
     columns = (*kind.key, *kind.fields)
     slots = {"text": "s", "integer": "n", "bytes": "b"}
     values = [_read(slots[c.kind], value) for c, value in zip(columns, row, strict=True)]

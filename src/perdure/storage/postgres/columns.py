@@ -1,10 +1,10 @@
-"""How operations travel: which columns stand in which of the arrays that a trip to the server carries.
+"""The transport of operations: the assignment of columns to the arrays that a round trip carries.
 
-A trip carries counts and three long arrays, of integers, of texts and of bytes. Operations of one kind and
-one action, or reads of one shape, form a section: its columns follow each other in those arrays, each as
-long as the section has rows. After what is counted once, the counts name each section that is there by its
-number, with the number of its rows. Both ends are written from the same declarations: the functions in the
-database (``functions``) and what fills and reads the arrays (``wire``).
+A round trip carries counts and three long arrays, of integers, of texts and of bytes. Operations of one kind
+and one action, or reads of one shape, form a section: its columns follow each other in those arrays, each as
+long as the section has rows. After the numbers that occur once, the counts name each section that is present
+by its number, with the number of its rows. Both ends are generated from the same declarations: the functions
+in the database (``functions``) and the packing of the arrays (``codec``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from perdure.model.records import KINDS, Kind
 
 Slot = Literal["n", "s", "b"]
-"""The array that a column travels in: numbers, strings, bytes."""
+"""The array that carries a column: numbers, strings, bytes."""
 
 Action = Literal["check", "put", "delete"]
 
@@ -46,8 +46,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadShape:
-    """Reads of one kind that differ only in values: the length of the key's prefix, the order, and whether
-    they continue ``after`` something. A prefix that is a whole key reads one record."""
+    """Reads of one kind that differ only in values: the length of the key's prefix, the order, and ``after``,
+    True if they continue after a position. A prefix that is a whole key reads one record."""
 
     kind: Kind
     depth: int
@@ -61,7 +61,7 @@ class ReadShape:
 
     @property
     def columns(self) -> tuple[SectionColumn, ...]:
-        """Item number, partition number, limit, whether bodies are asked for; prefix; where to go on."""
+        """Item number, partition number, limit, flag for bodies; prefix; position to continue after."""
         kinds = {c.name: c.kind for c in (*self.kind.key, *self.kind.fields)}
         own = [SectionColumn(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
         own += [SectionColumn(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
@@ -118,8 +118,8 @@ SHAPE_OF: dict[tuple[Kind, int, str | None, bool, bool], int] = {
 
 @cache
 def answer_slots(kind: Kind) -> tuple[tuple[str, str, Slot], ...]:
-    """For each column of a kind in the order of ``Kind.columns``: its name, the answer's column that brings
-    it, and what it is. Kinds share the columns of an answer."""
+    """Return for each column of a kind in the order of ``Kind.columns``: its name, the answer's column that
+    carries it, and its array. Kinds share the columns of an answer."""
     slots: dict[str, Slot] = {c.name: _SLOTS[c.kind] for c in (*kind.key, *kind.fields)}
     slots["version"] = "n"
     used = {"n": 0, "s": 0, "b": 0}
@@ -143,4 +143,4 @@ def _answer() -> tuple[tuple[str, Slot], ...]:
 
 
 ANSWER: tuple[tuple[str, Slot], ...] = _answer()
-"""The columns of an answer to a fetch: the item's number, what all kinds share, and the body."""
+"""The columns of an answer to a fetch: the item's number, the columns that all kinds share, and the body."""

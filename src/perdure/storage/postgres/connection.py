@@ -1,7 +1,7 @@
-"""One connection to the server, and the one place where the client's exceptions become Perdure's.
+"""One connection to the server, and the translation of the client's exceptions to Perdure's.
 
-A link belongs to one thread. It connects when it is first used and again after it was lost, sends one
-statement at a time, and gives up on an answer that does not come.
+A connection belongs to one thread. It connects when it is first used and again after it was lost, sends one
+statement at a time, and gives up if no answer arrives in time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.storage.postgres.url import PostgresUrl
 R = TypeVar("R")
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long an answer may take; a server that is silent for longer counts as lost."""
+"""Seconds to wait for an answer; a server that is silent for longer counts as lost."""
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _AGAIN = {"57P03", "53300", "57P01", "57P02"}
@@ -33,22 +33,23 @@ _HOPELESS = ("authentication failed", "no password supplied", "does not exist", 
 
 
 class ConnectionLost(Exception):
-    """The connection broke, or was silent for too long: what was asked may have been done, or not. Never
-    leaves the driver."""
+    """The connection broke, or was silent for too long: the statement may have been executed, or not. Handled
+    within the driver."""
 
 
 class StatementRolledBack(Exception):
-    """The server rolled the statement back because of others; it may be repeated. Never leaves the driver."""
+    """The server rolled a statement back because of concurrent ones; it may be repeated. Handled within the
+    driver."""
 
 
 _SILENT = psycopg.OperationalError("the server took the connection and says nothing")
 
 
 class ServerConnection:
-    """A connection that its thread may lose and find again. ``stop`` ends its waiting for a server.
+    """A connection that its thread may lose and reopen. ``stop`` ends its wait for a server.
 
-    ``distance_s`` is how long a question that costs the server nothing took when it connected; infinite while
-    it is not.
+    ``distance_s`` is the duration of a query that costs the server nothing, made when it connected; infinite
+    while it is not connected.
     """
 
     def __init__(self, place: PostgresUrl, stop: threading.Event | None = None) -> None:
@@ -62,7 +63,7 @@ class ServerConnection:
         self.distance_s = float("inf")
 
     def connect(self, *, patiently: bool = False) -> None:
-        """Connect unless connected; ``patiently`` waits for a server that is away or starting."""
+        """Connect unless connected; with ``patiently``, wait for a server that is away or starting."""
         if self._connection is not None:
             return
         deadline = time.monotonic() + self._place.patience
@@ -90,12 +91,13 @@ class ServerConnection:
                     raise _unreachable(error, self._place) from error
 
     def deadline(self) -> int:
-        """The moment at which an answer to what is sent now is no longer waited for, or a little earlier, by
-        the server's clock. A write that begins later must not happen: it may have been sent again."""
+        """Return the end of the wait for an answer to a statement sent now, or a little earlier, in
+        microseconds of the server's clock. A write that begins later must not happen: it may have been sent
+        again."""
         return self._ahead + int((time.monotonic() + ANSWER_TIMEOUT_S) * 1_000_000)
 
     def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
-        """By how many microseconds the server's clock is ahead of this process's monotonic one, at least."""
+        """Return the least lead of the server's clock over this process's monotonic one, in microseconds."""
         pgconn.send_query(f"SELECT {NOW}".encode())
         result = self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
         if result.status != pq.ExecStatus.TUPLES_OK:
@@ -103,14 +105,14 @@ class ServerConnection:
         return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
 
     def connected(self) -> psycopg.Connection:
-        """The connection, made if need be, for statements that only a migration has."""
+        """Return the connection, opened if necessary, for statements that only a migration has."""
         self.connect()
         if self._connection is None:
             raise ConnectionLost
         return self._connection
 
     def lose(self) -> None:
-        """Let go of the connection; the next request makes another."""
+        """Close the connection; the next request opens another."""
         connection, self._connection = self._connection, None
         self.distance_s = float("inf")
         if connection is not None:
@@ -119,8 +121,18 @@ class ServerConnection:
     def ask(
         self, statement: Statement, values: Sequence[bytes | None], unpack: Callable[[pq.abc.PGresult], R]
     ) -> R:
-        """Send one statement and read its answer. ``ConnectionLost`` or ``StatementRolledBack``, or an error
-        of Perdure's."""
+        """Send one statement and read its answer.
+
+        Args:
+            statement: The statement.
+            values: Its parameters.
+            unpack: Reads the result.
+
+        Raises:
+            ConnectionLost: The statement may have been executed, or not.
+            StatementRolledBack: It may be repeated.
+            PerdureError: The server refused it.
+        """
         connection = self.connected()
         try:
             result = self._roundtrip(connection.pgconn, statement, values)
@@ -138,7 +150,7 @@ class ServerConnection:
             self.lose()
             raise ConnectionLost from error
         if state == TOO_LATE:
-            self.lose()  # the clocks went apart; the next connection compares them again
+            self.lose()  # the clocks diverged; the next connection compares them again
         if state in ("40001", "40P01", TOO_LATE):
             raise StatementRolledBack from error
         raise translated(error, self._place) from error
@@ -186,7 +198,7 @@ class ServerConnection:
 
 
 def _may_pass(error: psycopg.Error) -> bool:
-    """Whether a connection that failed may succeed a little later."""
+    """Return True if a connection that failed may succeed a little later."""
     if error.sqlstate is not None:
         return error.sqlstate in _AGAIN
     text = str(error)
@@ -205,7 +217,7 @@ def _may_pass(error: psycopg.Error) -> bool:
 
 
 def _unreachable(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
-    """Why no connection was made, in one sentence."""
+    """Return the error for a failed connection, with its reason in one sentence."""
     text = " ".join(str(error).split())
     if "authentication failed" in text or "no password supplied" in text:
         return Unavailable(
@@ -252,9 +264,9 @@ def _unreachable(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
 
 
 def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
-    """What a refused statement means."""
+    """Return the error for a refused statement."""
     state = error.sqlstate or ""
-    said = error.diag.message_primary or type(error).__name__
+    message = error.diag.message_primary or type(error).__name__
     if state in ("42P01", "42883", "3F000", "42703"):
         return MigrationRequired(
             f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
@@ -271,7 +283,7 @@ def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
         )
     if state == "42501":
         return Unavailable(
-            f"{place.name}: the user lacks a right in schema {place.schema!r} ({said}); "
+            f"{place.name}: the user lacks a right in schema {place.schema!r} ({message}); "
             "grant it USAGE on the schema, and SELECT, INSERT, UPDATE, DELETE on its tables"
         )
     if state == "55P03":
@@ -290,9 +302,9 @@ def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
             "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
         )
     if state in ("22003", "22P02", "54000", "54001", "22023", "0A000"):
-        return TooLarge(f"{place.name}: a value is too large for PostgreSQL: {said}")
+        return TooLarge(f"{place.name}: a value is too large for PostgreSQL: {message}")
     if state == "53100":
         return Unavailable(f"{place.name}: the server's disk is full; nothing was stored. Free space there")
     if state.startswith("XX"):
         return Corrupt(f"{place.name}: PostgreSQL reports damage ({state}); look into the server's log")
-    return Unavailable(f"{place.name}: PostgreSQL refused a statement ({state}: {said})")
+    return Unavailable(f"{place.name}: PostgreSQL refused a statement ({state}: {message})")

@@ -1,8 +1,8 @@
-"""PostgreSQL: requests that arrive while others are under way share the next trip.
+"""PostgreSQL: requests that arrive while others are under way share the next round trip.
 
-A commit is one call of a function in the database, so nothing is held there between two messages of ours,
-and a group of commits is one transaction, one flush of the log and one round trip. Reads go in groups as
-well, each group in one snapshot. The threads that wait for the server each own a connection.
+A commit is one call of a function in the database, so no lock is held there between two messages, and a
+group of commits is one transaction, one flush of the log and one round trip. Reads go in groups as well, each
+group in one snapshot. The threads that wait for the server each own a connection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from perdure.storage.postgres.url import PostgresUrl
 
 R = TypeVar("R")
 Touch = tuple[Partition, Kind, Key, type[Op]]
-"""A record, and the kind of write on it that a later one may have covered."""
+"""A record, and the kind of earlier write on it that a later one may have overwritten."""
 
 _LIMITS = CommitLimits(ops=20_000, bytes=16 << 20)
 _WRITES_MAX = 128
@@ -57,7 +57,7 @@ _ROLLBACKS = 8
 
 
 class PostgresDriver:
-    """One database. Opening it neither creates nor migrates the schema."""
+    """One database. Creating the driver neither creates nor migrates the schema."""
 
     has_listing = True
     searches_items = True
@@ -120,7 +120,7 @@ class PostgresDriver:
         return link
 
     def _connected(self) -> ServerConnection:
-        """This thread's connection, made if need be, with patience."""
+        """Return this thread's connection, opened if necessary, waiting for a server that is away."""
         link = self._link()
         link.connect(patiently=True)
         nearest = min(each.distance_s for each in self._links)
@@ -147,7 +147,7 @@ class PostgresDriver:
             if len(jobs) == 1:
                 jobs[0].error = _raised(error, self._place)
                 return
-            # One bad write must not fail its neighbours.
+            # One bad write must not fail the others: each is repeated by itself.
             for job in jobs:
                 self._write_together([job])
         else:
@@ -155,7 +155,7 @@ class PostgresDriver:
                 job.answer = outcome
 
     def _settle_all(self, jobs: Sequence[PendingRequest]) -> None:
-        """Settle the jobs of a trip whose answer was lost, in their order."""
+        """Determine the outcome of the jobs of a round trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
         self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
 
@@ -171,8 +171,8 @@ class PostgresDriver:
         return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
     def _settle(self, job: PendingRequest, after: Collection[Touch]) -> Any:
-        """Do a write whose answer was lost, unless it turns out to be done. What was written over ``after``
-        it in the same trip says nothing of it, and it must not be done again."""
+        """Repeat a write whose answer was lost, unless it is found to be applied. Records in ``after`` were
+        overwritten in the same round trip: they prove nothing, and must not be written again."""
         try:
             return self._patiently(lambda: self._done(job.effect, after))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
@@ -196,7 +196,7 @@ class PostgresDriver:
         (outcome,) = self._commit([effect])
         if not isinstance(outcome, Refused):
             return outcome
-        # The lost one may have been on its way still: then it is the one that refuses this.
+        # The lost write may have arrived only now: then it is the one that caused this refusal.
         answers = self._evidence(seen)
         if was_applied(seen, answers):
             return Committed()
@@ -224,12 +224,12 @@ class PostgresDriver:
             return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
 
         while self._patiently(lambda: self._repeated(once)):
-            # The partition is gone; what is made under its name from now on is not what was to be dropped.
+            # The partition is removed; one that is created under its name from now on must be kept.
             names[:] = [None] * len(names)
         return Committed()
 
     def _drop_if(self, effect: Drop, names: Sequence[bytes | None]) -> int:
-        """Drop a partition if its checks hold: 0, or the number of the first that does not."""
+        """Drop a partition if its checks hold; return 0, or the number of the first that does not."""
         link = self._connected()
         deadline = link.deadline()
         numbers = [number.to_bytes(8, "big") for number in (_DROP_ROWS, deadline)]
@@ -312,10 +312,10 @@ class PostgresDriver:
 
         return self._patiently(once)
 
-    # Trouble
+    # Failures
 
     def _reaches(self, jobs: Sequence[PendingRequest]) -> bool:
-        """Whether the server is there; if not, all jobs hear so after one wait, not each after its own."""
+        """Return True if the server is reachable; if not, set the error of all jobs after one wait."""
         try:
             self._connected()
         except Unavailable as error:
@@ -325,7 +325,7 @@ class PostgresDriver:
         return True
 
     def _each(self, jobs: Sequence[PendingRequest], work: Callable[[PendingRequest], Any]) -> None:
-        """Do the jobs one by one. Where the server is away, all that are left hear what the first one did."""
+        """Do the jobs one by one. If the server is away, all remaining ones get the first one's error."""
         for at, job in enumerate(jobs, 1):
             job.error = None
             try:
@@ -339,7 +339,7 @@ class PostgresDriver:
                 return
 
     def _repeated(self, work: Callable[[], R]) -> R:
-        """What ``work`` returns once the server has not rolled it back because of others."""
+        """Return the result of ``work``, repeated while the server rolls it back because of others."""
         for attempt in range(_ROLLBACKS):
             try:
                 return work()
@@ -348,7 +348,7 @@ class PostgresDriver:
         return work()
 
     def _patiently(self, work: Callable[[], R]) -> R:
-        """What ``work``, which may be done twice, returns on a connection that lasts."""
+        """Return the result of ``work``, repeated after lost connections; it may be executed twice."""
         for attempt in range(_ATTEMPTS):
             try:
                 return work()
@@ -358,7 +358,8 @@ class PostgresDriver:
 
 
 def _written(jobs: Iterable[PendingRequest]) -> set[Touch]:
-    """What of earlier writes these may cover: one that must find nothing covers no put."""
+    """Return the earlier writes that these may have overwritten: one that must find nothing overwrites no
+    put."""
     effects = [job.effect for job in jobs]
     return {
         (e.partition, op.kind, op.key, covered)
@@ -380,7 +381,7 @@ def _outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
 
 
 def _portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
-    """The group in pieces that one trip carries; a drop goes alone, in its place."""
+    """Yield the group in parts that fit one round trip; a drop is a part of its own, in its place."""
     held: list[PendingRequest] = []
     size = 0
     for job in group:
@@ -401,7 +402,7 @@ def _portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]
 
 
 def _raised(error: Exception, place: PostgresUrl) -> Exception:
-    """What a caller gets for an error of this driver's own making."""
+    """Return the error for a caller, translated if it is one of this driver's own."""
     new: PerdureError
     if isinstance(error, struct.error | OverflowError):
         new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")

@@ -1,10 +1,10 @@
-"""The functions in the database: a group of commits, a group of fetches, finding by an index, removing a
-partition.
+"""The functions in the database: a group of commits, a group of fetches, the search by an index, the removal
+of a partition.
 
 They are generated from the declared kinds and carry the layout's version in their names, so that two
-releases can work on one database. Inside a function each statement's plan is made once a session, also
-behind a pooler, where nothing can be prepared by name. A function finds the statement of a section by
-halving, so kinds that a call does not use cost it next to nothing.
+releases can work on one database. Inside a function each statement is planned once a session, also behind a
+pooler, where nothing can be prepared by name. A function finds the statement of a section by bisection, so
+kinds that a call does not use cost it next to nothing.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from perdure.storage.postgres.columns import (
 _TYPES = {"n": "bigint", "s": "text", "b": "bytea"}
 _COLUMN_TYPES = {"integer": "bigint", "text": "text", "bytes": "bytea"}
 
-# Every statement reaches its rows by a key that it is handed, so an index is always right; a plan made while
-# the tables were small must not scan them when they have grown.
+# Every statement reaches its rows by a given key, so an index is always right; a plan made while the tables
+# were small must not scan them when they have grown.
 _BY_INDEX = """
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET jit = off"""
 
 LOCK_TIMEOUT_S = 10
-"""How long a commit waits for somebody who holds rows of its partition: no commit of ours holds them for
-longer than its one statement takes, so it is another client's open transaction."""
+"""Seconds for which a commit waits for a lock on rows of its partition. Perdure's own commits hold such locks
+for the time of one statement, so a longer one is held by another client's open transaction."""
 
 
 TOO_LATE = "P5002"
 """The state in which a statement ends that begins after its deadline; it has done nothing."""
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-"""The server's clock in microseconds, which deadlines are of."""
+"""The server's clock in microseconds, on which deadlines are based."""
 
 
 def every(schema: str, version: int) -> list[str]:
-    """The statements that make the functions of a version."""
+    """Return the statements that create the functions of a version."""
     makers = (commit, fetch, drop)
     return [make(schema, version) for make in makers] + [find(schema, version, index) for index in INDEXED]
 
 
 def commit(schema: str, version: int) -> str:
-    """``commit_N(counts, numbers, texts, bytes)``: for each job 0, or the number of its first operation whose
-    expectation did not hold. Sections are executed as they come."""
+    """Return ``commit_N(counts, numbers, texts, bytes)``: for each job 0, or the number of its first
+    operation whose expectation did not hold. Sections are executed in the order given."""
     body = _chosen([_section(schema, section) for section in SECTIONS])
     return f"""\
 CREATE FUNCTION {schema}.commit_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[]) RETURNS bigint[]
@@ -99,7 +99,7 @@ BEGIN
     SELECT coalesce(array_agg(pk), '{{}}') INTO _made FROM made;
     _new := _new || _made;
   END LOOP;
-  -- Whoever sent this has given up by then, and may have sent it again.
+  -- The sender has given up by then, and may have sent it again.
   IF {NOW} > _c[3] THEN
     RAISE EXCEPTION 'perdure: too late' USING ERRCODE = '{TOO_LATE}';
   END IF;
@@ -119,7 +119,7 @@ END $perdure$"""
 
 
 def fetch(schema: str, version: int) -> str:
-    """``fetch_N(counts, numbers, texts, bytes)``: the records of many items in one snapshot."""
+    """Return ``fetch_N(counts, numbers, texts, bytes)``: the records of many items in one snapshot."""
     body = _chosen([_shape(schema, shape) for shape in SHAPES])
     columns = ", ".join(f"{name} {_TYPES[slot]}" for name, slot in ANSWER)
     return f"""\
@@ -148,8 +148,8 @@ END $perdure$"""
 
 
 def find(schema: str, version: int, index: str) -> str:
-    """``INDEX_N(value, limit, tenant)``: partition, key and fields of the records that an index finds, in the
-    index's order, a tenant's or everybody's. However many there are, no more are read than it takes."""
+    """Return ``INDEX_N(value, limit, tenant)``: partition, key and fields of the records that an index finds,
+    in the index's order, for one tenant or all. It reads no more entries than it needs."""
     kind = INDEXED[index]
     columns = (*kind.key, *kind.fields)
     (indexed,) = (c for c in columns if c.name == kind.index)
@@ -170,8 +170,8 @@ END $perdure$"""
 
 
 def drop(schema: str, version: int) -> str:
-    """``drop_N(tenant, thread, space, most, deadline)``: at once nobody finds the partition any more; at most
-    so many rows of dropped partitions, whosever they are, are removed. Whether there is more to remove."""
+    """Return ``drop_N(tenant, thread, space, most, deadline)``: hides the partition at once, and removes at
+    most ``most`` rows of any dropped partitions; true if there are more to remove."""
     removals = "\n".join(
         f"    DELETE FROM {schema}.{kind.name} WHERE ctid = ANY (ARRAY("
         f"SELECT ctid FROM {schema}.{kind.name} WHERE t = _pk LIMIT _most));\n"
@@ -208,8 +208,8 @@ END $perdure$"""
 
 
 def drop_by(schema: str, old: int, version: int) -> str:
-    """Makes ``drop_OLD`` do what ``drop_N`` does, for processes of the release that knows only the old one:
-    they must not leave rows behind in tables that they do not know."""
+    """Return the statement that makes ``drop_OLD`` do what ``drop_N`` does, for processes of the release that
+    knows only the old one: they must not leave rows behind in tables that they do not know."""
     return f"""\
 CREATE OR REPLACE FUNCTION {schema}.drop_{old}(
   _tenant text, _thread text, _space text, _most bigint, _deadline bigint) RETURNS boolean
@@ -220,7 +220,7 @@ END $perdure$"""
 
 
 def _chosen(blocks: Sequence[str], first: int = 0) -> str:
-    """The statements that execute block ``_x``, which is found by halving."""
+    """Return the statements that execute block ``_x``, which is found by bisection."""
     if len(blocks) == 1:
         return blocks[0]
     half = len(blocks) // 2
@@ -235,7 +235,8 @@ def _section(schema: str, section: Section) -> str:
 
 
 def _source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
-    """What unfolds a section's columns into rows, and what steps past them."""
+    """Return the expression that unfolds a section's columns into rows, and the statements that step past
+    them."""
     used = {"n": 0, "s": 0, "b": 0}
     slices: list[str] = []
     names: list[str] = []
@@ -249,8 +250,8 @@ def _source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
 
 
 def ordered_by_field(column: str, table: str = "") -> str:
-    """A key's column in an index that is ordered by a field. It stands there as an expression, so that while
-    a table has no statistics this index is not taken for as good as the key when one record is looked for."""
+    """Return a key's column in an index that is ordered by a field. It is an expression, so that the planner
+    does not prefer this index to the key for single records while a table has no statistics."""
     return f"({table}{column} || '')"
 
 

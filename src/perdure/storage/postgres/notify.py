@@ -1,7 +1,7 @@
-"""PostgreSQL's ``LISTEN`` and ``NOTIFY`` as the wire of a bell: one connection of its own, for both.
+"""PostgreSQL's ``LISTEN`` and ``NOTIFY`` as the connection of a notifier: one connection for both.
 
-Nothing is notified in a transaction that stores something: notifying transactions wait for each other at
-their end. Channels are a database's, so the schema is in the channel's name.
+Notifications are never part of a transaction that stores something: notifying transactions wait for each
+other at their end. Channels belong to a database, so the schema is part of the channel's name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ANSWER_S = 5.0
 
 
 class PostgresListener:
-    """The connection of a bell to the server that the URL names for notifications."""
+    """The connection of a notifier to the server that the URL names for notifications."""
 
     def __init__(self, place: PostgresUrl, conninfo: str) -> None:
         self._conninfo = conninfo
-        # Letters and digits: as long as a name may be, and the same quoted or not.
+        # Letters and digits: within the length of a name, and the same quoted or not.
         self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"
         self._connection: psycopg.Connection | None = None
 
@@ -61,7 +61,7 @@ class PostgresListener:
         return found
 
     def _ask(self, statement: str, values: tuple[bytes, ...]) -> None:
-        """Send a statement and wait for its answer, not for ever; notes that come along are kept."""
+        """Send a statement and wait up to 5 seconds for its answer; notifications that arrive are kept."""
         pgconn = self._pgconn()
         deadline = time.monotonic() + _ANSWER_S
         poll = select.poll()

@@ -14,7 +14,7 @@ _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
 
 
 def _granted(*tables: str) -> str:
-    """A step's statement: whoever may use the tables of before may use these, which it has made."""
+    """Return a step's statement that grants the rights on the old tables also on ``tables``, its new ones."""
     names = ", ".join(f"'{table}'" for table in tables)
     return (
         "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
@@ -28,8 +28,8 @@ def _granted(*tables: str) -> str:
 
 
 # One entry a version: the statements that lead to its tables from the version before, with {schema} for the
-# schema's name. They are history: a later change of the declarations must not change what they do. An empty
-# database gets the present schema at once.
+# schema's name. They are frozen: a later change of the declarations must not change them. An empty database
+# gets the current schema at once.
 STEPS: dict[int, tuple[str, ...]] = {
     2: (
         'CREATE TABLE {schema}.lane (t bigint NOT NULL, name text COLLATE "C" NOT NULL, due_at bigint, last'
@@ -71,12 +71,12 @@ STEPS: dict[int, tuple[str, ...]] = {
 
 
 def quoted(name: str) -> str:
-    """A name as an identifier of SQL."""
+    """Return a name as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def whole(name: str) -> tuple[str, ...]:
-    """The statements that make an empty database ready, in order."""
+    """Return the statements that set up an empty database, in order."""
     schema = quoted(name)
     statements = [
         f"CREATE SCHEMA IF NOT EXISTS {schema}",
@@ -97,14 +97,14 @@ def whole(name: str) -> tuple[str, ...]:
 
 
 def pending(name: str, found: int) -> tuple[str, ...]:
-    """The statements that lead from a version, 0 for none, to this release's."""
+    """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
         return whole(name)
     if found >= SCHEMA_VERSION:
         return ()
     schema = quoted(name)
     steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]
-    # Running processes of the release before still call its functions, which stay.
+    # Running processes of the release before still call its functions, which are kept.
     steps += functions.every(schema, SCHEMA_VERSION)
     steps.append(functions.drop_by(schema, found, SCHEMA_VERSION))
     return (*steps, f"UPDATE {schema}.schema SET version = {SCHEMA_VERSION}")

@@ -1,4 +1,4 @@
-"""What is sent: the calls of the functions in the database, and the pages of ``Find``."""
+"""The statements that are sent: calls of the functions in the database, and the pages of ``Find``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement and the types of its parameters, which travel in binary when ``binary``, else as text."""
+    """A statement and the types of its parameters, which travel in binary if ``binary``, else as text."""
 
     name: bytes
     sql: bytes
@@ -65,7 +65,7 @@ class Statements:
         )
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        """The statement of a ``Find`` and its parameters, as text."""
+        """Return the statement of a ``Find`` and its parameters, as text."""
         if effect.index == "threads":
             return self._threads(effect)
         if effect.index == "listed":
@@ -160,7 +160,7 @@ def _typed(sql: str, parameters: Sequence[str | int | bytes]) -> tuple[Statement
 
 
 def _sent(value: str | int | bytes) -> bytes:
-    """A value as text."""
+    """Return a value as text."""
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()
     return (codec.escaped(value) if isinstance(value, str) else str(value)).encode()

@@ -1,4 +1,4 @@
-"""What a ``postgresql://`` URL says: libpq's own parameters, and five of ours."""
+"""Reads ``postgresql://`` URLs: libpq's own parameters, and five of Perdure's."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SCHEMA, _POOL, _PATIENCE = "perdure", "8", "10"
 _FORCED = {"client_encoding": "UTF8"}
 _OWN = ("schema", "pool", "prepare", "patience", "notify")
 _PASSABLE = 63
-"""How long a name may be in PostgreSQL; it would cut a longer one without a word."""
+"""The most bytes of a name in PostgreSQL, which truncates longer ones silently."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresUrl:
-    """A database and a schema in it, and how it is used: connections of this process, whether statements may
-    be prepared by name, and how many seconds a lost server is waited for. ``notify`` is the connection for
-    notifications, if there are to be any."""
+    """A database and a schema in it, and their settings: ``pool``, the connections of this process;
+    ``prepare``, True if statements may be prepared by name; ``patience``, the seconds for which a lost server
+    is waited for; ``notify``, the connection for notifications, ``None`` for none."""
 
     url: str
     conninfo: str
@@ -48,18 +48,18 @@ class PostgresUrl:
 
     @property
     def name(self) -> str:
-        """The URL as errors show it."""
+        """The URL without its password, for errors."""
         return redacted(self.url)
 
     @property
     def migrate(self) -> str:
-        """The command that brings the schema there."""
+        """The command that creates or upgrades the schema."""
         parameters = "" if self.schema == _SCHEMA else f"?schema={self.schema}"
         return f"perdure migrate {self.name}{parameters}"
 
 
 def parse_url(url: str) -> PostgresUrl:
-    """Read a URL; ``BadUrl`` for what it cannot mean."""
+    """Read a URL; raise ``BadUrl`` if it is invalid."""
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
@@ -91,7 +91,7 @@ def parse_url(url: str) -> PostgresUrl:
 
 
 def _conninfo(name: str, plain: str) -> str:
-    """A URL of libpq's, checked, with what is not said in it."""
+    """Return a checked connection string for libpq, with defaults for what the URL leaves out."""
     try:
         given = conninfo.conninfo_to_dict(plain)
         if not all(port.isdecimal() for port in str(given.get("port") or "1").split(",") if port):

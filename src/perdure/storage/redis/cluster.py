@@ -1,8 +1,8 @@
-"""Getting calls to the servers that own their slots and answers back: many calls in one trip, each answered.
+"""Sends calls to the servers that own their slots, and returns their answers: many calls in one round trip.
 
-A call that a server certainly did not execute is made again, for as long as the caller has patience. One
-whose answer was lost is made again only if it may be; else its answer is ``CallLost``, and the caller finds
-out.
+A call that a server certainly did not execute is repeated, for as long as the caller's patience allows. One
+whose answer was lost is repeated only if it is ``safe``; else its answer is ``CallLost``, and the caller has
+to determine the outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JUMPS = 8
 
 
 class Call(NamedTuple):
-    """One command for the server that owns ``slot``. ``safe`` says that it may be executed twice."""
+    """One command for the server that owns ``slot``. ``safe`` is True if it may be executed twice."""
 
     slot: int
     parts: Sequence[bytes]
@@ -43,12 +43,20 @@ class CallLost(Exception):
 def evaluate(
     script: scripts.Script, slot: int, keys: Sequence[bytes], args: Iterable[bytes], safe: bool
 ) -> Call:
-    """A call of a script that the servers know by its digest."""
+    """Return a call of a script that the servers know by its digest.
+
+    Args:
+        script: The script.
+        slot: The slot of its keys.
+        keys: The keys.
+        args: The other arguments.
+        safe: True if it may be executed twice.
+    """
     return Call(slot, (b"EVALSHA", script.sha, b"%d" % len(keys), *keys, *args), safe)
 
 
 def packed(parts: Sequence[bytes]) -> bytes:
-    """A command as it goes over the wire."""
+    """Return a command in its wire format."""
     out = [b"*%d\r\n" % len(parts)]
     for part in parts:
         out += (b"$%d\r\n" % len(part), part, b"\r\n")
@@ -56,10 +64,10 @@ def packed(parts: Sequence[bytes]) -> bytes:
 
 
 class Topology:
-    """Which node owns which slot, and how far they are; shared by all connections of a driver.
+    """The owners of slots, and the distance to the servers; shared by all connections of a driver.
 
-    ``distance_s`` is the least that a trip took which was made since something last broke; infinite before
-    the first. ``breaks`` counts what broke.
+    ``distance_s`` is the shortest round trip in seconds since the last failure; infinite before the first.
+    ``breaks`` counts failures.
     """
 
     def __init__(self, settings: RedisUrl) -> None:
@@ -83,7 +91,7 @@ class Topology:
             return self._owners[slot]
 
     def nodes(self) -> list[Node]:
-        """Every node that takes writes."""
+        """Return every node that takes writes."""
         if not self.settings.cluster:
             return [self._seed]
         with self._lock:
@@ -92,14 +100,14 @@ class Topology:
             return list(dict.fromkeys(self._owners.values()))
 
     def doubt(self) -> None:
-        """Something moved or broke: ask the cluster again before the next call."""
+        """Record a failure or a moved slot: the cluster is asked again before the next call."""
         self._known = not self.settings.cluster
         with self._lock:
             self.distance_s = float("inf")
             self.breaks += 1
 
     def took(self, seconds: float, breaks: int) -> None:
-        """A trip was made in this time, begun when so much had broken."""
+        """Record the duration of a round trip, unless there was a failure since ``breaks`` was read."""
         with self._lock:
             if breaks == self.breaks:
                 self.distance_s = min(self.distance_s, seconds)
@@ -108,7 +116,7 @@ class Topology:
         self._owners[slot] = node
 
     def connect(self, node: Node) -> Any:
-        """A new connection, open and admitted; a ``Connection`` of the client, most of which has no types."""
+        """Return a new connection, authenticated; a ``Connection`` of the client, which is mostly untyped."""
         options = dict(self.settings.connect)
         options.update(host=node[0], port=node[1], protocol=2, retry=Retry(NoBackoff(), 0))
         connection: Any = options.pop("connection_class", Connection)(**options)
@@ -140,7 +148,7 @@ class Topology:
 
 
 class NodeConnections:
-    """One worker's connections, a node each; for one thread at a time."""
+    """One worker's connections, one for each node; for one thread at a time."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -153,8 +161,12 @@ class NodeConnections:
         self._open.clear()
 
     def run(self, calls: Sequence[Call], patience: float) -> list[Any]:
-        """The answer of each call: what the server said, ``CallLost``, or the ``PerdureError`` that it ends
-        in. Calls that were refused for the moment are repeated for ``patience`` seconds."""
+        """Return the answer of each call: the server's, ``CallLost``, or a ``PerdureError``.
+
+        Args:
+            calls: The calls.
+            patience: Seconds for which calls that were refused temporarily are repeated.
+        """
         answers: list[Any] = [None] * len(calls)
         left: Sequence[int] = range(len(calls))
         until, pause, jumps = time.monotonic() + patience, _FIRST_PAUSE, 0
@@ -177,7 +189,7 @@ class NodeConnections:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def ask(self, node: Node, *commands: Sequence[bytes]) -> list[Any]:
-        """The answers of one node to commands of no slot; errors among them, none repeated."""
+        """Return one node's answers to commands without a slot, with errors among them; none is repeated."""
         connection = self._link(node)
         try:
             started, breaks = time.monotonic(), self._topology.breaks
@@ -209,7 +221,8 @@ class NodeConnections:
         answers: list[Any],
         refused: dict[int, Exception],
     ) -> bool:
-        """Make calls to one node; whether some have to be made again elsewhere, or with scripts loaded."""
+        """Send calls to one node; return True if some have to be repeated elsewhere, or with scripts
+        loaded."""
         try:
             connection = self._link(node)
         except (*CLIENT_ERRORS, TypeError) as error:
@@ -259,7 +272,7 @@ class NodeConnections:
         answers: list[Any],
         refused: dict[int, Exception],
     ) -> bool:
-        """Follow what servers said about where a call belongs; whether anything was learnt."""
+        """Follow redirections of servers; return True if any led to new knowledge."""
         load = False
         for n, reply in again:
             if isinstance(reply, client.NoScriptError):
@@ -273,7 +286,7 @@ class NodeConnections:
             elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
                 self._asked(n, (reply.host or node[0], reply.port), calls, answers, refused)
             else:
-                # Half of the slot's keys are elsewhere: a script would take those for gone. It waits.
+                # Half of the slot's keys are elsewhere: a script would treat those as absent. It waits.
                 refused[n] = reply
         if load:
             try:
@@ -286,7 +299,7 @@ class NodeConnections:
     def _asked(
         self, n: int, node: Node, calls: Sequence[Call], answers: list[Any], refused: dict[int, Exception]
     ) -> None:
-        """A slot on its way to another node: this one call goes there."""
+        """Send one call to the node to which its slot is being moved."""
         try:
             self.load(node)
             _, reply = self.ask(node, (b"ASKING",), calls[n].parts)
@@ -305,7 +318,7 @@ class NodeConnections:
             answers[n] = translate(reply, self._shown) if isinstance(reply, Exception) else reply
 
     def load(self, node: Node) -> None:
-        """Make the scripts known to a node."""
+        """Load the scripts into a node."""
         for reply in self.ask(node, *((b"SCRIPT", b"LOAD", script.text) for script in scripts.ALL)):
             if isinstance(reply, Exception):
                 raise reply
@@ -324,7 +337,7 @@ class NodeConnections:
 
 
 def _answer(connection: Any) -> Any:
-    """The next answer, an error among them; what ends the connection is raised."""
+    """Return the next answer, which may be an error; raise an error that ends the connection."""
     try:
         return connection.read_response()
     except client.ResponseError as error:

@@ -1,8 +1,8 @@
 """Redis or Valkey, one server or a cluster: each request is one atomic script in the slot of its bucket.
 
-Requests that arrive while others are on their way leave together with the next, in one trip. How durable an
-acknowledged commit is, is the server's to say: ``appendonly yes`` with ``appendfsync always`` keeps the
-promise; opening warns when the server keeps nothing.
+Requests that arrive while others are under way share the next round trip. The durability of an acknowledged
+commit depends on the server's settings: ``appendonly yes`` with ``appendfsync always`` guarantees it; opening
+warns when the server keeps nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ R = TypeVar("R")
 
 SCHEMA_VERSION = keys.LAYOUT_VERSION
 BUCKETS = 256
-"""How many buckets a new database has; stored with it, and never changed."""
+"""The number of buckets of a new database; stored with it, and never changed."""
 
 PATIENCE = 10.0
-"""Seconds for which a request waits for a server to come back before it is ``Unavailable``."""
+"""Seconds for which a request waits for a server that is away before it is ``Unavailable``."""
 
 _GROUP_MAX = 128
 _LOGGER = logging.getLogger("perdure.storage.redis")
 
 
 class RedisDriver:
-    """One prefix of a Redis or Valkey server or cluster. Opening it connects to nothing yet."""
+    """One prefix of a Redis or Valkey server or cluster. Creating the driver connects to nothing yet."""
 
     def __init__(self, topology: Topology, buckets: int) -> None:
         settings = topology.settings
@@ -82,7 +82,7 @@ class RedisDriver:
 
     @contextmanager
     def _links(self) -> Iterator[NodeConnections]:
-        """Connections for one worker's trip, those that were used last first."""
+        """Return connections for one worker's round trip, the most recently used first."""
         try:
             links = self._idle.pop()
         except IndexError:
@@ -104,7 +104,7 @@ class RedisDriver:
                         job.answer = find(self._space, job.effect, lambda calls: _ask(links, calls))
                     else:
                         sent.append((job, self._call(job.effect)))
-                except Exception as error:  # of one request, and not its neighbours' matter
+                except Exception as error:  # of this request only
                     job.error = error
                     self._doubt(links, error)
             for (job, _), answer in zip(sent, links.run([call for _, call in sent], PATIENCE), strict=True):
@@ -115,7 +115,7 @@ class RedisDriver:
                     self._doubt(links, error)
 
     def _doubt(self, links: NodeConnections, error: Exception) -> None:
-        """What nobody foresaw may have left answers unread, which the next request would take for its own."""
+        """Close connections after an unexpected error: they may hold unread answers of earlier requests."""
         if not isinstance(error, PerdureError):
             links.close()
 
@@ -141,10 +141,10 @@ class RedisDriver:
             return requests.committed(effect, answer)
         if isinstance(effect, Drop):
             return requests.dropped(effect, answer)
-        return requests.told(answer) if isinstance(effect, Now) else None
+        return requests.server_time(answer) if isinstance(effect, Now) else None
 
     def _settle(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
-        """What became of a commit whose answer was lost; it is made again if it was not applied."""
+        """Return the outcome of a commit whose answer was lost, repeating it if it was not applied."""
         call = requests.commit(self._space, effect)
         for _ in range(8):
             if self._stands(links, effect, lost)[0]:
@@ -166,7 +166,7 @@ class RedisDriver:
         raise self._unknown(effect, lost)
 
     def _stands(self, links: NodeConnections, effect: Commit, lost: CallLost) -> tuple[bool, bool]:
-        """Whether a commit was applied, and whether it may have been although it does not stand."""
+        """Return two flags: the commit was applied; it may have been applied although it was overwritten."""
         asked = evidence(effect)
         try:
             (data,) = _ask(links, [requests.fetch(self._space, asked)])
@@ -185,7 +185,7 @@ class RedisDriver:
 
 
 def _ask(links: NodeConnections, calls: Sequence[Call]) -> list[Any]:
-    """The answers of calls that may be repeated; the first error among them is raised."""
+    """Return the answers of calls that may be repeated, or raise the first error among them."""
     answers = links.run(calls, PATIENCE)
     for answer in answers:
         if isinstance(answer, Exception):
@@ -201,8 +201,14 @@ def _layout_key(settings: RedisUrl) -> bytes:
 
 
 def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = None) -> Any:
-    """The answer to one command on the layout record, or to a script with these arguments, without
-    patience."""
+    """Return the answer to one command on the layout record, or to a script with these arguments, without
+    retries.
+
+    Args:
+        settings: The URL.
+        *parts: The command, or the script's arguments.
+        script: The script, if it is one.
+    """
     key = _layout_key(settings)
     slot = key_slot(key)
     links = NodeConnections(Topology(settings))
@@ -217,7 +223,7 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
 
 
 def _stored(settings: RedisUrl) -> tuple[int, int]:
-    """Version and buckets of the layout that is there; zeros when there is none."""
+    """Return version and number of buckets of the stored layout; zeros when there is none."""
     found = _once(settings, b"GET", _layout_key(settings))
     if found is None:
         return 0, 0
@@ -239,8 +245,8 @@ def _refuse_newer(settings: RedisUrl, version: int) -> None:
 
 
 def open_driver(url: str) -> RedisDriver:
-    """Open what is there; ``MigrationRequired`` unless its layout is of this release's version. Warns with
-    ``RuntimeWarning`` when the server would keep nothing over a restart."""
+    """Open the database; raise ``MigrationRequired`` unless its layout has this release's version. Emits a
+    ``RuntimeWarning`` if the server would keep nothing over a restart."""
     settings = read(url)
     version, buckets = _stored(settings)
     _refuse_newer(settings, version)
@@ -257,12 +263,12 @@ def open_driver(url: str) -> RedisDriver:
 
 
 def schema_version(url: str) -> int:
-    """The version of the layout that is there, 0 when there is none."""
+    """Return the version of the stored layout, 0 when there is none."""
     return _stored(read(url))[0]
 
 
 def pending(url: str) -> list[str]:
-    """What ``migrate`` would write now."""
+    """Return the commands that ``migrate`` would execute now."""
     settings = read(url)
     version, buckets = _stored(settings)
     _refuse_newer(settings, version)
@@ -273,7 +279,7 @@ def pending(url: str) -> list[str]:
 
 
 def migrate(url: str) -> int:
-    """Write the layout record, or raise the version of the one that is there; the version before."""
+    """Write the layout record, or raise its version; return the version that it had."""
     settings = read(url)
     version, _ = _stored(settings)
     _refuse_newer(settings, version)
@@ -284,11 +290,11 @@ def migrate(url: str) -> int:
     return version
 
 
-# What the server promises
+# Durability of the server
 
 
 def _warn_of_loss(topology: Topology) -> None:
-    """Warn when a server that takes writes would lose them at a restart, or may evict some."""
+    """Warn if a server that takes writes would lose them at a restart, or may evict some."""
     settings, links = topology.settings, NodeConnections(topology)
     try:
         for node in topology.nodes():

@@ -1,4 +1,4 @@
-"""The one place where the Redis client's exceptions become Perdure's, each with what to do."""
+"""Translates the Redis client's exceptions to Perdure's, each with its fix; the only place that does so."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from redis import exceptions as client
 from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable
 
 CLIENT_ERRORS = (client.RedisError, client.RedisClusterException, OSError)
-"""Whatever the client may raise."""
+"""All exceptions that the client may raise."""
 
 _WORDS = {
     "MISCONF": "refuses writes because its last save to disk failed; free space there and look at its log",
     "NOREPLICAS": "has too few replicas in step to take a write (min-replicas-to-write); bring them back",
-    "BUSY": "is busy with a script of somebody else's; end it with SCRIPT KILL",
+    "BUSY": "is busy with a script of another client; end it with SCRIPT KILL",
     "WRONGTYPE": "holds a key of another program under this prefix; choose another with ?prefix=…",
 }
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the server did not execute the request but may do so soon: it is loading, changing roles, or
-    moving slots."""
+    """Return True if the server did not execute the request but may do so soon: it is loading, changing
+    roles, or moving slots."""
     passing = (
         client.BusyLoadingError,
         client.ReadOnlyError,
@@ -30,14 +30,14 @@ def is_refusal(error: Exception) -> bool:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether trying to connect again will not help: the name or the password is wrong."""
+    """Return True if connecting again cannot help: the name or the password is wrong."""
     if isinstance(error, client.BusyLoadingError):
         return False
     return isinstance(error, client.ResponseError | client.AuthenticationError | client.AuthorizationError)
 
 
 def translate(error: Exception, shown: str) -> PerdureError:
-    """The error to raise for one of the client's; ``shown`` is the URL without its secrets."""
+    """Return the error to raise for one of the client's; ``shown`` is the URL without its secrets."""
     if isinstance(error, PerdureError):
         return error
     new = _translated(error, shown)

@@ -1,4 +1,4 @@
-"""Reading across partitions: every bucket is asked, and the answers are joined in order."""
+"""Finds records across partitions: every bucket is asked, and the answers are merged in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ask = Callable[[Sequence[Call]], list[Any]]
 
 @dataclass(slots=True)
 class _Bucket:
-    """How far a bucket's catalogue was read: behind ``last``, if there is ``more``."""
+    """The progress in one bucket's catalogue: read up to ``last``, with ``more`` behind it or not."""
 
     number: int
     low: bytes
@@ -46,7 +46,7 @@ def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
             bucket.low = b"(" + last
             bucket.entries += entries
         behind = sorted((b for b in buckets if b.more), key=lambda b: b.last)
-        # Beyond the first bucket that was not read to its end, something may still come in between.
+        # Beyond the end of the least advanced unfinished bucket, further entries may come in between.
         sure = sorted(e for b in buckets for e in b.entries if not behind or e <= behind[0].last)
         found = [p for p in map(decode_partition, sure) if p.thread.startswith(effect.prefix)]
         if not behind or len(found) >= effect.limit:
@@ -84,7 +84,7 @@ def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
     polled = scripts.is_polled(kind)
     buckets: Sequence[int] = range(space.buckets)
     if polled:
-        # Mostly there is nothing, and to learn that without a script costs a hundredth.
+        # Mostly there is none, and finding that out without a script costs a hundredth.
         answers = ask([_first(space, number, *args[:2]) for number in buckets])
         buckets = [number for number, entries in zip(buckets, answers, strict=True) if entries]
     calls = [
@@ -104,6 +104,6 @@ def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
 
 
 def _first(space: Keyspace, number: int, low: bytes, high: bytes) -> Call:
-    """The call that reads the first entry of a bucket's polled index, if there is one within the bounds."""
+    """Return the call that reads the first entry within bounds of a bucket's polled index."""
     key = space.index(number, polled=True)
     return Call(space.slot(number), (b"ZRANGEBYLEX", key, low, high, b"LIMIT", b"0", b"1"), safe=True)

@@ -1,5 +1,5 @@
-"""Redis's ``PUBLISH`` and ``SUBSCRIBE`` as the wire of a bell: a connection for each, since one that has
-subscribed can ask nothing else. A cluster passes what is published on to all of its nodes.
+"""Redis's ``PUBLISH`` and ``SUBSCRIBE`` as the connection of a notifier: two connections, as one that has
+subscribed cannot send other commands. A cluster passes what is published on to all of its nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from perdure.storage.redis.cluster import Topology, packed
 
 
 class RedisListener:
-    """The connections of a bell to one of the servers."""
+    """The connections of a notifier to one of the servers."""
 
     def __init__(self, topology: Topology) -> None:
         settings = topology.settings
@@ -58,6 +58,6 @@ class RedisListener:
         self._hearing = self._saying = None
 
     def _ask(self, connection: Any, *parts: bytes) -> None:
-        """Send a command and read its answer; an error is raised."""
+        """Send a command and read its answer; raise an error that it is."""
         connection.send_packed_command([packed(parts)])
         connection.read_response()

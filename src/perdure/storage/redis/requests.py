@@ -1,8 +1,8 @@
-"""From requests of the port to calls of scripts, and from their answers back: names, arguments, bytes.
+"""Translates requests of the port to calls of scripts, and their answers back: names, arguments, bytes.
 
-All keys of a bucket carry its number as their hash tag, so that they share a slot: a partition's records (a
+All keys of a bucket have its number as their hash tag, so that they share a slot: a partition's records (a
 hash), their order and passing order (sorted sets), and for the whole bucket a catalogue of each space, an
-index of records by their indexed field, and one of what is due (sorted sets).
+index of records by their indexed field, and one of queues that are due (sorted sets).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COLUMN = struct.Struct(">II")
 
 
 class PartitionKeys(NamedTuple):
-    """Where a partition is kept."""
+    """The slot, keys and script arguments of a partition."""
 
     slot: int
     keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
@@ -75,11 +75,11 @@ class Keyspace:
         self.place = lru_cache(maxsize=8192)(self._place)
 
     def bucket(self, number: int) -> bytes:
-        """What the names of a bucket's keys begin with."""
+        """Return the prefix of the names of a bucket's keys."""
         return b"%b:{%d}:" % (self.prefix, number)
 
     def records(self, number: int) -> bytes:
-        """What the names of a bucket's hashes of records begin with."""
+        """Return the prefix of the names of a bucket's hashes of records."""
         return self.bucket(number) + b"r:"
 
     def catalogue(self, number: int, space: str) -> bytes:
@@ -113,7 +113,7 @@ class Keyspace:
 
 
 def name(kind: Kind, key: Sequence[Any]) -> bytes:
-    """A record's name within its partition."""
+    """Return a record's name within its partition."""
     return b"%b:%b" % (kind.name.encode(), encode_key(kind, tuple(key)))
 
 
@@ -121,7 +121,7 @@ def name(kind: Kind, key: Sequence[Any]) -> bytes:
 
 
 def commit(space: Keyspace, effect: Commit | Stage) -> Call:
-    """The call that executes a commit, or stages: it expects nothing, so it may be executed twice."""
+    """Return the call for a commit, or for a stage: that expects nothing, so it may be executed twice."""
     place = space.place(effect.partition)
     ops: Sequence[Op] = effect.ops if isinstance(effect, Commit) else effect.puts
     args = [place.encoded, place.listed, place.life, place.records]
@@ -158,7 +158,7 @@ def _columns(kind: Kind, op: Delete) -> Iterator[bytes]:
 
 
 def committed(effect: Commit | Stage, answer: Any) -> Committed | Refused | None:
-    """What the answer to ``commit`` says."""
+    """Return the outcome of ``commit`` from its answer."""
     if isinstance(effect, Stage):
         return None
     if not answer:
@@ -176,7 +176,7 @@ def drop(space: Keyspace, effect: Drop) -> Call:
 
 
 def dropped(effect: Drop, answer: Any) -> Committed | Refused:
-    """What the answer to ``drop`` says."""
+    """Return the outcome of ``drop`` from its answer."""
     if not answer:
         return Committed()
     check = effect.checks[int(answer) - 1]
@@ -187,18 +187,18 @@ def dropped(effect: Drop, answer: Any) -> Committed | Refused:
 
 
 def now(space: Keyspace) -> Call:
-    """The call that asks for the time; on a cluster all ask one node, the owner of the first bucket."""
+    """Return the call that reads the time; on a cluster always from the owner of the first bucket."""
     return Call(space.slot(0), (b"TIME",), safe=True)
 
 
-def told(answer: Sequence[bytes]) -> int:
-    """What the answer to ``now`` says, in microseconds since 1970."""
+def server_time(answer: Sequence[bytes]) -> int:
+    """Return the time of ``now`` from its answer, in microseconds since 1970."""
     seconds, micros = answer
     return int(seconds) * 1_000_000 + int(micros)
 
 
 def fetch(space: Keyspace, effect: Fetch) -> Call:
-    """The call that reads everything a fetch asks for."""
+    """Return the call that reads all items of a fetch."""
     place = space.place(effect.partition)
     gets = [name(item.kind, item.key) for item in effect.items if isinstance(item, Get)]
     args = [b"%d" % len(gets), *gets]
@@ -209,7 +209,8 @@ def fetch(space: Keyspace, effect: Fetch) -> Call:
 
 
 def _is_ordered_there(item: Range) -> bool:
-    """Whether a stored order serves the range. By a field, it is one of keys that differ in the last part."""
+    """Return True if a stored order serves the range. Orders by a field are of keys that differ in the last
+    part."""
     return item.by is None or (item.by in item.kind.by and len(item.prefix) == len(item.kind.key) - 1)
 
 
@@ -236,7 +237,7 @@ def _range(item: Range) -> tuple[bytes, bytes, bytes]:
 
 
 def _edge(item: Range, base: bytes) -> bytes:
-    """The bytes that part what is before ``after`` from what comes behind it."""
+    """Return the bound between what is before ``after`` and what follows it."""
     if not item.by:
         return name(item.kind, item.after)
     edge = base + encode_integer(item.after)
@@ -244,7 +245,7 @@ def _edge(item: Range, base: bytes) -> bytes:
 
 
 def fetched(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
-    """What the answer to ``fetch`` says."""
+    """Return the records of ``fetch`` from its answer."""
     size = _U32.unpack_from
     at = 0
     gets: list[tuple[Record, ...]] = []
@@ -286,7 +287,7 @@ def _ordered(item: Range, found: list[Record]) -> list[Record]:
 
 
 def indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:
-    """What the answer of the script ``indexed`` says."""
+    """Yield the records of the script ``indexed`` from its answer."""
     own = shape(kind)
     for at in range(0, len(answer), 3):
         partition, key, data = answer[at : at + 3]

@@ -10,26 +10,26 @@ from perdure.model.records import KINDS, LANE, Kind
 from perdure.storage.kv.keys import shape
 
 NUMBERS = {kind: number for number, kind in enumerate(KINDS, start=1)}
-"""By which number a script knows a kind. Nothing stored depends on it."""
+"""The numbers by which scripts know the kinds. Nothing stored depends on them."""
 
 
 def is_polled(kind: Kind) -> bool:
-    """Whether the kind's index is a key of its own: it is read all the time, and must keep its entries while
-    releases that do not know the kind tidy up the index that the others share."""
+    """Return True if the kind's index is a key of its own: it is read all the time, and must keep its entries
+    while releases that do not know the kind clean the index that the others share."""
     return kind is LANE
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script and the name by which a server knows it once it was loaded."""
+    """A script, and the digest by which a server knows it once it is loaded."""
 
     text: bytes
     sha: bytes
 
 
 def _kinds() -> str:
-    """The declared kinds, in Lua. A script makes the few that it meets: all of them would take longer than
-    most of what it is called for."""
+    """Return the declared kinds in Lua. A script builds the few that it needs: building all would take longer
+    than most calls."""
     lines = []
     for kind, number in NUMBERS.items():
         own = shape(kind)
@@ -58,7 +58,7 @@ def _script(name: str) -> Script:
     folder = files("perdure.storage.redis") / "lua"
     shared, own = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("records", name))
     text = (_kinds() + shared + own).encode()
-    # Servers name scripts by this digest; it protects nothing.
+    # Servers name scripts by this digest; it is no protection.
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 

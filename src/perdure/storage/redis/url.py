@@ -1,4 +1,4 @@
-"""What a Redis URL says: where the servers are, under which names to keep what, and for how long."""
+"""Reads Redis URLs: the servers, the prefix of keys, and the lifetime of threads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ANSWER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` says
-    whether processes are to tell each other of changes."""
+    """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` is True
+    if processes notify each other of changes."""
 
     shown: str
     cluster: bool
@@ -38,7 +38,7 @@ class RedisUrl:
 
 
 def read(url: str) -> RedisUrl:
-    """Read a URL, or raise ``BadUrl`` with what is wrong about it."""
+    """Read a URL; raise ``BadUrl``, which names the fault, if it is invalid."""
     parts = urlsplit(url)
     shown = redacted(url)
     query = parse_qsl(parts.query, keep_blank_values=True)

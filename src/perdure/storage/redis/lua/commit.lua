@@ -165,7 +165,7 @@ local function is_due()
   return false
 end
 
--- A thread does not end while something in it is due: nobody would be left to look at it.
+-- A thread does not expire while a queue in it is due: no worker would find it any more.
 if life > 0 and is_due() then
   life = 0
 end

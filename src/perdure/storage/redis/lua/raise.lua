@@ -1,4 +1,4 @@
--- Raises the version of the layout record, whoever else does so at the same moment, and never lowers it.
+-- Raises the version of the layout record, also while other clients do the same, and never lowers it.
 -- KEYS: the record. ARGV: the version.
 
 local version, buckets = (redis.call('GET', KEYS[1]) or ''):match('^(%d+)%s+(%d+)$')

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt
-from perdure.model.messages import decode, encode
+from perdure.model.messages import decode_object, encode
 from perdure.model.ops import Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, Partition, Record
@@ -31,7 +31,7 @@ class Document(NamedTuple):
     @classmethod
     def read(cls, record: Record) -> Document:
         """The document of a record; ``Corrupt`` when its body is not what was stored."""
-        return cls(record.key[1], decode(record), record.fields["updated_at"], record.version)
+        return cls(record.key[1], decode_object(record), record.fields["updated_at"], record.version)
 
 
 Change = Callable[[Document | None], Mapping[str, Any] | None]

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
+from perdure.engine.reading import read_each, read_one
 from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Corrupt, NotFound, NotWaiting, QueueFull, RunInProgress
 from perdure.model.messages import (
@@ -163,7 +164,9 @@ class Accept:
                 "can be taken back at once; nothing of this one was stored. Cancel some of them first"
             )
         (found,) = yield from ask(Fetch(self.partition, (Range(INBOX, after=(lane.bound,)),)))
-        waiting = [message for message in map(Message.read, found) if not message.is_withdrawn]
+        waiting = [
+            message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
+        ]
         return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
 
     def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
@@ -181,7 +184,7 @@ class Accept:
         (found,) = yield from ask(Fetch(self.partition, (Get(RUN, (lane.waiting,)),)))
         if not found:
             raise Corrupt(f"thread {thread!r}: the run {lane.waiting!r} that waits is not stored")
-        run = Run.read(found[0])
+        run = read_one(self.partition, Run.read, found[0])
         ids = [i["id"] for i in run.note.get("interrupts", ())]
         asked = " and ".join(map(repr, ids)) or "nothing"
         if unknown := [name for name in named if name not in ids]:
@@ -227,7 +230,7 @@ def accepted_before(partition: Partition, digest: bytes, found: Record) -> Progr
             seq = keys[0].fields["seq"]
             continue
         if seq > 0 and rows:
-            return Accepted(seq, Message.read(rows[0]).id, True)
+            return Accepted(seq, read_one(partition, Message.read, rows[0]).id, True)
         same = [row for row in rows if row.fields["updated_at"] == -seq]
         for message in map(readable, same):
             if message is not None and message.dedupe == digest:
@@ -273,8 +276,10 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
     )
     if not found:
         raise NotFound(f"thread {partition.thread!r} has no message {seq}: it was removed, or never accepted")
-    run = Run.read(runs[0]) if runs else None
-    return Standing(Message.read(found[0]), run if run is not None and run.last >= seq else None)
+    run = read_one(partition, Run.read, runs[0]) if runs else None
+    return Standing(
+        read_one(partition, Message.read, found[0]), run if run is not None and run.last >= seq else None
+    )
 
 
 def find(partition: Partition, run_id: str) -> Program[Standing | None]:
@@ -287,10 +292,10 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
             return Standing(postponed(Document.read(later[0])), None)
         message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
         return None if message is None else Standing(message, None)
-    run = Run.read(found[0])
+    run = read_one(partition, Run.read, found[0])
     # Messages of a finished run are removed one by one; take the first that is left.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
-    first = [message for message in map(Message.read, left) if message.seq <= run.last]
+    first = [message for message in read_each(partition, Message.read, left) if message.seq <= run.last]
     return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id)) if first else None
 
 
@@ -298,7 +303,7 @@ def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Messa
     after = lane.bound
     while after < lane.last:
         (page,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=PAGE),)))
-        for message in map(Message.read, page):
+        for message in read_each(partition, Message.read, page):
             if message.id == message_id:
                 return message
         if len(page) < PAGE:
@@ -312,11 +317,11 @@ def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
     lanes, runs = yield from ask(
         Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
     )
-    if runs and (run := Run.read(runs[0])).last >= seq:
+    if runs and (run := read_one(partition, Run.read, runs[0])).last >= seq:
         return run.id
     after = Lane.read(IN, lanes).bound
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
-    waiting = list(map(Message.read, found))
+    waiting = list(read_each(partition, Message.read, found))
     while waiting:
         taken = batch(waiting, most)
         if taken[-1].seq >= seq:
@@ -402,7 +407,9 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
         lane = Lane.read(IN, lanes)
         message = yield from _pending(partition, lane, message_id)
         # Runs of withdrawn messages changed nothing.
-        asks = next((run for run in map(Run.read, runs) if run.note.get("begun", True)), None)
+        asks = next(
+            (run for run in read_each(partition, Run.read, runs) if run.note.get("begun", True)), None
+        )
         others: list[Record] = []
         if message is not None:
             (behind,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
@@ -450,10 +457,10 @@ def latest(partition: Partition, limit: int, after: int | None = None) -> Progra
             ),
         )
     )
-    found = [Run.read(record) for record in runs]
+    found = list(read_each(partition, Run.read, runs))
     lane = Lane.read(IN, lanes)
     standing: list[Standing] = []
-    for message in map(Message.read, messages):
+    for message in read_each(partition, Message.read, messages):
         taken = next((run for run in found if run.first <= message.seq <= run.last), None)
         standing.append(Standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
     return tuple(standing)
@@ -470,7 +477,9 @@ def given_up(partition: Partition) -> Program[GivenUp]:
     """Read the final failures on a thread. Bodies are read only for these."""
     runs = yield from _in_state(partition, Range(RUN, by="first", reverse=True), (FAILED,))
     replies = yield from _in_state(partition, Range(OUTBOX, reverse=True), (DEAD, UNKNOWN))
-    return GivenUp(tuple(map(Run.read, runs)), tuple(map(Reply.read, replies)))
+    return GivenUp(
+        tuple(read_each(partition, Run.read, runs)), tuple(read_each(partition, Reply.read, replies))
+    )
 
 
 def _in_state(partition: Partition, every: Range, states: tuple[str, ...]) -> Program[list[Record]]:

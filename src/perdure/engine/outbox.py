@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from perdure.engine.reading import read_each, read_one
 from perdure.engine.runs import Unserved
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, Corrupt, Fenced, NotFound
@@ -70,7 +71,7 @@ class Take:
                 f"thread {self.partition.thread!r}: reply {lane.bound + 1} is to be sent and is not stored; "
                 "run `perdure fsck`"
             )
-        return lane, tuple(map(Reply.read, rows))
+        return lane, tuple(read_each(self.partition, Reply.read, rows))
 
     def _attempt(
         self, seen: tuple[Lane, tuple[Reply, ...]]
@@ -191,7 +192,7 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
         lanes, rows = yield from ask(Fetch(partition, (Get(LANE, (OUT,)), Get(OUTBOX, (seq,)))))
         if not rows:
             raise NotFound(f"thread {partition.thread!r} has no reply {seq}")
-        return Lane.read(OUT, lanes), Reply.read(rows[0])
+        return Lane.read(OUT, lanes), read_one(partition, Reply.read, rows[0])
 
     def attempt(seen: tuple[Lane, Reply]) -> Program[Reply | None]:
         lane, reply = seen
@@ -213,7 +214,7 @@ def replies(partition: Partition, limit: int, after: int | None = None) -> Progr
     """Read the newest replies of a thread, newest first, before number ``after``."""
     edge = None if after is None else (after,)
     (found,) = yield from ask(Fetch(partition, (Range(OUTBOX, reverse=True, after=edge, limit=limit),)))
-    return tuple(map(Reply.read, found))
+    return tuple(read_each(partition, Reply.read, found))
 
 
 def _under(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Program[A]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from perdure.engine import followers
+from perdure.engine.reading import read_each, read_one
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
@@ -94,7 +95,7 @@ class Claim:
         lane = Lane.read(IN, lanes)
         epoch = epochs[0].version if epochs else 0
         head = heads[0].fields["checkpoint_id"] if heads else None
-        run = Run.read(runs[0]) if runs else None
+        run = read_one(self.partition, Run.read, runs[0]) if runs else None
         follower = Lane.read(FOLLOWED, followed)
         if not lane.is_due(self.now):
             return _Seen(lane, epoch, head, run, (), follower)
@@ -106,7 +107,9 @@ class Claim:
             span = run.last - after if lane.run_id is not None and run is not None else 0
             items = (self._rows(after, max(self.most, span)),)
             rows = list((yield from ask(Fetch(self.partition, items))))
-        return _Seen(lane, epoch, head, run, tuple(map(Message.read, rows[0])), follower)
+        return _Seen(
+            lane, epoch, head, run, tuple(read_each(self.partition, Message.read, rows[0])), follower
+        )
 
     def _rows(self, after: int, most: int) -> Range:
         return Range(INBOX, after=(after,), limit=most)
@@ -359,4 +362,4 @@ def latest(partition: Partition, limit: int, after: int | None = None) -> Progra
     (found,) = yield from ask(
         Fetch(partition, (Range(RUN, by="first", reverse=True, after=after, limit=limit),))
     )
-    return tuple(map(Run.read, found))
+    return tuple(read_each(partition, Run.read, found))

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import NoneType
 from typing import Any, Literal
 
 from perdure.errors import Corrupt, TooLarge, Unserialisable
@@ -83,7 +84,7 @@ class Message:
 
     @classmethod
     def read(cls, record: Record) -> Message:
-        said, fields = decode(record), record.fields
+        said, fields = decode_object(record, id=str, payload=object, options=dict), record.fields
         return cls(
             said["id"],
             said["payload"],
@@ -153,7 +154,7 @@ class Run:
             fields["base"],
             fields["started_at"],
             fields["updated_at"],
-            decode(record),
+            decode_object(record),
             record.version,
         )
 
@@ -196,7 +197,7 @@ class Reply:
 
     @classmethod
     def read(cls, record: Record) -> Reply:
-        said, fields = decode(record), record.fields
+        said, fields = decode_object(record, payload=object, error=(str, NoneType)), record.fields
         return cls(
             record.key[0],
             fields["run_id"],
@@ -252,11 +253,23 @@ def decode(record: Record) -> Any:
     """The plain data of a body that ``encode`` made; ``Corrupt`` when it is no JSON."""
     try:
         return json.loads(record.body)
-    except ValueError as error:
-        name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
-        raise Corrupt(
-            f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _other_than_stored(record) from error
+
+
+def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str, Any]:
+    """The object in a body, which has these ``fields`` of these types; ``Corrupt`` when it is not that."""
+    found = decode(record)
+    if not isinstance(found, dict) or any(
+        name not in found or not isinstance(found[name], kind) for name, kind in fields.items()
+    ):
+        raise _other_than_stored(record)
+    return found
+
+
+def _other_than_stored(record: Record) -> Corrupt:
+    name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
+    return Corrupt(f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`")
 
 
 def encode(value: Any, what: str) -> bytes:

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from perdure.errors import Corrupt
 from perdure.model.messages import OPEN
-from perdure.model.records import INBOX, RUN
+from perdure.model.ops import Commit, Committed, Put
+from perdure.model.records import INBOX, RUN, Partition
 from perdure.runtime import Runtime, Ticket
 from tests.runtime.graphs import (
     HOUR_US,
@@ -286,5 +288,31 @@ def test_a_thread_with_much_to_say_leaves_rows_for_each_message(near: Storage, t
         assert [n for first, last in spans for n in range(first, last + 1)] == list(range(1, 31))
         assert len(near.rows("ada", INBOX)) == 30
         assert len(near.rows("ada", RUN)) == len(spans) == len(talk.calls)
+
+    go(main())
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]"])
+def test_a_message_that_cannot_be_read_holds_up_its_own_thread_alone(
+    near: Storage, talk: Talk, body: bytes
+) -> None:
+    async def main() -> None:
+        database = near.database()
+        async with working(database, talk.graph, works=False) as front:
+            await front.accept("damaged", "lost")
+        (record,) = near.rows("damaged", INBOX)
+        put = Put(INBOX, record.key, record.fields, body)
+        assert near.driver.perform(Commit(Partition("", "damaged"), (put,))) == Committed()
+        heard = Heard()
+        async with working(near.database(), talk.graph, observers=[heard]) as runtime:
+            for n in range(3):
+                assert (await runtime.wait(await runtime.accept(f"sound {n}", "hello"))).state == "done"
+            await eventually(lambda: heard.count("worker.error") > 0)
+            errors = [fields for name, fields in heard.events if name == "worker.error"]
+            assert {(fields["thread"], fields["error"]) for fields in errors} == {("damaged", "Corrupt")}
+            ticket = Ticket("damaged", 1, "", False, "")
+            with pytest.raises(Corrupt, match="thread 'damaged': inbox '1'"):
+                await runtime.look(ticket)
+            assert {finding.thread_id for finding in database.fsck()} == {"damaged"}
 
     go(main())

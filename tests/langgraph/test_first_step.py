@@ -153,7 +153,7 @@ def test_a_put_returns_early_only_when_a_write_under_way_carries_it(opened: tupl
         at = await calls.begin()
         put = calls.put_input(at)
         writes = calls.put_writes(at)
-        await asyncio.wait_for(put, 5)
+        await asyncio.wait_for(put, 60)
         step = calls.put_step(at)
         await asyncio.sleep(0.05)
         assert not writes.done()
@@ -192,7 +192,7 @@ def test_a_step_that_comes_late_waits_for_what_it_builds_on(opened: tuple[Databa
         calls = Direct(db, driver)
         at = await calls.begin()
         put, writes = calls.put_input(at), calls.put_writes(at)
-        await asyncio.wait_for(put, 5)
+        await asyncio.wait_for(put, 60)
         await asyncio.sleep(0.05)
         commits = [effect for effect in driver.effects if isinstance(effect, Commit)]
         assert list(map(len, map(stores, commits))) == [1]
@@ -213,7 +213,7 @@ def test_writes_that_come_late_wait_for_what_they_build_on(opened: tuple[Databas
         calls = Direct(db, driver)
         at = await calls.begin()
         put, writes = calls.put_input(at), calls.put_writes(at)
-        await asyncio.wait_for(put, 5)
+        await asyncio.wait_for(put, 60)
         await asyncio.sleep(0.05)
         driver.before = None
         late = asyncio.ensure_future(calls.saver.aput_writes(calls.on_input(at), [("x", 1)], "another"))

@@ -72,11 +72,11 @@ def test_a_runtime_at_work(registry: CollectorRegistry, tmp_path: Path) -> None:
             for text in ("hello", "never", "boom", "ask"):
                 ticket = await runtime.accept("ada", text, channel="post", dedupe_key=text)
                 await runtime.accept("ada", text, channel="post", dedupe_key=text)
-                await runtime.wait(ticket, 20)
+                await runtime.wait(ticket, 60)
             await runtime.accept("full", "first", debounce=60, max_wait=60)
             with pytest.raises(QueueFull):
                 await runtime.accept("full", "second")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while {r.state for r in await runtime.replies("ada")} & {"ready", "sending"}:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 

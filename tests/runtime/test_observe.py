@@ -63,12 +63,12 @@ async def scenario(*observers: Any) -> None:
         for text in ("hello", "never", "boom"):
             ticket = await runtime.accept("ada", f"{text} {SECRET}", channel="post", dedupe_key=text)
             assert (await runtime.accept("ada", f"{text} {SECRET}", dedupe_key=text)).is_duplicate
-            await runtime.wait(ticket, 10)
+            await runtime.wait(ticket, 60)
         for _ in range(2):
             await runtime.accept("full", SECRET, debounce=60, max_wait=60)
         with pytest.raises(QueueFull):
             await runtime.accept("full", SECRET)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while {r.state for r in await runtime.replies("ada")} & {"ready", "sending"}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await runtime.delete("ada")

@@ -236,7 +236,7 @@ def test_an_error_that_cannot_be_noted_is_no_reason_to_wait(memory: Storage, tal
     async def main() -> None:
         async with working(memory.database(), talk.graph, settings=settings(attempts=2)) as runtime:
             ticket = await runtime.accept("ada", "boom")
-            run = await runtime.wait(ticket, 3)
+            run = await runtime.wait(ticket, 20)
             assert (run.state, run.attempts) == ("failed", 2)
 
     go(main())
@@ -247,7 +247,7 @@ def test_replies_that_cannot_be_stored_are_hopeless_at_once(memory: Storage, tal
         agent = Agent(talk.graph, to_replies=lambda values, messages: [object()])
         async with working(memory.database(), agent) as runtime:
             ticket = await runtime.accept("ada", "hello", channel="post")
-            run = await runtime.wait(ticket, 3)
+            run = await runtime.wait(ticket, 20)
             assert run.state == "failed"
 
     go(main())
@@ -323,12 +323,12 @@ def test_a_run_whose_options_cannot_be_read_is_given_up(
         message = replace(Message.read(found), options=options)
         line.perform(Commit(Partition("", "ada"), (message.put(found.version),)))
         async with working(database, talk.graph, observers=[heard]) as runtime:
-            run = await runtime.wait(poison, 10)
+            run = await runtime.wait(poison, 20)
             assert (run.state, run.attempts, run.note["kind"]) == ("failed", 1, "Corrupt")
             assert "options" in run.note["error"]
             assert "https" not in run.note["error"]
-            assert (await runtime.wait(behind, 10)).state == "done"
-            assert (await runtime.wait(other, 10)).state == "done"
+            assert (await runtime.wait(behind, 20)).state == "done"
+            assert (await runtime.wait(other, 20)).state == "done"
         assert heard.count("run.failed") == 1
         assert heard.count("worker.error") == 0
         assert database.fsck("ada") == []

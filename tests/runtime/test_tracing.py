@@ -75,8 +75,8 @@ def run_once(
             ) as runtime,
         ):
             ticket = await runtime.accept("ada", f"hello {SECRET}", channel=next(iter(channels or {}), ""))
-            await runtime.wait(ticket, 10)
-            async with asyncio.timeout(10):
+            await runtime.wait(ticket, 60)
+            async with asyncio.timeout(60):
                 while {r.state for r in await runtime.replies("ada")} & {"ready", "sending"}:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             return ticket.id
@@ -233,8 +233,8 @@ def test_a_run_stands_in_no_context_of_who_accepted(traces: Traces) -> None:
             with traces.tracer.start_as_current_span("request"):
                 request.set("one")
                 ticket = await runtime.accept("first", "hello", graph="first")
-            await runtime.wait(ticket, 10)
-            await runtime.wait(tickets[0], 10)
+            await runtime.wait(ticket, 60)
+            await runtime.wait(tickets[0], 60)
 
     asyncio.run(main())
     assert seen == [("none", "second")]

@@ -205,7 +205,7 @@ def test_a_writer_behind_a_long_transaction_is_told_to_end_it_there(
         with pytest.raises(perdure.Unavailable, match="locked by another process"):
             asyncio.run(driver.aperform(fat(2)))
         assert state(driver) == before, "reading goes on, and sees nothing of what was refused"
-        holder.communicate(timeout=10)
+        holder.communicate(timeout=60)
     assert driver.perform(fat(2)) == Committed()
     driver.close()
 

@@ -272,7 +272,7 @@ def test_whoever_waits_for_a_run_that_ended_waits_for_no_other(memory: Storage, 
             await runtime.accept("ada", "hold")
             await eventually(lambda: talk.under_way)
             for ticket in tickets:
-                assert (await runtime.wait(ticket, 3)).id == ticket.id
+                assert (await runtime.wait(ticket, 60)).id == ticket.id
             talk.gate.set()
 
     go(main())

@@ -83,6 +83,7 @@ CLEAR = {
     "perdure_document": {"t", "collection", "name", "updated_at", "version"},
     "perdure_event": {"t", "seq", "run_id"},
     "perdure_schema": {"version", "one"},
+    "perdure_clock": {"one", "boot", "ahead"},
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     pip install "perdure[server,postgres]"
     export DATABASE_URL=postgresql://me@localhost/app
-    perdure migrate $DATABASE_URL
+    perdure migrate --db $DATABASE_URL
     uvicorn examples.fastapi_app:app
 
 To try it without a database: ``LANGGRAPH_DEV=true uvicorn examples.fastapi_app:app``.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 import perdure
 
@@ -55,3 +59,17 @@ def test_a_class_has_a_name_of_its_own() -> None:
     )
     shared = sorted(name for name, count in named.items() if count > 1)
     assert shared == [], f"more than one module has a class of these names: {shared}"
+
+
+@pytest.mark.parametrize("module", ["perdure", "perdure.errors", "perdure.cli"])
+def test_what_is_slow_to_import_is_imported_when_it_is_used(module: str) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    slow = {"langgraph", "langchain_core", "pydantic", "httpx", "fastapi", "apsw", "cryptography"}
+    assert slow & set(done.stdout.split()) == set()
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    assert set(perdure.__all__) <= set(dir(perdure))
+    with pytest.raises(AttributeError, match="no attribute 'checkpointer'"):
+        perdure.checkpointer  # noqa: B018 - the access is what is tried

@@ -62,7 +62,7 @@ def _perdure(site: Site) -> Start:
     database = site.urls.get("postgres") or f"sqlite:///{(site.folder / 'threads.db').resolve()}"
     program = [sys.executable, "-c", "from perdure.cli import main; main()"]
     command = [*program, "serve", "--dev", "--log-level", "warning", "--port", str(site.port)]
-    return Start(command, {"PERDURE_URL": database, "PERDURE_RUNTIME_CONCURRENCY": str(CONCURRENCY)})
+    return Start(command, {"PERDURE_DB": database, "PERDURE_RUNTIME_CONCURRENCY": str(CONCURRENCY)})
 
 
 def _langgraph(site: Site) -> Start:

@@ -34,7 +34,7 @@ class Done(NamedTuple):
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
     """Run ``perdure`` in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*words: str, **env: str) -> Done:
@@ -66,10 +66,10 @@ def converse(path: Path, thread: str, turns: int, *, key: bytes | None = None) -
 
 
 def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Path) -> None:
-    first = shell("migrate", "sqlite:///t.db")
+    first = shell("migrate", "--db", "sqlite:///t.db")
     assert first.returncode == 0
     assert "is ready" in first.stdout
-    again = shell("migrate", "sqlite:///t.db")
+    again = shell("migrate", "--db", "sqlite:///t.db")
     assert again.returncode == 0
     assert "already" in again.stdout
     assert (tmp_path / "t.db").exists()
@@ -78,12 +78,12 @@ def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "mend"),
     [
-        (("threads", "ls"), "PERDURE_URL"),
-        (("threads", "ls", "--db", "sqlite:///none.db"), "perdure migrate sqlite:///none.db"),
+        (("threads", "ls"), "PERDURE_DB"),
+        (("threads", "ls", "--db", "sqlite:///none.db"), "perdure migrate --db sqlite:///none.db"),
         (("threads", "ls", "--db", "sqlite://none.db"), "sqlite:///none.db"),
         (("threads", "ls", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
-        (("migrate", "sqlite:///no/such/folder/t.db"), "create it first"),
-        (("migrate", "memory://"), "has no schema"),
+        (("migrate", "--db", "sqlite:///no/such/folder/t.db"), "create it first"),
+        (("migrate", "--db", "memory://"), "has no schema"),
     ],
 )
 def test_a_url_that_cannot_be_used_stops_with_the_mend(
@@ -98,7 +98,7 @@ def test_a_url_that_cannot_be_used_stops_with_the_mend(
 def test_a_file_that_is_not_a_database_is_left_alone(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "t.db").write_bytes(b"these are not the bytes of a database" * 100)
     before = (tmp_path / "t.db").read_bytes()
-    for words in (("migrate", "sqlite:///t.db"), ("threads", "ls", "--db", "sqlite:///t.db")):
+    for words in (("migrate", "--db", "sqlite:///t.db"), ("threads", "ls", "--db", "sqlite:///t.db")):
         done = shell(*words)
         assert done.returncode == 1
         assert "is not a SQLite database" in done.stderr
@@ -108,7 +108,7 @@ def test_a_file_that_is_not_a_database_is_left_alone(shell: Shell, tmp_path: Pat
 def test_a_listing_shows_ids_whole_and_none_that_changes_the_terminal(shell: Shell, tmp_path: Path) -> None:
     for name in ("x" * 400, "[bold]b", "red\x1b[31m", "two\nlines"):
         converse(tmp_path / "t.db", name, 1)
-    listed = shell("threads", "ls", PERDURE_URL="sqlite:///t.db").stdout
+    listed = shell("threads", "ls", PERDURE_DB="sqlite:///t.db").stdout
     heading, *lines = listed.splitlines()
     assert heading.split() == ["latest", "checkpoint", "thread"]
     assert [line.split("  ", 1)[1] for line in lines] == [
@@ -118,7 +118,7 @@ def test_a_listing_shows_ids_whole_and_none_that_changes_the_terminal(shell: She
 
 def test_threads_are_listed_shown_and_told_apart_by_tenant(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 2)
-    url = {"PERDURE_URL": "sqlite:///t.db"}
+    url = {"PERDURE_DB": "sqlite:///t.db"}
     assert "ada" in shell("threads", "ls", **url).stdout
     entry = json.loads(shell("threads", "ls", "--json", **url).stdout)
     assert entry["thread_id"] == "ada"
@@ -133,7 +133,7 @@ def test_threads_are_listed_shown_and_told_apart_by_tenant(shell: Shell, tmp_pat
 
 def test_a_tag_outlives_pruning_and_export_has_everything(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 3)
-    url = {"PERDURE_URL": "sqlite:///t.db"}
+    url = {"PERDURE_DB": "sqlite:///t.db"}
     data = json.loads(shell("threads", "export", "ada", **url).stdout)
     assert data["format"] == "perdure.thread/1"
     assert len(data["checkpoints"]) == 9
@@ -160,7 +160,7 @@ def test_damage_is_found_in_a_thread_that_does_not_open(shell: Shell, tmp_path: 
         ada = "(SELECT pk FROM perdure_thread WHERE thread = 'ada')"
         connection.execute(f"UPDATE perdure_checkpoint SET body = x'c1' WHERE t = {ada}")
         connection.commit()
-    url = {"PERDURE_URL": "sqlite:///t.db"}
+    url = {"PERDURE_DB": "sqlite:///t.db"}
     checked = shell("fsck", **url)
     assert checked.returncode == 1
     assert "'ada'" in checked.stderr
@@ -170,7 +170,7 @@ def test_damage_is_found_in_a_thread_that_does_not_open(shell: Shell, tmp_path: 
 
 def test_delete_asks_first(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 1)
-    url = {"PERDURE_URL": "sqlite:///t.db"}
+    url = {"PERDURE_DB": "sqlite:///t.db"}
     assert shell("threads", "delete", "ada", **url).returncode == 1
     assert "ada" in shell("threads", "ls", **url).stdout
     assert shell("threads", "delete", "ada", "--yes", **url).returncode == 0
@@ -182,7 +182,7 @@ def test_an_encrypted_database_needs_its_key_file(shell: Shell, tmp_path: Path) 
     key = bytes(range(32))
     converse(tmp_path / "t.db", "ada", 1, key=key)
     (tmp_path / "key").write_text(key.hex())
-    url = {"PERDURE_URL": "sqlite:///t.db"}
+    url = {"PERDURE_DB": "sqlite:///t.db"}
     assert "question 0" in shell("threads", "show", "ada", "--key-file", "key", **url).stdout
     closed = shell("threads", "show", "ada", **url)
     assert closed.returncode == 1

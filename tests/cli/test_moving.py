@@ -35,7 +35,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run ``perdure`` in an empty folder, in this process: its exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_URL", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -178,7 +178,7 @@ def test_no_password_is_ever_printed(run: Run, tmp_path: Path, command: str) -> 
     source = database(tmp_path / "a.db", fill=empty)
     words = {
         "copy": ("copy", "--from", source, "--to", url),
-        "migrate": ("migrate", url, "--check"),
+        "migrate": ("migrate", "--db", url, "--check"),
         "ls": ("threads", "ls", "--db", url),
     }[command]
     code, out, err = run(*words)
@@ -205,21 +205,21 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 
 def test_migrate_looks_before_it_acts(run: Run, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/t.db"
-    code, out, err = run("migrate", url, "--dry-run")
+    code, out, err = run("migrate", "--db", url, "--dry-run")
     assert (code, "CREATE TABLE" in out) == (0, True)
-    code, out, err = run("migrate", url, "--check")
+    code, out, err = run("migrate", "--db", url, "--check")
     assert (code, out) == (1, "")
     assert f"{url} is at schema version 0, this release needs {SCHEMA_VERSION}; run `perdure migrate`" in err
     assert not (tmp_path / "t.db").exists()
-    assert run("migrate", url)[0] == 0
+    assert run("migrate", "--db", url)[0] == 0
     for flag in ("--check", "--dry-run"):
-        code, out, err = run("migrate", url, flag)
+        code, out, err = run("migrate", "--db", url, flag)
         assert (code, "already" in out, err) == (0, True, "")
     with sqlite3.connect(tmp_path / "t.db") as connection:
         connection.execute("UPDATE perdure_schema SET version = 99")
     connection.close()
     for words in ((), ("--check",), ("--dry-run",)):
-        code, out, err = run("migrate", url, *words)
+        code, out, err = run("migrate", "--db", url, *words)
         assert (code, out) == (1, "")
         assert "99" in err
         assert "upgrade perdure" in err

@@ -46,7 +46,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.chdir(tmp_path)
     for name in ("DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PERDURE_URL", "sqlite:///threads.db")
+    monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
 
     def run(*words: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["perdure", "threads", *words])

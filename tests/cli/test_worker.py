@@ -168,7 +168,7 @@ READY = ("--db", "sqlite:///ready.db")
         (("broken_app:graph",), "which database? Pass --db"),
         (("broken_app:graph", "--db", "memory://"), "no message would ever get here"),
         (("broken_app:graph", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
-        (("broken_app:graph", "--db", "sqlite:///none.db"), "perdure migrate sqlite:///none.db"),
+        (("broken_app:graph", "--db", "sqlite:///none.db"), "perdure migrate --db sqlite:///none.db"),
         (("broken_app:graph", "--db", "sqlite:////no/such/folder/t.db"), "/no/such/folder"),
         (
             ("broken_app:graph", "--tenant", "ada", "--all-tenants", *READY),

@@ -130,7 +130,7 @@ def test_who_comes_in_over_which_routes_is_not_its_matter(workers: Workers) -> N
         streams = 1
         """,
     )
-    workers.ready("--poll", "0.1", PERDURE_URL=workers.url)
+    workers.ready("--poll", "0.1", PERDURE_DB=workers.url)
     assert answered(workers, "a", "a") == "echo hi a"
 
 

@@ -36,7 +36,7 @@ def scraped(url: str) -> str:
 def test_it_is_scraped_until_its_last_run_has_ended(workers: Workers, is_variable: bool) -> None:
     if is_variable:
         process = workers.ready(
-            "app:graph", "--poll", "0.1", PERDURE_METRICS_PORT="0", PERDURE_URL=workers.url
+            "app:graph", "--poll", "0.1", PERDURE_METRICS_PORT="0", PERDURE_DB=workers.url
         )
     else:
         process = workers.start("app:graph", "--metrics-port", "0")

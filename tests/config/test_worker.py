@@ -136,7 +136,7 @@ def test_a_flag_that_cannot_work_is_called_by_its_name() -> None:
 def test_without_graphs_or_a_database_it_stops() -> None:
     with pytest.raises(BadSetting, match=r"which graph\? .*perdure worker app:graph, or list graphs in perd"):
         told(db=URL)
-    with pytest.raises(BadSetting, match=r"which database\? Pass --db .* PERDURE_URL or DATABASE_URL"):
+    with pytest.raises(BadSetting, match=r"which database\? Pass --db .* PERDURE_DB or DATABASE_URL"):
         told("app:graph")
     with pytest.raises(GraphLoadError, match="two graphs are called 'agent'"):
         told("a:graph", "b:graph", db=URL)

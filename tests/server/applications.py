@@ -22,7 +22,7 @@ from perdure.storage.url import backend_of
 from tests.backends import EMPTY
 from tests.servers import postgres
 
-VARIABLES = ("PERDURE_URL", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEY_FILE")
+VARIABLES = ("PERDURE_DB", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEY_FILE")
 QUICK = Settings(poll=0.2, drain=5)
 
 

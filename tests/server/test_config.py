@@ -58,7 +58,7 @@ def loaded(
 
 
 def usable(environ: dict[str, str] | None = None, **flags: Any) -> Config:
-    return loaded("app:graph", environ={"PERDURE_URL": "memory://", **(environ or {})}, **flags)
+    return loaded("app:graph", environ={"PERDURE_DB": "memory://", **(environ or {})}, **flags)
 
 
 def refused(environ: dict[str, str] | None = None, **flags: Any) -> str:
@@ -105,7 +105,7 @@ def test_the_defaults_of_the_table_are_those_of_the_parts() -> None:
 def test_flags_win_over_variables_over_our_file_over_langgraph_s() -> None:
     langgraph(graphs={"a": "a:graph"}, http={"mount_prefix": "/four", "disable_store": True})
     own('[http]\nhost = "3.0.0.0"\nport = 3\nmount_prefix = "/three"\n[graphs]\nb = "b:graph"\n')
-    environ = {"PERDURE_HTTP_HOST": "2.0.0.0", "PERDURE_HTTP_PORT": "2", "PERDURE_URL": "memory://"}
+    environ = {"PERDURE_HTTP_HOST": "2.0.0.0", "PERDURE_HTTP_PORT": "2", "PERDURE_DB": "memory://"}
     http = loaded(environ=environ, port=1).http
     assert (http.port, http.host, http.mount_prefix, http.disable_store) == (1, "2.0.0.0", "/three", True)
     assert list(loaded(environ=environ).graphs) == ["b"]
@@ -117,9 +117,9 @@ def test_flags_win_over_variables_over_our_file_over_langgraph_s() -> None:
 
 
 def test_of_two_variables_perdure_s_own_wins_and_an_empty_one_counts_as_not_set() -> None:
-    both = {"DATABASE_URL": "sqlite:///other.db", "PERDURE_URL": "sqlite:///own.db"}
+    both = {"DATABASE_URL": "sqlite:///other.db", "PERDURE_DB": "sqlite:///own.db"}
     assert loaded("app:graph", environ=both).database_url == "sqlite:///own.db"
-    both["PERDURE_URL"] = ""
+    both["PERDURE_DB"] = ""
     assert loaded("app:graph", environ=both).database_url == "sqlite:///other.db"
     assert loaded("app:graph", environ=both, db="sqlite:///flag.db").database_url == "sqlite:///flag.db"
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_named_is_the_only_one_and_the_project_is_its_folder() ->
     assert not config.http.disable_store
     assert config.root == Path("there").absolute()
     assert config.auth.handlers == "./auth.py:auth"
-    assert config.sources == ("there/langgraph.json", "PERDURE_URL")
+    assert config.sources == ("there/langgraph.json", "PERDURE_DB")
 
 
 def test_paths_start_where_they_were_written() -> None:
@@ -160,13 +160,13 @@ def test_paths_start_where_they_were_written() -> None:
 
 def test_without_a_database_it_stops_unless_in_development() -> None:
     with pytest.raises(
-        BadSetting, match=r"which database\? Pass --db .* PERDURE_URL or DATABASE_URL, or write"
+        BadSetting, match=r"which database\? Pass --db .* PERDURE_DB or DATABASE_URL, or write"
     ):
         loaded("app:graph")
     assert loaded("app:graph", development=True).database_url == DEVELOPMENT_URL
     assert loaded("app:graph", environ={"LANGGRAPH_DEV": "1"}).database_url == DEVELOPMENT_URL
     assert (
-        loaded("app:graph", environ={"LANGGRAPH_DEV": "1", "PERDURE_URL": "memory://"}).database_url
+        loaded("app:graph", environ={"LANGGRAPH_DEV": "1", "PERDURE_DB": "memory://"}).database_url
         == "memory://"
     )
     with pytest.raises(BadSetting, match="which database"):

@@ -146,7 +146,7 @@ def test_the_url_is_read_at_the_start(near: str, monkeypatch: pytest.MonkeyPatch
 
     run(answers(app, "1: hi"))
     monkeypatch.setenv("DATABASE_URL", "gopher://nowhere")
-    monkeypatch.setenv("PERDURE_URL", near)
+    monkeypatch.setenv("PERDURE_DB", near)
     run(answers(app, "2: hi"))
 
 

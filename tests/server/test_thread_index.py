@@ -132,7 +132,7 @@ def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk:
 
     asyncio.run(fill())
     runner = CliRunner()
-    assert runner.invoke(app, ["migrate", urls[1]]).exit_code == 0
+    assert runner.invoke(app, ["migrate", "--db", urls[1]]).exit_code == 0
     copied = runner.invoke(app, ["copy", "--from", urls[0], "--to", urls[1]])
     assert copied.exit_code == 0, copied.output
     assert "1 of a server's listings" in copied.output.replace("\n", " ")

@@ -406,7 +406,7 @@ def test_a_request_that_is_too_large_for_the_sum_of_its_callers_is_split(bench: 
 
 def test_a_table_that_is_gone_is_named_as_unmigrated(bench: Bench) -> None:
     bench.ask("DROP TABLE perdure_tag")
-    with pytest.raises(MigrationRequired, match="run `perdure migrate d1://"):
+    with pytest.raises(MigrationRequired, match="run `perdure migrate --db d1://"):
         rows.get(bench.driver, TAG, "t")
 
 

@@ -150,7 +150,7 @@ def test_the_token_is_in_no_log_no_error_and_no_picture_of_the_driver(
 def test_an_unmigrated_database_is_refused_with_the_command(url: str) -> None:
     assert backend.schema_version(url) == 0
     said = sentence(url)
-    assert "has no Perdure schema; run `perdure migrate d1://" in said
+    assert "has no Perdure schema; run `perdure migrate --db d1://" in said
     assert len(backend.pending(url)) > 15
     assert backend.schema_version(url) == 0
     assert backend.migrate(url) == 0

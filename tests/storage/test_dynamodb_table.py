@@ -63,7 +63,7 @@ def test_many_that_migrate_at_once_all_succeed(url: str) -> None:
 def test_a_missing_table_names_the_command(url: str) -> None:
     told = said(MigrationRequired, url)
     assert target_of(url).table in told
-    assert "perdure migrate 'dynamodb://" in told
+    assert "perdure migrate --db 'dynamodb://" in told
     assert "region" in told
 
 

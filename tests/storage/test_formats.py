@@ -30,7 +30,10 @@ def url(tmp_path: Path) -> str:
 
 
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
-    with pytest.raises(perdure.MigrationRequired, match=f"perdure migrate {url}"), perdure.connect_sync(url):
+    with (
+        pytest.raises(perdure.MigrationRequired, match=f"perdure migrate --db {url}"),
+        perdure.connect_sync(url),
+    ):
         pass
     assert driver.schema_version(url) == 1
     assert driver.pending(url)

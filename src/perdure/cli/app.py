@@ -6,14 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from perdure.database import Database, connect_sync
 from perdure.errors import BadUrl, DecryptionError
-from perdure.storage.encryption import KEY_SIZE
+
+if TYPE_CHECKING:
+    from perdure.database import Database
 
 app = typer.Typer(
     name="perdure",
@@ -29,7 +30,7 @@ err = Console(stderr=True, highlight=False)
 Db = Annotated[
     str | None,
     typer.Option(
-        "--db", envvar=["PERDURE_URL", "DATABASE_URL"], help="The database, e.g. sqlite:///threads.db"
+        "--db", envvar=["PERDURE_DB", "DATABASE_URL"], help="The database, e.g. sqlite:///threads.db"
     ),
 ]
 Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="Whose threads; empty unless you set one")]
@@ -55,6 +56,8 @@ def opened(
     url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None
 ) -> Iterator[Database]:
     """The database of a command; the key is one, or the file with it."""
+    from perdure.database import connect_sync
+
     with connect_sync(url_of(url), tenant=tenant, encryption_key=key_of(key)) as database:
         yield database
 
@@ -62,7 +65,7 @@ def opened(
 def url_of(url: str | None) -> str:
     """The URL that was passed or set."""
     if url is None:
-        raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_URL")
+        raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_DB")
     return url
 
 
@@ -70,6 +73,8 @@ def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:
     """The encryption key in a file, if one was named; it is read once. A key is handed back as it is."""
     if key_file is None or isinstance(key_file, bytes):
         return key_file
+    from perdure.storage.encryption import KEY_SIZE
+
     data = key_file.read()
     try:
         key = bytes.fromhex(data.decode("ascii").strip())

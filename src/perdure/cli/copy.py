@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -20,12 +20,14 @@ from rich.progress import (
 )
 
 from perdure.cli.app import err, key_of, out
-from perdure.database import Database, connect_sync
 from perdure.engine.transfer import State, TransferResult
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.items import labels_of
 from perdure.model.records import SERVER, STORE, THREADS, Partition
 from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from perdure.database import Database
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -108,6 +110,8 @@ def copy(
 
     Exit code 0 when all of it is at the target, 1 when something is not, 130 after Ctrl-C.
     """
+    from perdure.database import connect_sync
+
     if source == target:
         raise BadUrl("--from and --to are the same database; there is nothing to copy")
     from_key, to_key = key_of(from_key_file), key_of(to_key_file)

@@ -7,16 +7,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out
+from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out, url_of
 from perdure.errors import Conflict, Corrupt, MigrationRequired
 from perdure.model.records import THREADS
 from perdure.storage.url import backend_of, redacted
 
 
 def migrate(
-    url: Annotated[
-        str, typer.Argument(envvar=["PERDURE_URL", "DATABASE_URL"], help="e.g. sqlite:///threads.db")
-    ],
+    db: Db = None,
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit code 1 when there is something to do")
     ] = False,
@@ -25,6 +23,7 @@ def migrate(
     ] = False,
 ) -> None:
     """Create or upgrade the schema. Safe to run again, and from many processes at once."""
+    url = url_of(db)
     backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redacted(url)
     if check or dry_run:
         found = backend.schema_version(url)

@@ -9,7 +9,7 @@ import typer
 
 def demo(
     db: Annotated[
-        str, typer.Option("--db", envvar="PERDURE_URL", help="Where the conversations are kept")
+        str, typer.Option("--db", envvar="PERDURE_DB", help="Where the conversations are kept")
     ] = "sqlite:///perdure-demo.db",
     model: Annotated[
         str | None,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, key_of, opened, out
-from perdure.database import Database, new_archive, open_archive
 from perdure.engine.transfer import State
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
 from perdure.model.records import THREADS, Partition
+
+if TYPE_CHECKING:
+    from perdure.database import Database
 
 
 def export(
@@ -54,6 +56,8 @@ def export(
         for name in wanted:
             if name not in names:
                 raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+        from perdure.database import new_archive
+
         with new_archive(output, encryption_key=None if clear else key) as archive:
             digests = [(name, database.move(Partition(tenant, name), archive).digest) for name in wanted]
     for name, digest in digests:
@@ -96,6 +100,8 @@ def import_(
     taken by a different one (unless --replace); nothing is changed then. Cut short itself, run it again. In
     an encrypted database the threads are sealed with its key, whatever the file was.
     """
+    from perdure.database import open_archive
+
     key = key_of(key_file)
     file_key = key_of(file_key_file) or key
     with (

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -17,7 +17,6 @@ from rich.progress import track
 from rich.table import Table
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
-from perdure.database import Database
 from perdure.engine import inbox as inboxes
 from perdure.engine import outbox as outboxes
 from perdure.engine import runs as running
@@ -27,6 +26,9 @@ from perdure.model.messages import Reply, Run, encode
 from perdure.model.ops import Now
 from perdure.model.program import Program, ask
 from perdure.model.records import THREADS, Partition
+
+if TYPE_CHECKING:
+    from perdure.database import Database
 
 _PAGE = 100
 

@@ -13,7 +13,6 @@ from rich.markup import escape
 from perdure.cli.app import KeyFile, err, key_of
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadSetting, MissingExtra
-from perdure.runtime.failures import show_failures
 from perdure.storage.url import redacted
 
 
@@ -28,7 +27,7 @@ def serve(
     ] = None,
     db: Annotated[
         str | None,
-        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_URL or DATABASE_URL"),
+        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -62,7 +61,7 @@ def serve(
 
     For others, with the database that their threads are in:
 
-      perdure migrate postgresql://me@host/threads
+      perdure migrate --db postgresql://me@host/threads
       perdure serve agent=./agent.py:graph --db postgresql://me@host/threads --host 0.0.0.0
 
     What has been accepted is durable and runs once, whichever process ends when. SIGTERM or Ctrl-C stops:
@@ -91,6 +90,8 @@ def serve(
         has_key=key is not None,
     )
     if asked.development:
+        from perdure.runtime.failures import show_failures
+
         show_failures()
     if workers > 1 and asked.database_url.startswith("memory:"):
         raise BadSetting(

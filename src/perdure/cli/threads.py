@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,8 +13,10 @@ from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, 
 from perdure.cli.export_import import export, import_, jsonable
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
-from perdure.langgraph.inspect import ChannelView
 from perdure.model.records import Partition
+
+if TYPE_CHECKING:
+    from perdure.langgraph.inspect import ChannelView
 
 threads = typer.Typer(
     help="Look at threads and their queues, tag, prune, export and import them.", no_args_is_help=True

@@ -96,7 +96,7 @@ def worker(
     ] = LogLevel.INFO,
     db: Annotated[
         str | None,
-        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_URL or DATABASE_URL"),
+        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
     ] = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,

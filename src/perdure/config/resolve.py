@@ -100,7 +100,7 @@ class ResolvedConfig:
         url = self["database_url"]
         if url is None and not self["development"]:
             raise BadSetting(
-                "which database? Pass --db postgresql://user@host/database, set PERDURE_URL or DATABASE_URL, "
+                "which database? Pass --db postgresql://user@host/database, set PERDURE_DB or DATABASE_URL, "
                 f"or write database_url in perdure.toml; in development it is {DEVELOPMENT_URL}"
             )
         return DEVELOPMENT_URL if url is None else str(url)

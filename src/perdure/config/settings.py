@@ -263,7 +263,7 @@ _LISTED = [
     _setting(
         "database_url",
         TEXT,
-        variables=("PERDURE_URL", "DATABASE_URL"),
+        variables=("PERDURE_DB", "DATABASE_URL"),
         flag="--db",
         derived="`sqlite:///.perdure/dev.db` in development, else none",
         secret=True,

@@ -133,7 +133,7 @@ def checkpoint_lifespan(
     """A lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own: an ``Opened`` is
     at ``app.state.perdure`` while it lasts. Every start opens anew, and nothing is opened before.
 
-    Without ``db_url`` it is what ``PERDURE_URL`` or ``DATABASE_URL`` says when the application starts. With
+    Without ``db_url`` it is what ``PERDURE_DB`` or ``DATABASE_URL`` says when the application starts. With
     neither the start fails, but in development (``LANGGRAPH_DEV=true``), where threads are kept in
     ``.perdure/dev.db``. A database without this release's schema raises ``MigrationRequired``, which names
     the command; ``migrate`` brings it there, in development without being told. A single graph is called

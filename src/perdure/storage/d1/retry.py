@@ -63,7 +63,7 @@ def translated(error: Rejected, name: str) -> PerdureError:
     message = str(error)
     new: PerdureError
     if "no such table: perdure_" in message:
-        new = MigrationRequired(f"{name} has no Perdure schema; run `perdure migrate {name}`")
+        new = MigrationRequired(f"{name} has no Perdure schema; run `perdure migrate --db {name}`")
     elif "too big" in message or "TOOBIG" in message:
         new = TooLarge(f"{name}: a value or a request is too large for D1 ({message}); write smaller values")
     elif "maximum DB size" in message or "SQLITE_FULL" in message:

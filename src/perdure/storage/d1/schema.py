@@ -44,7 +44,7 @@ def check(transport: Transport, name: str) -> None:
     if found > SCHEMA_VERSION:
         raise _newer(name, found)
     what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
-    raise MigrationRequired(f"{name} {what}; run `perdure migrate {name}`, or connect with migrate=True")
+    raise MigrationRequired(f"{name} {what}; run `perdure migrate --db {name}`, or connect with migrate=True")
 
 
 def apply(transport: Transport, name: str) -> int:

@@ -232,7 +232,7 @@ class Client:
         if code == "ResourceNotFoundException":
             return MigrationRequired(
                 f"{where} does not exist; check its name and region, or create it: "
-                f"perdure migrate '{redacted_target(where)}'"
+                f"perdure migrate --db '{redacted_target(where)}'"
             )
         if code in _REFUSED_KEYS:
             return Unavailable(
@@ -249,7 +249,7 @@ class Client:
                 )
             return Malformed(
                 f"{where} refused a request as malformed; compare the table with what is needed: "
-                f"perdure migrate --check '{redacted_target(where)}'"
+                f"perdure migrate --check --db '{redacted_target(where)}'"
             )
         if code in _REPEATED or reasons:
             what = ", ".join(sorted({code, *reasons} - {"None"}))

@@ -70,7 +70,7 @@ def unfit(client: Client, found: int) -> MigrationRequired:
         what = f"{client.target} is not there or holds no Perdure layout"
     url = redacted_target(client.target)
     return MigrationRequired(
-        f"{what}; check the name and the region, or run `perdure migrate '{url}'`, or connect with "
+        f"{what}; check the name and the region, or run `perdure migrate --db '{url}'`, or connect with "
         "migrate=True"
     )
 

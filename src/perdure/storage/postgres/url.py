@@ -55,7 +55,7 @@ class PostgresUrl:
     def migrate(self) -> str:
         """The command that creates or upgrades the schema."""
         parameters = "" if self.schema == _SCHEMA else f"?schema={self.schema}"
-        return f"perdure migrate {self.name}{parameters}"
+        return f"perdure migrate --db {self.name}{parameters}"
 
 
 def parse_url(url: str) -> PostgresUrl:

@@ -123,7 +123,7 @@ def check(connection: apsw.Connection, path: Path) -> None:
         )
     what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
     raise MigrationRequired(
-        f"{path} {what}; run `perdure migrate sqlite:///{path}`, or connect with migrate=True"
+        f"{path} {what}; run `perdure migrate --db sqlite:///{path}`, or connect with migrate=True"
     )
 
 

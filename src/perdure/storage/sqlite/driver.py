@@ -304,7 +304,7 @@ def open_driver(url: str) -> SqliteDriver:
     path = file_of(url)
     if not path.exists():
         raise BadUrl(
-            f"{url}: there is no file {path}; run `perdure migrate {url}` to create it, "
+            f"{url}: there is no file {path}; run `perdure migrate --db {url}` to create it, "
             "or connect with migrate=True"
         )
     with translated(path), closing(connect(path)) as connection:

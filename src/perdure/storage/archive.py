@@ -1,9 +1,9 @@
-"""Records in one file that can be carried away: what an export writes and an import reads.
+"""Records in one portable file, which an export writes and an import reads.
 
-The file is a log of frames: a head with the format's version, a frame for each record in the order in which
-it was written, and an end with the digest of all before it. It is a backend in all but opening: the same
-verbs, for one process, one after the other. It is written beside its place and moved there when it is whole;
-what ends early, was changed, or is of a newer format is refused before anything of it is used.
+The file is a log of frames: a head with the format's version, a frame for each record in the order of
+writing, and an end with the digest of all before it. Except for opening it is a backend: the same requests,
+for one process, one after the other. It is written beside its final path and moved there when it is complete;
+a file that ends early, was changed, or is of a newer format is refused before anything of it is used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ R = TypeVar("R")
 
 
 class _Row(NamedTuple):
-    """Where a record is in the file, and its version."""
+    """The position of a record in the file, its size in bytes, and its version."""
 
     at: int
     size: int
@@ -83,7 +83,11 @@ class Archive:
 
     @classmethod
     def create(cls, path: Path) -> Archive:
-        """Begin a file beside ``path``; an unfinished one of an earlier attempt is begun anew."""
+        """Start a file beside ``path``; an unfinished one of an earlier attempt is replaced.
+
+        Raises:
+            Unavailable: Another export to this path is under way, or the file cannot be written.
+        """
         beside = _beside(path)
         try:
             file = os.fdopen(_private(beside), "w+b")
@@ -110,7 +114,13 @@ class Archive:
 
     @classmethod
     def read(cls, path: Path) -> Archive:
-        """Open a whole file. ``BadArchive`` when it is none, ends early, was changed, or is newer."""
+        """Open a complete file.
+
+        Raises:
+            BadArchive: It is no archive, ends early, was changed, or is newer than this release.
+            NotFound: There is no such file.
+            Unavailable: It cannot be read.
+        """
         try:
             file = open(path, "rb")  # noqa: SIM115 - closed by close()
         except FileNotFoundError as error:
@@ -126,14 +136,14 @@ class Archive:
         return archive
 
     def finish(self) -> None:
-        """Write the end, make everything durable, and move the file to its place."""
+        """Write the end, make everything durable, and move the file to its final path."""
         with self._lock:
             self._frame([_END, self._sum.digest()])
             try:
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 if not _is_at(self._file, _beside(self._path)):
-                    raise FileNotFoundError(ENOENT, "somebody took the unfinished file away")
+                    raise FileNotFoundError(ENOENT, "the unfinished file was removed by another program")
                 os.replace(_beside(self._path), self._path)
                 folder = os.open(self._path.absolute().parent, os.O_RDONLY)
                 try:
@@ -145,12 +155,12 @@ class Archive:
             self._writing = False
 
     def close(self) -> None:
-        """Release the file; one that was not finished is removed."""
+        """Close the file; an unfinished one is removed."""
         with self._lock:
             if self._file.closed:
                 return
             if self._writing and _beside(self._path).exists() and _is_at(self._file, _beside(self._path)):
-                # While the lock is held: what is there is our own.
+                # The lock is held, so the file at this path is our own.
                 _beside(self._path).unlink(missing_ok=True)
             self._file.close()
 
@@ -312,7 +322,7 @@ class Archive:
                 self._table(partition, op.kind).pop(op.key, None)
 
     def _frame(self, frame: list[Any]) -> int:
-        """Append a frame; where it begins."""
+        """Append a frame and return its position."""
         at = self._size
         data = ormsgpack.packb(frame)
         self._write(_LENGTH.pack(len(data)) + data)
@@ -336,7 +346,7 @@ def _named(partition: Partition, op: Op) -> list[Any]:
 
 
 def _place(frame: list[Any]) -> list[Any]:
-    """A frame with its partition, kind and key as the program knows them."""
+    """Return a frame with its partition, kind and key decoded."""
     names, kind_name, key, *rest = frame
     kind = _KINDS[kind_name]
     partition = Partition(*(name.decode("utf-8", "surrogatepass") for name in names))
@@ -348,7 +358,7 @@ def _texts(values: Iterable[str]) -> list[bytes]:
 
 
 def _encoded(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
-    """Values as they can be packed, whatever Unicode they hold."""
+    """Return values in a form that can be packed, with any Unicode in them."""
     return [
         value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         for _, value in zip(columns, values, strict=True)
@@ -366,8 +376,8 @@ _TYPES: dict[str, type] = {"text": str, "integer": int, "bytes": bytes}
 
 
 def _is_sound(kind: Kind, fields: list[Any], version: Any, body: Any) -> bool:
-    """Whether a frame holds a record as the kind declares it: a checksum proves no more than that the file is
-    as somebody wrote it."""
+    """Return True if a frame holds a record as the kind declares it: the digest only proves that the file is
+    as its writer left it."""
     return _fit(kind.fields, _decoded(kind.fields, fields)) and type(version) is int and type(body) is bytes
 
 
@@ -395,13 +405,13 @@ def _beside(path: Path) -> Path:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether a path leads to the very file that is open."""
+    """Return True if a path leads to the very file that is open."""
     mine, there = os.fstat(file.fileno()), os.lstat(path)
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _private(path: Path) -> int:
-    """Only the owner may read what was exported, until somebody decides otherwise."""
+    """Create or open a file that only its owner may read, and return its descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 

@@ -1,8 +1,8 @@
-"""Encryption between the engine and a driver: bodies are sealed on their way down, opened on their way up.
+"""Encryption between the engine and a driver: bodies are sealed when written and opened when read.
 
 Bodies hold everything that a user could have typed; clear columns hold ids, versions, channel names, and a
 checkpoint's source, step and run id. A body is sealed with AES-256-GCM under a key derived for its thread,
-and bound to its tenant, thread, kind, id and clear columns: moved or changed anywhere, it does not open.
+and bound to its tenant, thread, kind, id and clear columns: if it is moved or changed, it cannot be opened.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Keyring:
 
     @classmethod
     def of(cls, keys: bytes | Collection[bytes]) -> Keyring:
-        """A keyring of one key or several."""
+        """Return a keyring of one key or several."""
         return cls((keys,) if isinstance(keys, bytes) else tuple(keys))
 
     def seal(self, partition: Partition, put: Put) -> Put:
@@ -97,7 +97,7 @@ class Keyring:
         return put._replace(body=_MAGIC + self._first + nonce + body)
 
     def sealed_first(self, body: bytes) -> bool:
-        """Whether a body was sealed with the first key."""
+        """Return True if a body was sealed with the first key."""
         return body[len(_MAGIC) :].startswith(self._first)
 
     def open(self, partition: Partition, record: Record) -> Record:
@@ -126,8 +126,14 @@ class Keyring:
 
 
 def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
-    """Raise ``DecryptionError`` unless the keys at hand, or their absence, are those of the database. An
-    empty database takes the key that it is first opened with; one with threads in the clear takes none."""
+    """Raise ``DecryptionError`` unless the given keys, or their absence, match the database. An empty
+    database takes the key with which it is first opened; one with threads in the clear takes none.
+
+    Args:
+        driver: The driver of the database.
+        keyring: The keys, ``None`` for none.
+        url: The database's URL for errors.
+    """
     (found,) = driver.perform(Fetch(RESERVED, (Get(SEAL, (_WORD,)),)))
     if keyring is None:
         if found:
@@ -151,12 +157,12 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
     put = Put(SEAL, (_WORD,), {}, _WORD.encode(), expect=version or Expect.ABSENT, version=version + 1)
     outcome = driver.perform(Commit(RESERVED, (keyring.seal(RESERVED, put),)))
     if not isinstance(outcome, Committed):
-        # Another process was first; its key has to be one of ours.
+        # Another process was first; its key has to be one of the given ones.
         admit(driver, keyring, url)
 
 
 class EncryptedDriver:
-    """A driver behind a keyring. Without a keyring bodies pass as they are, and a sealed one is refused."""
+    """A driver behind a keyring. Without a keyring bodies are passed on, and a sealed one is refused."""
 
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
         self._inner = inner
@@ -167,7 +173,7 @@ class EncryptedDriver:
         inner = self._inner.limits
         if self._keyring is None:
             return inner
-        # What is planned is not sealed yet, and each body of a commit grows by the overhead.
+        # Commits are planned before sealing, which adds the overhead to each body.
         return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
     @property
@@ -205,7 +211,7 @@ class EncryptedDriver:
             ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
             return cast("Effect[R]", replace(effect, ops=ops))
         if isinstance(effect, Find) and (effect.holding or effect.bounds):
-            # Nothing can be found in what is sealed: who asks has to look at each.
+            # Sealed bodies cannot be searched: the caller has to read and compare each.
             return cast("Effect[R]", replace(effect, holding=(), bounds=()))
         if isinstance(effect, Stage):
             puts = tuple(self._keyring.seal(effect.partition, put) for put in effect.puts)
@@ -278,7 +284,7 @@ def _place(partition: Partition) -> list[Any]:
 
 
 def _text(values: Collection[Any]) -> list[Any]:
-    """Values as they can be packed: text that is not well-formed Unicode as its bytes."""
+    """Return values in a form that can be packed: text that is not well-formed Unicode as its bytes."""
     return [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
 
 

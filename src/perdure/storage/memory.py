@@ -1,4 +1,4 @@
-"""Everything in this process's memory: the model that the other drivers are held to. Nothing is durable."""
+"""A store in this process's memory: the model for the other drivers. Nothing is durable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Table = dict[Key, Record]
 
 
 class MemoryDriver:
-    """A dict a partition and kind, behind one lock."""
+    """One dict for each partition and kind, behind one lock."""
 
     is_kept = False
 
@@ -45,7 +45,7 @@ class MemoryDriver:
         self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
         self._partitions: dict[Partition, dict[str, Table]] = {}
         self._lock = RLock()
-        # The time goes on evenly from here, although the host's clock is set.
+        # The time advances evenly from here, although the host's clock is set.
         self._ahead_us = (time.time_ns() - time.monotonic_ns()) // 1000
 
     @property
@@ -60,7 +60,7 @@ class MemoryDriver:
         return self.perform(effect)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""
 
     def _perform(self, effect: Effect[Any]) -> Any:
         if isinstance(effect, Fetch):
@@ -170,7 +170,7 @@ def _meets(record: Record | None, expect: Expectation) -> bool:
 
 
 def open_driver(url: str) -> MemoryDriver:
-    """A new, empty one at each call."""
+    """Return a new, empty driver at each call."""
     return MemoryDriver()
 
 

@@ -1,7 +1,7 @@
-"""Which bytes stand for a key, a partition and a record where a backend knows bytes only.
+"""Encodes keys, partitions and records as bytes, for backends that store bytes only.
 
 Encoded keys are injective and in the order of what they encode, so that a range of keys is a range of bytes.
-A part that others follow ends in a mark that no part contains; the last part of a key stands bare. A record
+A part that others follow ends in a mark that no part contains; the last part of a key has no mark. A record
 is its version, the integers that order it, its indexed field, its other fields, and its body, in that order.
 """
 
@@ -20,14 +20,15 @@ from perdure.model.records import Column, Key, Kind, Partition, Record
 LAYOUT_VERSION = 3
 """The version of the encodings of this module; a change of the declared kinds changes it too.
 
-Version 2 added the kinds of a thread's queue. What version 1 wrote stands as it is, byte for byte: migrating
-raises the number and changes nothing else. It had to be raised, for a release that knows no queue does harm
-beside one: it copies a thread without its messages and replies, and with ``ttl`` lets a thread end that has
-messages waiting. One that was open before the number was raised cannot hide a lane that is due, as lanes have
-an index key that it does not know; what its removals leave there goes when it is next read.
+Version 2 added the kinds of a thread's queue. Data of version 1 is unchanged, byte for byte: migrating raises
+the number and changes nothing else. It had to be raised, because a release without queues does harm beside
+one with them: it copies a thread without its messages and replies, and with ``ttl`` lets a thread expire that
+has pending messages. One that was open before the number was raised cannot hide a queue that is due, as
+queues have an index key that it does not know; entries that its removals leave there are removed when they
+are next read.
 
-Version 3 added documents and events, and changes nothing else either. A release that knows no documents would
-copy a thread without its own."""
+Version 3 added documents and events, and changes nothing else either. A release without documents would copy
+a thread without its own."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"
@@ -40,7 +41,7 @@ _REST_MOST = 15
 
 
 def encode_integer(value: int) -> bytes:
-    """Eight bytes in the order of the numbers; ``TooLarge`` past 64 bits."""
+    """Return eight bytes in the order of the numbers; raise ``TooLarge`` past 64 bits."""
     shifted = value + _SIGN
     if not 0 <= shifted <= _LARGEST:
         raise TooLarge(f"the number {value} does not fit 64 bits; nothing of this write was stored")
@@ -70,7 +71,7 @@ def _value(column: Column, data: bytes) -> Any:
 
 
 def encode_key(kind: Kind, key: Key) -> bytes:
-    """A whole key, in the order of the kind's keys."""
+    """Return a whole key, in the order of the kind's keys."""
     columns = kind.key
     if len(columns) == 1:
         return _bare(columns[0], key[0])
@@ -80,14 +81,14 @@ def encode_key(kind: Kind, key: Key) -> bytes:
 
 
 def encode_prefix(kind: Kind, parts: Key) -> bytes:
-    """The bytes with which every key begins that begins with these parts. All parts make a whole key."""
+    """Return the prefix of every key that begins with these parts. All parts make a whole key."""
     if len(parts) == len(kind.key):
         return encode_key(kind, parts)
     return b"".join([_ended(c, v) for c, v in zip(kind.key, parts, strict=False)])
 
 
 def decode_key(kind: Kind, data: bytes) -> Key:
-    """The key of ``encode_key``."""
+    """Return the key that ``encode_key`` was given."""
     columns = kind.key
     if len(columns) == 1:
         return (_value(columns[0], data),)
@@ -105,24 +106,24 @@ def decode_key(kind: Kind, data: bytes) -> Key:
 
 
 def successor(prefix: bytes) -> bytes:
-    """The first bytes after all that begin with ``prefix``; empty when there are none."""
+    """Return the first bytes after all that begin with ``prefix``; empty when there are none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes((kept[-1] + 1,)) if kept else b""
 
 
 def encode_text(value: str) -> bytes:
-    """Text that others follow."""
+    """Return text with the mark that ends it before other parts."""
     return value.encode("utf-8", "surrogatepass").replace(_NUL, _ESCAPED) + _END
 
 
 def encode_partition(partition: Partition) -> bytes:
-    """A partition, in the order of tenant, space and name."""
+    """Return a partition, in the order of tenant, space and name."""
     tail = partition.thread.encode("utf-8", "surrogatepass")
     return encode_text(partition.tenant) + encode_text(partition.space) + tail
 
 
 def decode_partition(data: bytes) -> Partition:
-    """The partition of ``encode_partition``."""
+    """Return the partition that ``encode_partition`` was given."""
     tenant, _, rest = data.partition(_END)
     space, _, thread = rest.partition(_END)
     tenant, space = tenant.replace(_ESCAPED, _NUL), space.replace(_ESCAPED, _NUL)
@@ -130,13 +131,13 @@ def decode_partition(data: bytes) -> Partition:
 
 
 def bucket_of(encoded: bytes, buckets: int) -> int:
-    """The bucket, from 0, of an encoded partition: the same in every process and release."""
+    """Return the bucket, from 0, of an encoded partition: the same in every process and release."""
     return crc32(encoded) % buckets
 
 
 class KindLayout:
-    """How the records of one kind are packed: ``ordered`` integers of fixed place first (the field that
-    grows, then those that order), then the indexed field, then the ``rest``."""
+    """The packed form of the records of one kind: first the ``ordered`` integers at fixed positions (the
+    field that grows, then those that order), then the indexed field, then the ``rest``."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -152,7 +153,7 @@ class KindLayout:
         self.head = 8 * (kind.versioned + len(names))
 
     def pack(self, fields: Any, version: int, body: bytes) -> bytes:
-        """The bytes of a record; ``TooLarge`` when a number does not fit."""
+        """Return the bytes of a record; raise ``TooLarge`` if a number does not fit."""
         out = [encode_integer(version)] if self.kind.versioned else []
         out += [encode_integer(fields[name]) for name in self.ordered]
         if self.index is not None:
@@ -164,8 +165,8 @@ class KindLayout:
         return b"".join(out)
 
     def column(self, name: str, value: Any) -> tuple[int, bytes]:
-        """Where a field stands (from 0: ordered, then indexed, then the rest) and the bytes that it has there
-        when it has this value."""
+        """Return the position of a field (from 0: ordered, then indexed, then the rest) and its bytes for a
+        value."""
         if name in self.ordered:
             return self.ordered.index(name), encode_integer(value)
         first = len(self.ordered)
@@ -176,7 +177,7 @@ class KindLayout:
         return first + self.rest.index(name), _packed(value)
 
     def record(self, key: Key, data: bytes) -> Record:
-        """The record of ``pack``."""
+        """Return the record that ``pack`` was given."""
         kind = self.kind
         version, at = 0, 0
         if kind.versioned:
@@ -199,7 +200,7 @@ class KindLayout:
         return Record(kind, key, fields, version, data[at:])
 
     def index_prefix(self, value: Any) -> bytes:
-        """The bytes with which an index entry of this value begins."""
+        """Return the prefix of an index entry for a value."""
         if self.index is None:
             raise TypeError(f"{self.kind.name} has no index")
         return _ended(self.index, value)
@@ -218,7 +219,7 @@ class KindLayout:
 
 @lru_cache(maxsize=64)
 def shape(kind: Kind) -> KindLayout:
-    """The shape of a kind's records."""
+    """Return the packed form of a kind's records."""
     return KindLayout(kind)
 
 

@@ -1,10 +1,10 @@
-"""Checksums of records: what a row says must be what was written for this record of this partition.
+"""Checksums of records: a row must be what was written for this record of this partition.
 
 A checksum is two CRC-32 in one signed 64-bit integer: of the partition, kind, key, fields and version in the
-upper half, of the body in the lower, so that rows read without bodies are verified too. It finds damage, not
-intent: against somebody who writes to the database there is encryption. A field that only grows is left out,
-as a rewrite raises it and keeps the row. NULL at the end of the fields is left out as well, so that a
-nullable field can be added later.
+upper half, of the body in the lower, so that rows read without bodies are verified too. It detects damage,
+not intent: encryption protects from changes by others who can write to the database. A field that only grows
+is left out, as a rewrite raises it and keeps the row. NULL at the end of the fields is left out as well, so
+that a nullable field can be added later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.model.items import labels_of
 from perdure.model.records import HEAD, SERVER, STORE, Key, Kind, Partition
 
 NAME = "checksum"
-"""The column."""
+"""The name of the column."""
 
 ADVICE = "run `perdure fsck` to see what else is, and restore it from a backup"
 
@@ -31,14 +31,23 @@ _SIGN = 1 << 63
 _WHOLE = 1 << 64
 
 ROOT_HEAD = HEAD, ("",)
-"""The record whose checksum the catalogue has as well, so that an older head, or none, is noticed when it is
-read. Of all records it is the one that decides what a thread is."""
+"""The record whose checksum is also in the catalogue, so that an older head, or a missing one, is detected
+when it is read: this record determines the thread's state."""
 
 
 def checksum(
     partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int, body: bytes
 ) -> int:
-    """The checksum of a record. ``fields`` are in the order of their declaration."""
+    """Return the checksum of a record.
+
+    Args:
+        partition: Its partition.
+        kind: Its kind.
+        key: Its key.
+        fields: Its fields, in the order of their declaration.
+        version: Its version, 0 for kinds without versions.
+        body: Its body, empty for kinds without bodies.
+    """
     return _signed(_clear(partition, kind, key, fields, version) << 32 | crc32(body))
 
 
@@ -51,7 +60,17 @@ def matches(
     version: int,
     body: bytes | None,
 ) -> bool:
-    """Whether a stored checksum is a record's; ``body`` is ``None`` when it was not read."""
+    """Return True if a stored checksum is that of a record.
+
+    Args:
+        found: The stored checksum.
+        partition: The record's partition.
+        kind: Its kind.
+        key: Its key.
+        fields: Its fields, in the order of their declaration.
+        version: Its version.
+        body: Its body, ``None`` if it was not read.
+    """
     stored = found % _WHOLE
     if stored >> 32 != _clear(partition, kind, key, fields, version):
         return False
@@ -59,18 +78,18 @@ def matches(
 
 
 def added(total: int, *changes: int) -> int:
-    """A sum of checksums with others added, in 64 bits."""
+    """Return a sum of checksums with others added, in 64 bits."""
     return _signed((total + sum(changes)) % _WHOLE)
 
 
 @lru_cache(maxsize=4096)
 def of_partition(partition: Partition) -> int:
-    """The checksum of a partition's names in the catalogue, by which it can be found as well."""
+    """Return the checksum of a partition's names in the catalogue, by which it can also be found."""
     return int.from_bytes(blake2b(_packed(list(partition)), digest_size=8).digest(), "big", signed=True)
 
 
 def damaged(partition: Partition, kind: Kind, key: Key) -> Corrupt:
-    """The error for a record that is not what was written."""
+    """Return the error for a record that differs from what was written."""
     name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in key)
     return Corrupt(
         f"{described(partition)}: {kind.name} {name or 'record'} is damaged: it is not what was written, and "
@@ -79,7 +98,7 @@ def damaged(partition: Partition, kind: Kind, key: Key) -> Corrupt:
 
 
 def described(partition: Partition) -> str:
-    """A partition as errors name it."""
+    """Return a partition's description for errors."""
     if partition.space == STORE:
         return f"store namespace {labels_of(partition.thread)!r}"
     if partition.space == SERVER:
@@ -88,7 +107,8 @@ def described(partition: Partition) -> str:
 
 
 def misled(partition: Partition, how: str) -> Corrupt:
-    """The error for a partition of which a part of the database says what another part contradicts."""
+    """Return the error for a partition about which two parts of the database contradict each other; ``how``
+    describes the contradiction."""
     return Corrupt(f"{described(partition)}: the database is damaged: {how}; {ADVICE}")
 
 

@@ -1,4 +1,4 @@
-"""From operations to statements: the one place that writes SQL for records.
+"""Translates operations to SQL; the only place that writes SQL for records.
 
 Statements take positional parameters marked ``?``, the partition's integer first. Every read and write is
 by the key, by a prefix of it, or by a declared order: there is no statement that scans.
@@ -33,7 +33,7 @@ THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
 
 
 def select_threads(effect: Find) -> Statement:
-    """Reads a page of the catalogue, in its order, with what the listing says of each."""
+    """Return the statement for a page of the catalogue, in its order, with each thread's listing."""
     where, parameters = ["p.space = ?"], [effect.space]
     after = effect.after
     if effect.tenant is not None:
@@ -58,7 +58,7 @@ def select_threads(effect: Find) -> Statement:
 
 
 def select_listed(effect: Find) -> Statement:
-    """Reads a page of the listing, in the order of a time."""
+    """Return the statement for a page of the listing, ordered by a time."""
     where, parameters = ["l.tenant = ?"], [effect.tenant]
     if effect.value:
         where.append("l.status = ?")
@@ -73,8 +73,8 @@ def select_listed(effect: Find) -> Statement:
 
 
 def select_items(effect: Find) -> Statement:
-    """Reads a page of the store's items, those written last first, with their namespaces, each with whether
-    it has to have a checksum."""
+    """Return the statement for a page of the store's items, the latest written first, with their namespaces,
+    each with a flag if it must have a checksum."""
     where = ["p.space = ?", "p.tenant = ?"]
     parameters: list[Any] = [effect.space, effect.tenant]
     if effect.prefix:
@@ -106,8 +106,14 @@ def select_items(effect: Find) -> Statement:
 
 
 def keeps(bound: Bound, body: str, limit: str) -> str:
-    """A condition: the item's value keeps a bound. A body that is not a value is found, so that it is
-    noticed where it is read."""
+    """Return the condition that an item's value is within a bound. A body that is not a value is found, so
+    that it is detected when it is read.
+
+    Args:
+        bound: The bound.
+        body: The expression for the body.
+        limit: The expression for the bound's limit.
+    """
     text = f"CAST({body} AS TEXT)"
     value = f"json_extract({text}, '$.{bound.name}')"
     within = f"{value} {'>=' if bound.is_lower else '<='} {limit}"
@@ -120,7 +126,7 @@ def keeps(bound: Bound, body: str, limit: str) -> str:
 
 
 def found(row: Sequence[Any]) -> IndexHit:
-    """What a row of ``select_threads`` or ``select_listed`` says."""
+    """Return the result for a row of ``select_threads`` or ``select_listed``."""
     created, updated, status = row[3:]
     listed = None if status is None else ListedThread(int(created), int(updated), status)
     return IndexHit(Partition(*row[:3]), None, listed)
@@ -128,25 +134,26 @@ def found(row: Sequence[Any]) -> IndexHit:
 
 @lru_cache(maxsize=64)
 def select_one(kind: Kind, bodies: bool = True) -> str:
-    """Reads one record by its key; the key columns are among the results."""
+    """Return the statement that reads one record by its key; the key columns are among the results."""
     columns = [name for name in kind.columns() if bodies or name != "body"]
     return f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
 @lru_cache(maxsize=64)
 def select_version(kind: Kind) -> str:
-    """Reads a record's version, or 0 for kinds without versions, and its checksum."""
+    """Return the statement that reads a record's version, or 0 for kinds without versions, and its
+    checksum."""
     column = "version" if kind.versioned else "0"
     return f"SELECT {column}, {checksums.NAME} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
 def select_all(kind: Kind) -> str:
-    """Reads a partition's records of one kind, in no order."""
+    """Return the statement that reads a partition's records of one kind, in no order."""
     return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE t = ?"
 
 
 def select_range(item: Range, t: int) -> Statement:
-    """Reads a range in its order."""
+    """Return the statement that reads a range in its order."""
     sql = _range_sql(item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies)
     parameters: tuple[Any, ...] = (t, *item.prefix)
     if item.after is not None:
@@ -171,14 +178,15 @@ def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: boo
 
 @lru_cache(maxsize=64)
 def insert(kind: Kind) -> str:
-    """Writes one record where there must be none."""
+    """Return the statement that writes one record that must not exist yet."""
     columns = ("t", *kind.columns(), checksums.NAME)
     return f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
 
 
 @lru_cache(maxsize=64)
 def upsert(kind: Kind) -> str:
-    """Writes one record over what is there; a kind that ``grows`` is rewritten only to raise that field."""
+    """Return the statement that writes one record over an existing one, if any; a kind that ``grows`` is
+    rewritten only to raise that field."""
     columns = ("t", *kind.columns(), checksums.NAME)
     key = {c.name for c in kind.key} | {"t"}
     rest = [c for c in columns if c not in key]
@@ -193,7 +201,7 @@ def upsert(kind: Kind) -> str:
 
 
 def checksum(op: Put, partition: Partition) -> int:
-    """The checksum of the record that an operation writes."""
+    """Return the checksum of the record that an operation writes."""
     kind = op.kind
     fields = [op.fields[c.name] for c in kind.fields]
     return checksums.checksum(
@@ -202,7 +210,7 @@ def checksum(op: Put, partition: Partition) -> int:
 
 
 def put(op: Put, t: int, of: int) -> Statement:
-    """Writes one record with its checksum."""
+    """Return the statement that writes one record of partition ``t`` with its checksum ``of``."""
     kind = op.kind
     row: list[Any] = [t, *op.key]
     row.extend(op.fields[c.name] for c in kind.fields)
@@ -216,7 +224,7 @@ def put(op: Put, t: int, of: int) -> Statement:
 
 @lru_cache(maxsize=64)
 def delete_one(kind: Kind) -> str:
-    """Removes one record and returns its checksum."""
+    """Return the statement that removes one record and returns its checksum."""
     return f"DELETE FROM {table(kind)} WHERE {_by_key(kind)} RETURNING {checksums.NAME}"
 
 
@@ -226,17 +234,17 @@ def delete(op: Delete, t: int) -> Statement:
 
 @lru_cache(maxsize=64)
 def select_fields(kind: Kind, fields: tuple[str, ...]) -> str:
-    """Reads some clear fields of one record."""
+    """Return the statement that reads some clear fields of one record."""
     return f"SELECT {', '.join(fields)} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
 def drop(kind: Kind) -> str:
-    """Removes a partition's records of one kind."""
+    """Return the statement that removes a partition's records of one kind."""
     return f"DELETE FROM {table(kind)} WHERE t = ?"
 
 
 def select_indexed(effect: Find) -> tuple[Kind, Statement]:
-    """Finds records by their kind's indexed field, with the partition; the kind that is found."""
+    """Return the kind and the statement that finds its records by its indexed field, with the partition."""
     kind = INDEXED[effect.index]
     sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", effect.until)
     columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
@@ -259,9 +267,19 @@ def record(
     verify: bool = True,
     required: bool = False,
 ) -> Record:
-    """The record of a row of ``select_one`` or ``select_range``. ``Corrupt`` when it is not what was written,
-    unless ``verify`` is false; a row without a checksum is from before there were any, unless one is
-    ``required``."""
+    """Return the record of a row of ``select_one`` or ``select_range``.
+
+    Args:
+        kind: The kind of the record.
+        row: The row.
+        partition: Its partition.
+        bodies: True if the row has the body.
+        verify: Compare the record with its checksum.
+        required: Do not accept a row without a checksum, which is one from before there were any.
+
+    Raises:
+        Corrupt: The record differs from what was written.
+    """
     keys, fields = len(kind.key), len(kind.fields)
     key, values, rest = row[:keys], row[keys : keys + fields], row[keys + fields :]
     version = rest[0] if kind.versioned else 0
@@ -282,12 +300,12 @@ def _is_sound(
     try:
         return checksums.matches(found, partition, kind, key, fields, version, body)
     except (TypeError, ValueError, OverflowError):
-        # A column of another type than it was written with.
+        # A column has another type than the one that was written.
         return False
 
 
 def hint(kind: Kind, row: tuple[Any, ...]) -> Record:
-    """The record of a row of ``select_indexed``: the key and the fields, which a commit verifies."""
+    """Return the record of a row of ``select_indexed``: the key and the fields, which a commit verifies."""
     keys = len(kind.key)
     return Record(kind, row[:keys], dict(zip(_names(kind), row[keys:], strict=True)))
 

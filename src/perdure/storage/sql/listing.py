@@ -1,10 +1,9 @@
-"""The listing: one row a thread with what listings search and order by, kept by triggers.
+"""The listing: one row for each thread with the columns that listings filter and sort by, kept by triggers.
 
-A row is changed in the same transaction as the records that it is derived from, whichever way they are
-written, so listing threads by status or time reads an index and no thread. ``status`` is ``unsure`` where it
-depends on what stands in a body, which may be sealed: such a thread has to be looked at. Times are
-microseconds since 1970: those of the records, or of a checkpoint's id when it is a version 6 UUID, else the
-time of the write.
+A row is changed in the same transaction as the records that it is derived from, however they are written, so
+listing threads by status or time reads an index and no thread. ``status`` is ``unsure`` if it depends on the
+content of a body, which may be sealed: such a thread has to be read. Times are microseconds since 1970: those
+of the records, or of a checkpoint's id when it is a version 6 UUID, else the time of the write.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _EPOCH = 12_219_292_800_000_000
 
 
 class _Dialect(NamedTuple):
-    """How a database writes what differs: a table's name, the largest of several, the time, an id's time,
-    whether two values differ where either may be NULL, and what keeps a subquery from being evaluated
-    anew for each of its uses."""
+    """The syntax in which databases differ: a table's name, the largest of several values, the time, an id's
+    time, the comparison of two values that may be NULL, and the clause that keeps a subquery from being
+    evaluated for each of its uses."""
 
     table: Callable[[str], str]
     largest: str
@@ -33,7 +32,7 @@ class _Dialect(NamedTuple):
 
 
 def _sqlite_time(name: str) -> str:
-    """The time of a version 6 UUID: 60 bits, of which 32, 16 and 12 stand at the start of three parts."""
+    """Return the time of a version 6 UUID: 60 bits, 32, 16 and 12 of which start its first three parts."""
     places = (*range(1, 9), *range(10, 14), *range(16, 19))
     digits = " + ".join(
         f"((instr('0123456789abcdef', substr({name}, {place}, 1)) - 1) << {4 * (14 - n)})"
@@ -91,7 +90,7 @@ def _table(d: _Dialect) -> list[str]:
 
 
 def _derived(d: _Dialect, which: str) -> str:
-    """Derives the rows of the threads that ``which`` selects from their records."""
+    """Return the statement that derives the rows of the threads that ``which`` selects from their records."""
 
     def of(table: str, column: str, where: str) -> str:
         return f"(SELECT {column} FROM {d.table(table)} x WHERE x.t = p.pk AND {where})"
@@ -139,20 +138,20 @@ _NEW = {
     "document": "NEW.collection IN ('thread', 'edited')",
     "write": "NEW.namespace = '' AND NEW.channel = '__interrupt__'",
 }
-"""The records that a row is derived from, by table."""
+"""The records from which a row is derived, by table."""
 
 
 def _conditions(d: _Dialect, table: str, event: str) -> str:
     conditions = [_NEW[table]] if _NEW[table] else []
     if event == "UPDATE" and table == "lane":
-        # A lease is renewed all the time, and changes nothing here.
+        # A lease is renewed all the time, without any effect on the listing.
         pending = f"(OLD.last > OLD.bound) {d.differs} (NEW.last > NEW.bound)"
         conditions.append(f"(OLD.run_id {d.differs} NEW.run_id OR {pending})")
     return f" WHEN ({' AND '.join(conditions)})" if conditions else ""
 
 
 def sqlite() -> tuple[str, ...]:
-    """The statements that add the listing to SQLite or D1, and fill it."""
+    """Return the statements that add the listing to SQLite or D1, and fill it."""
     d = _SQLITE
     statements = _table(d)
     for table in _NEW:
@@ -172,7 +171,7 @@ def sqlite() -> tuple[str, ...]:
 
 
 def postgres(schema: str) -> tuple[str, ...]:
-    """The statements that add the listing to PostgreSQL, and fill it. ``schema`` is quoted."""
+    """Return the statements that add the listing to PostgreSQL, and fill it. ``schema`` is quoted."""
     d = _postgres(schema)
     statements = _table(d)
     statements += [

@@ -1,4 +1,4 @@
-"""The steps from one schema version to the next, and who may open what."""
+"""The steps from one schema version to the next, and the check of the version that is opened."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from perdure.storage.sql import listing
 from perdure.storage.sql.checksums import ADVICE
 from perdure.storage.sql.schema import CLOCK, HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
 
-# One entry a version: the statements that lead to it from the version before. They are history: a later
-# change of the declarations must not change what they do. An empty file gets the present schema at once.
+# One entry a version: the statements that lead to it from the version before. They are frozen: a later change
+# of the declarations must not change them. An empty file gets the current schema at once.
 STEPS: dict[int, tuple[str, ...]] = {
     2: (
         "CREATE TABLE perdure_thread_2 (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
@@ -64,7 +64,7 @@ STEPS: dict[int, tuple[str, ...]] = {
         " body BLOB NOT NULL)",
         "CREATE UNIQUE INDEX perdure_event_key ON perdure_event (t, seq)",
     ),
-    # What is there has no checksums and is read without them, until it is written again.
+    # Existing rows have no checksums and are read without them, until they are written again.
     5: (
         "ALTER TABLE perdure_thread ADD COLUMN checksum INTEGER",
         "ALTER TABLE perdure_thread ADD COLUMN total INTEGER",
@@ -93,12 +93,12 @@ STEPS: dict[int, tuple[str, ...]] = {
     7: (),
 }
 
-# What a file gets besides, and a database that is no file does not.
+# Further steps for files, which a database that is no file does not get.
 FILE_STEPS: dict[int, tuple[str, ...]] = {5: HISTORY, 7: (CLOCK,)}
 
 
 def version(connection: apsw.Connection) -> int:
-    """The schema version of the file, 0 when there is none."""
+    """Return the schema version of the file, 0 when there is none."""
     known = connection.execute(
         "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (f"{PREFIX}schema",)
     ).fetchone()
@@ -108,7 +108,7 @@ def version(connection: apsw.Connection) -> int:
     if row is None:
         return 0
     if not isinstance(row[0], int):
-        raise Corrupt(f"the database does not tell its schema's version; {ADVICE}")
+        raise Corrupt(f"the database's schema version cannot be read; {ADVICE}")
     return row[0]
 
 
@@ -128,7 +128,7 @@ def check(connection: apsw.Connection, path: Path) -> None:
 
 
 def apply(connection: apsw.Connection, path: Path) -> int:
-    """Bring the schema to this release's version in one transaction; the version that was found."""
+    """Bring the schema to this release's version in one transaction; return the version that was found."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         found = version(connection)
@@ -147,14 +147,14 @@ def apply(connection: apsw.Connection, path: Path) -> int:
 
 
 def pending(found: int) -> tuple[str, ...]:
-    """The statements that lead from a version, 0 for none, to this release's."""
+    """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
         return sqlite_schema()
     return tuple(statement for step in range(found + 1, SCHEMA_VERSION + 1) for statement in STEPS[step])
 
 
 def pending_file(found: int) -> tuple[str, ...]:
-    """As ``pending``, for a file."""
+    """Return the statements of ``pending`` for a file, which has further tables."""
     if found == 0:
         return sqlite_file()
     besides = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]

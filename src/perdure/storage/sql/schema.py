@@ -1,4 +1,4 @@
-"""The tables: one a kind of record, derived from the declarations, with the schema's version beside them."""
+"""The tables: one for each kind of record, derived from the declarations, and the schema's version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SCHEMA_VERSION = 7
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"
-"""Every table's name starts with this, so that the database can be shared with an application."""
+"""The prefix of every table's name, so that the database can be shared with an application."""
 
 _TYPES = {"text": "TEXT", "integer": "INTEGER", "bytes": "BLOB"}
 
@@ -19,7 +19,7 @@ def table(kind: Kind) -> str:
 
 
 def sqlite_schema() -> tuple[str, ...]:
-    """The statements that make an empty SQLite database ready, in order."""
+    """Return the statements that set up an empty SQLite database, in order."""
     statements = [
         sqlite_threads("thread"),
         f"CREATE INDEX {PREFIX}thread_checksum ON {PREFIX}thread (checksum)",
@@ -35,8 +35,8 @@ def sqlite_schema() -> tuple[str, ...]:
 
 
 def sqlite_file() -> tuple[str, ...]:
-    """The statements that make an empty file ready: the schema, the history by which a driver notices that
-    the file's content was replaced, and by how much its time is ahead of the time since the host's start."""
+    """Return the statements that set up an empty file: the schema, the history by which a driver detects that
+    the file's content was replaced, and the offset of its time from the time since the host's start."""
     return (*sqlite_schema(), *HISTORY, CLOCK)
 
 
@@ -54,10 +54,10 @@ CLOCK = (
 
 
 def sqlite_threads(name: str) -> str:
-    """The catalogue: a partition's number, by which its records are keyed, is never given twice. ``checksum``
-    is of its names, ``total`` the sum of its records' checksums, ``head`` the checksum of its root head,
-    ``commits`` the number of commits that wrote to it. They are NULL where nothing keeps them, and in rows
-    from before they were kept."""
+    """Return the statement that creates the catalogue. A partition's number, by which its records are keyed,
+    is never reused. ``checksum`` is of its names, ``total`` the sum of its records' checksums, ``head`` the
+    checksum of its root head, ``commits`` the number of commits that wrote to it. They are NULL in databases
+    that do not keep them, and in rows from before they were kept."""
     return (
         f"CREATE TABLE {PREFIX}{name} (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
         " thread TEXT NOT NULL, space TEXT NOT NULL, checksum INTEGER, total INTEGER, head INTEGER,"
@@ -71,7 +71,7 @@ def _sqlite_table(kind: Kind) -> list[str]:
     columns = ["t INTEGER NOT NULL", *(_column(c) for c in (*kind.key, *kind.fields))]
     if kind.versioned:
         columns.append("version INTEGER NOT NULL")
-    # Before the body, which may lie on pages of its own.
+    # Before the body, which may be stored on pages of its own.
     columns.append("checksum INTEGER")
     if kind.body:
         columns.append("body BLOB NOT NULL")
@@ -80,7 +80,7 @@ def _sqlite_table(kind: Kind) -> list[str]:
         columns.append(f"PRIMARY KEY ({key})")
         out = [f"CREATE TABLE {name} ({', '.join(columns)}) WITHOUT ROWID"]
     else:
-        # Rows of some size stand in insertion order, which packs pages; the key is an index of its own.
+        # Larger rows are stored in insertion order, which packs pages; the key is an index of its own.
         out = [
             f"CREATE TABLE {name} ({', '.join(columns)})",
             f"CREATE UNIQUE INDEX {name}_key ON {name} ({key})",

@@ -1,6 +1,6 @@
-"""SQLite: one writer thread that gathers commits, readers that never wait for it.
+"""SQLite: one writer thread that groups commits, and readers that never wait for it.
 
-Commits that arrive while one is being written join the next: one transaction, one fsync, many callers, each
+Commits that arrive while others are being written share the next transaction: one fsync, many callers, each
 answered when its own write is on disk (WAL, ``synchronous=FULL``). Several processes may share the file.
 """
 
@@ -90,7 +90,7 @@ class SqliteDriver:
 
     async def aperform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
-            # A handful of keys is read in microseconds; a thread would cost more than it saves.
+            # A few keys are read in microseconds; a thread would cost more than it saves.
             if isinstance(effect, Now) or (isinstance(effect, Fetch) and _is_small(effect)):
                 return cast(R, self._read(effect))
             self._commits.refuse_when_closed()
@@ -113,7 +113,7 @@ class SqliteDriver:
         self._watch.close()
 
     def examine(self, partition: Partition | None) -> list[str]:
-        """What is wrong with the records of a partition as a whole, or with the file."""
+        """Return the damage found in the records of a partition, or, with ``None``, in the file."""
         if partition is None:
             try:
                 with self._reader(None) as reader:
@@ -129,7 +129,7 @@ class SqliteDriver:
         try:
             self._transact(group, trusting=True)
         except Exception:
-            # One bad write must not fail its neighbours: each gets a transaction of its own.
+            # One bad write must not fail the others: each gets a transaction of its own.
             for job in group:
                 try:
                     self._transact([job], trusting=False)
@@ -137,8 +137,9 @@ class SqliteDriver:
                     job.error = _translate(error, self._path, _partition(job.effect))
 
     def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
-        """Write a group in one transaction. ``trusting`` leaves it to the tables that what a put expects
-        to be absent is absent; where it is not, everything is rolled back and looked at one by one."""
+        """Write a group in one transaction. With ``trusting``, the tables' constraints check that the records
+        that puts expect to be absent are; if one exists, everything is rolled back, and the caller repeats the
+        writes one by one."""
         writer = self._writer
         self._watch.before_commit()
         writer.execute("BEGIN IMMEDIATE")
@@ -152,7 +153,7 @@ class SqliteDriver:
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
-            # What SQLite makes of a file that was replaced has many names.
+            # SQLite reports a file that was replaced by many different errors.
             self._watch.check()
             raise
         self._watch.committed(self._written)
@@ -196,8 +197,14 @@ class SqliteDriver:
         ops: Sequence[Op],
         before: Mapping[int, int | None],
     ) -> None:
-        """Carry out operations whose expectations hold. ``before`` has the checksums of records that they
-        looked at, by the operation's place."""
+        """Carry out operations whose expectations hold.
+
+        Args:
+            thread: The partition's row of the catalogue.
+            partition: The partition.
+            ops: The operations.
+            before: The checksums of records that were read for the expectations, by the operation's position.
+        """
         writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
         for place, op in enumerate(ops):
             old: int | None = 0
@@ -235,11 +242,11 @@ class SqliteDriver:
                 try:
                     yield reader
                 except BaseException:
-                    # Cut short, by Ctrl-C say, it may be in the middle of a statement, and would not close.
+                    # After an interruption, such as Ctrl-C, a statement may be unfinished, and block closing.
                     reader.close(True)
                     raise
             except Exception:
-                # What SQLite makes of a file that was replaced has many names.
+                # SQLite reports a file that was replaced by many different errors.
                 self._watch.check()
                 raise
             self._put_back(reader)
@@ -269,7 +276,7 @@ class SqliteDriver:
 
 
 def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
-    """Open the file with the settings that durability rests on. It must exist."""
+    """Open the file with the settings on which durability depends. It must exist."""
     connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX)
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
@@ -287,8 +294,8 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
 
 
 def _write_ahead(connection: apsw.Connection) -> object:
-    """Switch to the write-ahead log. Of those that switch a new file at the same moment SQLite takes some for
-    deadlocked, and refuses them without the wait that it grants elsewhere."""
+    """Switch to the write-ahead log. When several connections switch a new file at the same moment, SQLite
+    takes some for deadlocked and refuses them without its usual wait; this waits instead."""
     patience = time.monotonic() + _BUSY_MS / 1000
     while True:
         try:
@@ -313,7 +320,7 @@ def open_driver(url: str) -> SqliteDriver:
 
 
 def schema_version(url: str) -> int:
-    """The file's schema version, 0 when there is no file or no schema in it."""
+    """Return the file's schema version, 0 when there is no file or no schema in it."""
     path = file_of(url)
     if not path.exists():
         return 0
@@ -322,12 +329,12 @@ def schema_version(url: str) -> int:
 
 
 def pending(url: str) -> list[str]:
-    """The statements that ``migrate`` would execute now."""
+    """Return the statements that ``migrate`` would execute now."""
     return list(migrations.pending_file(schema_version(url)))
 
 
 def migrate(url: str) -> int:
-    """Create or upgrade the schema, once, however many processes ask; the version before."""
+    """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
     path = file_of(url)
     with translated(path):
         path.touch(exist_ok=True)
@@ -336,7 +343,7 @@ def migrate(url: str) -> int:
 
 
 def file_of(url: str) -> Path:
-    """The file that a URL names."""
+    """Return the file that a URL names; raise ``BadUrl`` if it cannot be one."""
     parts = urlsplit(url)
     if parts.netloc:
         raise BadUrl(
@@ -369,7 +376,7 @@ def _partition(effect: Effect[Any]) -> Partition | None:
 
 @contextmanager
 def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
-    """The one place where SQLite's exceptions become Perdure's."""
+    """Translate SQLite's exceptions to Perdure's; the only place that does so."""
     try:
         yield
     except (apsw.Error, OSError, OverflowError, UnicodeDecodeError) as error:
@@ -393,7 +400,7 @@ def _translate(error: Exception, path: Path, partition: Partition | None = None)
     elif isinstance(error, apsw.NotADBError):
         new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
     elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
-        # Its own tables and statements contradict each other, or text is none.
+        # Its own tables and statements contradict each other, or stored text is invalid.
         new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
     elif isinstance(error, apsw.CantOpenError | OSError):
         new = Unavailable(
@@ -410,5 +417,5 @@ def _translate(error: Exception, path: Path, partition: Partition | None = None)
 
 
 def _reason(error: Exception) -> str:
-    # The text itself may be a user's.
+    # The invalid text itself may be a user's.
     return "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,9 +1,9 @@
-"""Whether the files that a driver has open are still the ones that its path names.
+"""Checks that the files that a driver has open are still the ones that its path names.
 
-SQLite goes on writing into a file that was removed, moved or replaced, and nothing of it is there after a
-restart. So the path is compared with what was opened before each commit, after it and before it is answered,
-and for each read. A file of the same name and inode whose content was replaced shows by the history that the
-database keeps of itself: its id, and a number that only rises, once for each time that the log was taken over
+SQLite continues to write into a file that was removed, moved or replaced, and after a restart nothing of that
+is found. So the path is compared with the opened file before each commit, after it and before it is answered,
+and for each read. A file of the same name and inode with replaced content is recognised by the history that
+the database keeps of itself: its id, and a number that only rises, once for each time that the log was copied
 into the file; and by the number of commits of each thread.
 """
 
@@ -35,16 +35,16 @@ _LOG_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _KNOWN_MOST = 10_000
 
 _status = os.stat
-"""Bound here, so that a tool which looks for blocking calls in event loops takes it for a part of SQLite's
-read beside it: both take microseconds, on a local file that is open."""
+"""Bound here, so that a tool that detects blocking calls in event loops takes it for a part of SQLite's read
+beside it: both take microseconds, on a local file that is open."""
 
 _File = tuple[int, int]
 _Change = tuple[int, int, int]
 
 
 class FileWatch:
-    """Watches the database, its log and the log's index for one driver. Once something was replaced, every
-    call raises ``DatabaseReplaced``: what the process knows of the database may be true no more."""
+    """Watches the database, its log and the log's index for one driver. Once one of them was replaced, every
+    call raises ``DatabaseReplaced``: the process's knowledge of the database may be wrong."""
 
     def __init__(self, path: Path, writer: apsw.Connection) -> None:
         self._given = path
@@ -84,12 +84,12 @@ class FileWatch:
         log = os.fstat(self._log)
         if not log.st_nlink:
             raise self._replaced("its log was removed or replaced")
-        # A log that SQLite cut off is empty, or has another header since.
+        # A log that SQLite has truncated itself is empty, or has a new header.
         if log.st_size < self._log_seen[1] and self._log_header() == self._log_seen[0]:
             raise self._replaced("its log was cut short")
 
     def advance(self) -> None:
-        """Write history, within a transaction: the first, and the first since the file was written."""
+        """Write history within a transaction: the first, and the first since the file itself changed."""
         if self._advanced == self._seen:
             return
         seen = self._seen
@@ -98,19 +98,24 @@ class FileWatch:
         self._advancing = seen, state
 
     def compare(self, thread: int, commits: int | None) -> None:
-        """Raise ``DatabaseReplaced`` when a thread, by its number, has fewer commits than the driver knows.
-        Within a transaction that writes."""
+        """Raise ``DatabaseReplaced`` if a thread has fewer commits than the driver knows. Called within a
+        transaction that writes.
+
+        Args:
+            thread: The thread's number.
+            commits: Its commits as stored, ``None`` if they are not counted.
+        """
         if commits is not None and commits < self._known.get(thread, 0):
             raise self._replaced("was brought back to an older state")
 
     def committed(self, commits: Mapping[int, int]) -> None:
-        """Remember the commits of threads that were written to."""
+        """Remember the numbers of commits of threads that were written to."""
         if len(self._known) > _KNOWN_MOST:
             self._known.clear()
         self._known.update(commits)
 
     def after_commit(self) -> None:
-        """Raise ``DatabaseReplaced`` when what was committed may not be where the path leads."""
+        """Raise ``DatabaseReplaced`` if the commit may not be in the files that the path names."""
         self._advanced, self._state = self._advancing
         self.check()
         log = _stat(self._log_path)
@@ -125,8 +130,8 @@ class FileWatch:
         self._log_seen = header, log.st_size
 
     def check(self) -> None:
-        """Raise ``DatabaseReplaced`` when the path does not name the file that is open, or its content is
-        another one's or an older one."""
+        """Raise ``DatabaseReplaced`` if the path does not name the file that is open, or its content is that
+        of another database or an older one."""
         if self._lost is not None:
             raise DatabaseReplaced(self._lost)
         found = _stat(self.path)
@@ -138,7 +143,7 @@ class FileWatch:
             self._look_again()
 
     def _look_again(self) -> None:
-        """The file was written to: by a checkpoint of the log, or by somebody who should not."""
+        """Examine a file that was written to: by a checkpoint of the log, or by another program."""
         with self._looking:
             found = os.stat(self.path)
             if _change(found) == self._seen:
@@ -156,7 +161,7 @@ class FileWatch:
                     raise self._replaced("was overwritten with something else")
                 if stored is not None:
                     self._compare(*stored, self._stored[1])
-            # Of a file that is in parts the last known history counts on, until a checkpoint makes it whole.
+            # For a file in parts the last known history stays valid, until a checkpoint completes the file.
             self._stored = stored or self._stored
             self._seen = _change(found)
 
@@ -167,8 +172,8 @@ class FileWatch:
             raise self._replaced("was brought back to an older state")
 
     def _read_stored(self) -> tuple[bytes, int] | None:
-        """The history as it stands in the file itself, without the log; ``None`` when it cannot be read. Only
-        SQLite may open the file: closing it any other way would give up the locks that this process has."""
+        """Return the history in the file itself, without the log; ``None`` if it cannot be read. The file is
+        opened by SQLite only: closing it any other way would release the locks of this process."""
         try:
             uri = f"file:{quote(str(self.path))}?immutable=1"
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
@@ -178,14 +183,14 @@ class FileWatch:
             return None
 
     def _is_in_parts(self) -> bool:
-        """Whether the file may be no whole database without its log: a checkpoint that goes on beside readers
-        leaves out the pages that the log has in a later state. Its header is that of a database then."""
+        """Return True if the file may be incomplete without its log: a checkpoint beside readers leaves out
+        the pages that the log has in a later state. The file then has a database's header."""
         log = _stat(self._log_path)
         has_log = log is not None and log.st_size > 0 and _identity(log) == self._files[1]
         return has_log and self._header().startswith(_MAGIC)
 
     def _promised_size(self) -> int:
-        """The size that the file's own header states; more than any file has, if there is no header."""
+        """Return the size that the file's own header states; without a header, more than any file has."""
         header = self._header()
         if len(header) < _HEADER:
             return 1 << 62
@@ -193,7 +198,7 @@ class FileWatch:
         return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
 
     def _header(self) -> bytes:
-        """The file's header, or nothing."""
+        """Return the file's header, empty if it cannot be read."""
         flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
         file = apsw.VFSFile("", str(self.path), flags)
         try:

@@ -1,10 +1,9 @@
-"""The time of a database file, which goes on evenly although the host's clock is set.
+"""The time of a database file, which advances evenly although the host's clock is set.
 
-SQLite has no clock but its host's. A lease that goes by the host's clock is taken from its owner when that
-clock is set forward, and outlives its owner by an hour when that clock is set back by one. So the file
-remembers by how much its time is ahead of the time since the host's start, which all processes of the host
-share and which cannot be set: the process that opens the file first after a start decides it, by the host's
-clock.
+SQLite has no clock but its host's. A lease that depends on the host's clock is taken from its owner when that
+clock is set forward, and outlives its owner by an hour when that clock is set back by one. So the file stores
+the offset of its time from the time since the host's start, which all processes of the host share and which
+cannot be set: the process that opens the file first after a start determines it, by the host's clock.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ _WRITE = f"INSERT OR REPLACE INTO {PREFIX}clock (boot, ahead, one) VALUES (?, ?,
 
 
 class HostClock:
-    """The clock of one file, as one driver knows it. Where the host does not name its start, as outside
-    Linux, it is the host's clock."""
+    """The clock of one file, for one driver. On hosts without an id of their start, as outside Linux, it is
+    the host's clock."""
 
     def __init__(self, writer: apsw.Connection) -> None:
         boot = _boot()
         self._ahead_us = None if boot is None else _settled(writer, boot)
 
     def now(self) -> int:
-        """The time in microseconds since 1970."""
+        """Return the time in microseconds since 1970."""
         return time.time_ns() // 1000 if self._ahead_us is None else _since_boot_us() + self._ahead_us
 
 
 def _settled(writer: apsw.Connection, boot: str) -> int:
-    """By how much the file's time is ahead of the time since the host's start ``boot``."""
+    """Return the offset in microseconds of the file's time from the time since the host's start ``boot``."""
     if (known := _known(writer, boot)) is not None:
         return known
     writer.execute("BEGIN IMMEDIATE")
@@ -59,7 +58,7 @@ def _known(writer: apsw.Connection, boot: str) -> int | None:
 
 
 def _boot() -> str | None:
-    """The name of the host's start, where it has one."""
+    """Return the id of the host's start, ``None`` if it has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -67,5 +66,5 @@ def _boot() -> str | None:
 
 
 def _since_boot_us() -> int:
-    """The time since the host's start, also while it was suspended."""
+    """Return the microseconds since the host's start, including those for which it was suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000

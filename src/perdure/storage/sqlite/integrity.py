@@ -1,8 +1,7 @@
-"""Checking a SQLite file: its pages and indexes, its catalogue, and whether records are those last written.
+"""Checks a SQLite file: its pages and indexes, its catalogue, and that records are the latest ones.
 
-A record that is verified by its checksum may still be an older version of itself, as a page that was written
-over with its own past is; one that is gone has no checksum at all. The sum of a partition's checksums shows
-both.
+A record with a valid checksum may still be an older version of itself, if a page was overwritten with its own
+past; a missing record has no checksum at all. The sum of a partition's checksums shows both.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SHOWN = 20
 
 
 def examine_file(connection: apsw.Connection) -> list[str]:
-    """What is wrong with the file as a whole."""
+    """Return the damage found in the file as a whole."""
     out: list[str] = []
     try:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
@@ -42,7 +41,7 @@ def examine_file(connection: apsw.Connection) -> list[str]:
 
 
 def examine_partition(connection: apsw.Connection, partition: Partition) -> list[str]:
-    """What is wrong with the records of a partition as a whole."""
+    """Return the damage found in the records of a partition as a whole."""
     out: list[str] = []
     connection.execute("BEGIN")
     try:

@@ -1,4 +1,4 @@
-"""Reading rows of a SQLite file: the catalogue, what operations expect of records, and what is asked for."""
+"""Reads rows of a SQLite file: the catalogue, records for expectations, and the items of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INLINE_ITEMS = 16
 
 
 class CatalogueRow(NamedTuple):
-    """A row of the catalogue. What is not kept is ``None``."""
+    """A row of the catalogue; values that are not kept are ``None``."""
 
     pk: int
     total: int | None
@@ -26,7 +26,8 @@ class CatalogueRow(NamedTuple):
 
 
 def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow | None:
-    """A partition's row of the catalogue; ``Corrupt`` when the catalogue contradicts itself about it."""
+    """Return a partition's row of the catalogue; raise ``Corrupt`` if the catalogue contradicts itself about
+    it."""
     row = connection.execute(sql.THREAD_PK, partition).fetchone()
     if row is None:
         if connection.execute(sql.THREAD_TWIN, (checksums.of_partition(partition),)).fetchone() is None:
@@ -46,18 +47,19 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
 
 
 def checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
-    """The checksum of the record that an operation writes over; 0 for none."""
+    """Return the checksum of the record that an operation overwrites; 0 for none."""
     row = connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
     return 0 if row is None else row[1]
 
 
 def is_new(op: Op) -> bool:
-    """Whether an operation writes a record where there must be none."""
+    """Return True if an operation writes a record that must not exist yet."""
     return isinstance(op, Put) and op.expect is Expect.ABSENT
 
 
 def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op) -> tuple[bool, int | None]:
-    """Whether an operation's expectation holds, and the checksum of its record, 0 for none."""
+    """Return if an operation's expectation holds, and the checksum of its record, 0 for none, ``None`` if it
+    is unknown."""
     if thread is None:
         return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
     if isinstance(op, Delete) and op.unchanged:
@@ -108,7 +110,7 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
 
 
 def _is_header(item: Get | Range) -> TypeGuard[Range]:
-    """Whether an item asks for one record without its body."""
+    """Return True if an item is a read of one record without its body."""
     return (
         isinstance(item, Range)
         and len(item.prefix) == len(item.kind.key)
@@ -166,15 +168,15 @@ def _listed(row: tuple[Any, ...]) -> IndexHit:
 
 
 def _named(names: Sequence[Any]) -> Partition:
-    """The partition of a row of the catalogue; ``Corrupt`` when its names are no text."""
+    """Return the partition of a row of the catalogue; raise ``Corrupt`` if its names are no text."""
     if not all(isinstance(name, str) for name in names):
         raise Corrupt(f"the catalogue of threads has a name that is no text; {checksums.ADVICE}")
     return Partition(*names)
 
 
 def _demand_order(after: Partition | None, page: Sequence[IndexHit]) -> None:
-    """Raise ``Corrupt`` unless a page of the catalogue goes on from where the one before ended: over an index
-    that lies, reading page by page would never end."""
+    """Raise ``Corrupt`` unless a page of the catalogue continues behind the one before: with a damaged index,
+    reading page by page would never end."""
     last = None if after is None else (after.tenant, after.thread)
     for each in page:
         place = (each.partition.tenant, each.partition.thread)

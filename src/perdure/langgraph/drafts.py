@@ -126,7 +126,13 @@ class CheckpointPlan:
         self.checkpoint = cast(Checkpoint, {**self.checkpoint, "channel_values": {**values, **frozen}})
 
     def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
-        """Return the draft of the checkpoint as number ``seq`` in the order."""
+        """Return the draft of the checkpoint.
+
+        Args:
+            view: The thread as it is known.
+            generation: Its collection generation.
+            seq: The number of the checkpoint in the order of its namespace.
+        """
         encoder, beside = self.encoder, self.beside
         base = yield from self._base(generation, is_known=not encoder.is_again)
         checkpoint = self.checkpoint

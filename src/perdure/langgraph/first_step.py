@@ -33,8 +33,16 @@ _ROUNDS = 8
 
 
 def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
-    """Return True if a put is a run's input on the root namespace and another write may carry it: the run
-    holds no lease, and its caller asked for no other durability than ``async``."""
+    """Return True if another write may carry a put.
+
+    That is so if the put is a run's input on the root namespace, the run holds no lease, and its caller asked
+    for no other durability than ``async``.
+
+    Args:
+        at: The address of the put.
+        loop: The loop that makes it, ``None`` for a bare put.
+        source: The checkpoint's ``source``.
+    """
     return (
         loop is not None
         and source == "input"

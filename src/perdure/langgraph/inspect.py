@@ -93,7 +93,12 @@ def metadata_of(record: CheckpointRecord) -> dict[str, Any]:
 
 
 def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Program[list[CheckpointView]]:
-    """Return the newest ``limit`` checkpoints of a namespace, newest first, without their values.
+    """Return the newest checkpoints of a namespace, newest first, without their values.
+
+    Args:
+        partition: The thread.
+        namespace: The namespace, by default the root.
+        limit: The most checkpoints to return.
 
     Raises:
         NotFound: The root namespace has no checkpoint, so there is no thread.

@@ -91,7 +91,15 @@ class ThreadId(str):
         epoch: int | None = None,
         journal: object = None,
     ) -> ThreadId:
-        """Return the id with more data; data that it carries already stays unless replaced."""
+        """Return the id with more data; data that it carries already stays unless replaced.
+
+        Args:
+            thread: The id, which may carry data.
+            keeper: The saver's table of loops.
+            loop: The loop that began with a load.
+            epoch: The lease epoch for writes.
+            journal: The object for the nodes of a run.
+        """
         before = thread if isinstance(thread, ThreadId) else None
         new = cls(plain(thread))
         new.keeper = keeper or (before.keeper if before is not None else None)
@@ -148,7 +156,13 @@ def leased(thread: ThreadId | None) -> ThreadId | None:
 
 
 def holding(configurable: Mapping[str, Any], epoch: int, journal: object = None) -> dict[str, Any]:
-    """Return the configurable values for a caller that holds the thread's lease."""
+    """Return the configurable values for a caller that holds the thread's lease.
+
+    Args:
+        configurable: The values, with ``thread_id``.
+        epoch: The epoch of the lease.
+        journal: The object for the nodes of the run.
+    """
     thread = ThreadId.of(configurable["thread_id"], epoch=epoch, journal=journal)
     return {**configurable, "thread_id": thread}
 
@@ -209,7 +223,13 @@ class Loops:
         return loop
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
-        """Return the loop that a config belongs to; ``None`` for a bare call that no load preceded."""
+        """Return the loop that a config belongs to; ``None`` for a bare call that no load preceded.
+
+        Args:
+            partition: The thread.
+            namespace: The namespace of the call.
+            configurable: The config's values.
+        """
         thread = carried(configurable)
         # A loop's config has ``checkpoint_id``, possibly ``None``; a config made by a caller may lack it.
         if thread is not None and "checkpoint_id" in configurable:
@@ -223,7 +243,13 @@ class Loops:
             return self._absent.get((partition, namespace))
 
     def lose(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
-        """Remember that a loop lost; its later writes are refused without asking the database."""
+        """Remember that a loop lost; its later writes are refused without asking the database.
+
+        Args:
+            thread: The thread's id.
+            loop: The loop, ``None`` for a bare call.
+            error: The error with which it lost.
+        """
         error = _bare(error)
         with self._lock:
             if loop is not None and loop.loaded.addressed is not None:

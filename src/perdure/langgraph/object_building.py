@@ -83,7 +83,17 @@ _aliased: WeakKeyDictionary[type[BaseModel], bool] = WeakKeyDictionary()
 
 
 def unpack_array(dtype: str, shape: list[int], order: typing.Literal["C", "F"], data: bytes) -> Any:
-    """Build a numpy array from its stored parts; raise ``Corrupt`` if numpy is not installed."""
+    """Build a numpy array from its stored parts.
+
+    Args:
+        dtype: The name of its type.
+        shape: Its shape.
+        order: The order of its elements in memory.
+        data: Their bytes.
+
+    Raises:
+        Corrupt: numpy is not installed.
+    """
     try:
         import numpy
     except ImportError as error:

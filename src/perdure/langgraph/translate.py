@@ -84,7 +84,14 @@ def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
 def config_of(
     partition: Partition, namespace: str, checkpoint_id: str, thread: str | None = None
 ) -> RunnableConfig:
-    """Return the config that names a checkpoint. ``thread`` is the thread's id with what it carries."""
+    """Return the config that names a checkpoint.
+
+    Args:
+        partition: The thread.
+        namespace: The checkpoint's namespace.
+        checkpoint_id: Its id.
+        thread: The thread's id with what it carries; by default the plain id.
+    """
     return {
         "configurable": {
             "thread_id": partition.thread if thread is None else thread,
@@ -96,7 +103,13 @@ def config_of(
 
 def metadata(config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]) -> dict[str, Any]:
     """Return the metadata to persist: the given metadata, the scalars of the config's metadata, and the
-    configurable values that are on the allowlist ``keys``: a secret in a config is not stored."""
+    configurable values that are on an allowlist: a secret in a config is not stored.
+
+    Args:
+        config: The config of the put.
+        given: The checkpoint's metadata.
+        keys: The allowlist.
+    """
     out: dict[str, Any] = dict(given)
     configurable: Mapping[str, Any] = config.get("configurable") or {}
     for key, value in (config.get("metadata") or {}).items():
@@ -147,6 +160,15 @@ def to_record(
 
     A DeltaChannel's value is passed only if it is a snapshot; until the channel's version changes it is
     also the value of the checkpoints after that one.
+
+    Args:
+        serde: Packs the metadata.
+        encoding: Encodes the channel values.
+        place: The checkpoint's position in the history.
+        checkpoint: LangGraph's checkpoint.
+        full: The metadata to persist.
+        new_versions: The channels with new versions.
+        base: The checkpoint whose references may be reused.
     """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
     deltas = delta_channels(full)
@@ -218,7 +240,18 @@ def read_values(
     root: str | None,
 ) -> Program[Values]:
     """Read the values of a checkpoint that a loop starts from: from the cache if they are what is stored,
-    else from the database into the cache. ``root`` is the head of the thread's root."""
+    else from the database into the cache.
+
+    Args:
+        serde: Unpacks the values.
+        digest: Names the chunks.
+        cache: The thread's cache.
+        partition: The thread.
+        record: The checkpoint.
+        writes: Its pending writes.
+        generation: The thread's collection generation.
+        root: The head of the thread's root.
+    """
     channels: dict[str, Any] = {}
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
@@ -266,7 +299,15 @@ def read_page(
     records: list[CheckpointRecord],
     writes: Mapping[str, tuple[PendingWrite, ...]],
 ) -> Program[list[Values]]:
-    """Read the values of many checkpoints of one namespace; what they share is read and decoded once."""
+    """Read the values of many checkpoints of one namespace; what they share is read and decoded once.
+
+    Args:
+        serde: Unpacks the values.
+        digest: Names the chunks.
+        partition: The thread.
+        records: The checkpoints.
+        writes: Their pending writes, by checkpoint.
+    """
     wanted: dict[str, bytes] = {}
     for record in records:
         wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
@@ -317,8 +358,16 @@ class noted:  # noqa: N801 - read as a statement: with noted(…)
 def to_tuple(
     serde: Serde, partition: Partition, record: CheckpointRecord, values: Values, thread: str | None = None
 ) -> CheckpointTuple:
-    """Return LangGraph's form of a stored checkpoint. The ``thread`` that carries a load is part of its
-    config and of the parent's: a copy of a checkpoint is put beside it, on its parent."""
+    """Return LangGraph's form of a stored checkpoint.
+
+    Args:
+        serde: Unpacks the metadata.
+        partition: The thread.
+        record: The checkpoint.
+        values: Its values.
+        thread: The thread's id that carries a load. It is part of the checkpoint's config and of the
+            parent's: a copy of a checkpoint is put beside it, on its parent.
+    """
     checkpoint: dict[str, Any] = {
         "v": record.v,
         "ts": record.ts,
@@ -352,7 +401,14 @@ def read_metadata(serde: Serde, partition: Partition, record: CheckpointRecord) 
 def read_history(
     serde: Serde, digest: Digester, partition: Partition, carried: Mapping[str, Carried]
 ) -> Program[dict[str, DeltaChannelHistory]]:
-    """Return LangGraph's form of the values from which DeltaChannels are rebuilt."""
+    """Return LangGraph's form of the values from which DeltaChannels are rebuilt.
+
+    Args:
+        serde: Unpacks the values.
+        digest: Names the chunks.
+        partition: The thread.
+        carried: The stored values and writes, by channel.
+    """
     wanted: dict[str, bytes] = {}
     for channel, item in carried.items():
         if item.seed is not None:

@@ -13,7 +13,13 @@ from perdure.model.tree import Tree
 
 
 def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
-    """Return the error for values of a write, by channel, of which one was refused with ``error``."""
+    """Return the error for values of a write of which one was refused.
+
+    Args:
+        serde: The serializer that refused it.
+        error: The error of the refusal.
+        values: The values, by channel.
+    """
     missing: dict[TypeName, None] = {}
     channels: dict[str, None] = {}
     for channel, value in values:
@@ -33,7 +39,13 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
 
 
 def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:
-    """Return the error for stored values, by channel, of which one was refused with ``error``."""
+    """Return the error for stored values of which one was refused.
+
+    Args:
+        serde: The serializer that refused it.
+        error: The error of the refusal.
+        trees: The values, by channel.
+    """
     channels: dict[str, None] = {}
     found: dict[str, Unreadable] = {}
     for channel, tree in trees.items():

@@ -102,8 +102,13 @@ def run(program: Program[R], driver: Driver) -> R:
 
 
 async def arun(program: Program[R], driver: Driver, effect: Effect[Any] | None = None) -> R:
-    """Drive a program to its result, awaiting each request. ``effect`` is its first request, if the program
-    has been started."""
+    """Drive a program to its result, awaiting each request.
+
+    Args:
+        program: The program.
+        driver: The backend.
+        effect: The program's first request, if the program has been started.
+    """
     answer: Any = None
     error: BaseException | None = None
     while True:

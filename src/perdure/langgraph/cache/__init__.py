@@ -1,1 +1,1 @@
-"""Values that a process has read or written: kept decoded, handed out without decoding them again."""
+"""A cache of decoded values that the process has read or written, returned as copies."""

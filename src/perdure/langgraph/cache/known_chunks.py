@@ -71,8 +71,13 @@ class KnownChunks:
         return root == self.root or root in self.past
 
     def advance(self, root: str, replaced: str | None, digests: Iterable[bytes]) -> None:
-        """Record that this process moved the root's head from ``replaced`` to ``root``, and that these chunks
-        are stored besides the known ones."""
+        """Record a move of the root's head by this process.
+
+        Args:
+            root: The new head.
+            replaced: The head before, ``None`` for none.
+            digests: Chunks that are stored besides the known ones.
+        """
         if replaced != self.root:
             # Another move was recorded in between: this checkpoint does not prove what came with that one.
             self.recent.update(digests)

@@ -112,9 +112,16 @@ class ThreadCache:
     seen: OrderedDict[str, HeadRefs] = field(default_factory=OrderedDict)
 
     def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
-        """Return the chunks that are known of the thread in its present state. Knowledge of an earlier state
-        is replaced as a whole, so that a caller that still uses it adds nothing to the new one; values
-        stay."""
+        """Return the chunks that are known of the thread in its present state.
+
+        Knowledge of an earlier state is replaced as a whole, so that a caller that still uses it adds nothing
+        to the new one; values stay.
+
+        Args:
+            generation: The thread's collection generation.
+            root: The head of its root.
+            exactly: Do not accept a head that this process has replaced.
+        """
         self.known = entered(self.known, generation, root, exactly=exactly)
         return self.known
 
@@ -131,7 +138,13 @@ class ThreadCache:
                 self.seen.popitem(last=False)
 
     def is_of_head(self, slot: tuple[str, str], held: KnownValue, head: str | None) -> bool:
-        """Return True if a value belongs to the checkpoint ``head`` of its namespace."""
+        """Return True if a value belongs to the head of its namespace.
+
+        Args:
+            slot: The namespace and the channel.
+            held: The value.
+            head: The checkpoint that is the head.
+        """
         namespace, channel = slot
         seen = self.seen.get(namespace)
         return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
@@ -305,7 +318,7 @@ class Encoding:
             places, bodies = self._packed(value, None if handed is None else handed.watch)
         known = 0
         if handed is not None and places:
-            # Most lists start with what was handed out.
+            # Most lists start with the elements of the last load.
             known = _common(places, range(len(handed.refs)))
             found, sizes, sources = handed.refs[:known], handed.sizes[:known], list(range(known))
         new = iter(bodies)
@@ -471,8 +484,15 @@ def take(
 
 
 def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownValue]:
-    """Return a held value for a new owner, and the record that replaces ``held``. Call it under the cache's
-    lock: it may return elements again to which only the cache refers."""
+    """Return a held value for a new owner, and the record that replaces ``held``.
+
+    Call it under the cache's lock: it may return elements again to which only the cache refers.
+
+    Args:
+        serde: Unpacks the value.
+        held: The value as it is cached.
+        generation: The collection generation of the load.
+    """
     if held.elements is not None:
         # Loading it proves that its chunks are stored in the generation of the load.
         return _handed_out(serde, held.elements, held.ref, generation)

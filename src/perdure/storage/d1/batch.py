@@ -298,7 +298,13 @@ def forget_receipts() -> Statement:
 
 
 def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Statement]:
-    """Return the statements of a commit whose receipt holds, or of a stage, which has none (``id_=None``)."""
+    """Return the statements of a commit whose receipt holds, or of a stage.
+
+    Args:
+        partition: The partition.
+        ops: The operations.
+        id_: The receipt's id, ``None`` for a stage, which has none.
+    """
     out: list[Statement] = []
     place = _place(partition) if id_ is None else (*_place(partition), id_)
     puts = [op for op in ops if isinstance(op, Put)]

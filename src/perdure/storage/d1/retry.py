@@ -39,7 +39,18 @@ class Tries:
 
 
 def asked(transport: Transport, statements: Sequence[Statement], name: str, tries: Tries) -> list[Rows]:
-    """Return the rows of a batch that may be carried out any number of times."""
+    """Return the rows of a batch that may be carried out any number of times.
+
+    Args:
+        transport: Runs the batch.
+        statements: The batch.
+        name: The database's name for errors.
+        tries: The attempts that are left.
+
+    Raises:
+        Rejected: The database refused a statement.
+        PerdureError: No attempt succeeded.
+    """
     while True:
         try:
             return transport.batch(statements)
@@ -49,7 +60,13 @@ def asked(transport: Transport, statements: Sequence[Statement], name: str, trie
 
 
 def gave_up(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
-    """Return the error for the caller after the last attempt."""
+    """Return the error for the caller after the last attempt.
+
+    Args:
+        lost: The last failure.
+        name: The database's name.
+        unsure: True if a write may have been carried out.
+    """
     outcome = (
         "and whether the last write was stored could not be found out; load the thread before going on"
         if unsure

@@ -18,7 +18,13 @@ _VERSION = f"{schema.PREFIX}schema"
 
 
 def version(transport: Transport, name: str, *, attempts: int = 3) -> int:
-    """Return the schema version of the database, 0 when there is none."""
+    """Return the schema version of the database, 0 when there is none.
+
+    Args:
+        transport: Runs the batches.
+        name: The database's name for errors.
+        attempts: The most attempts.
+    """
     there = (f"SELECT count(*) AS c0 FROM sqlite_schema WHERE type = 'table' AND name = '{_VERSION}'", ())
     read = (f"SELECT version AS c0 FROM {_VERSION}", ())
     tries = Tries(attempts)

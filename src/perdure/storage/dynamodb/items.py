@@ -82,7 +82,14 @@ def root_key(partition: Partition) -> Item:
 
 
 def collection(partition: Partition, incarnation: bytes, kind: Kind, *, parts: bool = False) -> bytes:
-    """Return the partition key of a kind's records, or of the parts of their bodies."""
+    """Return the partition key of an item collection.
+
+    Args:
+        partition: The partition.
+        incarnation: Its incarnation.
+        kind: The kind of the records.
+        parts: True for the collection of the parts of their bodies.
+    """
     name = kind.name.encode() + (_PARTS if parts else b"")
     return b"d" + incarnation + name + b"\x00" + shortened(keys.encode_partition(partition), _PK_MAX)
 
@@ -155,7 +162,13 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
 
 
 def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
-    """Return the record of an item; the body is the item's own unless one is given."""
+    """Return the record of an item.
+
+    Args:
+        kind: The kind of the record.
+        item: The item.
+        body: The body, if it is stored in parts; otherwise the item's own is used.
+    """
     if not body and "b" in item:
         body = _bytes(item["b"])
     key = keys.decode_key(kind, encoded_key(item))

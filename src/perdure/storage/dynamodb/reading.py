@@ -402,7 +402,14 @@ def _independent(wanted: Sequence[Get | Range]) -> bool:
 
 
 def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:
-    """Return True if a full key is under the prefix and beyond the edge."""
+    """Return True if a full key is under the prefix and beyond the edge.
+
+    Args:
+        full: The full encoded key.
+        prefix: The prefix.
+        edge: The encoded key to start after, ``None`` for none.
+        reverse: Descending order.
+    """
     if not full.startswith(prefix):
         return False
     return edge is None or (full < edge if reverse else full > edge)

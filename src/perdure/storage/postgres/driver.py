@@ -190,7 +190,7 @@ class PostgresDriver:
         if was_applied(seen, self._evidence(seen)):
             return Committed()
         if len(left) < len(effect.ops):
-            raise Unavailable(f"{self._place.name}: a later write of the same trip covers this one")
+            raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
         if not is_repeatable(effect):
             raise Unavailable(f"{self._place.name}: a write that expects nothing is not made twice")
         (outcome,) = self._commit([effect])

@@ -208,8 +208,16 @@ END $perdure$"""
 
 
 def drop_by(schema: str, old: int, version: int) -> str:
-    """Return the statement that makes ``drop_OLD`` do what ``drop_N`` does, for processes of the release that
-    knows only the old one: they must not leave rows behind in tables that they do not know."""
+    """Return the statement that makes ``drop_OLD`` do what ``drop_N`` does.
+
+    Processes of the release that knows only the old one must not leave rows behind in tables that they do not
+    know.
+
+    Args:
+        schema: The quoted schema.
+        old: The old version.
+        version: The version ``N``.
+    """
     return f"""\
 CREATE OR REPLACE FUNCTION {schema}.drop_{old}(
   _tenant text, _thread text, _space text, _most bigint, _deadline bigint) RETURNS boolean

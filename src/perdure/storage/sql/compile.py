@@ -210,7 +210,13 @@ def checksum(op: Put, partition: Partition) -> int:
 
 
 def put(op: Put, t: int, of: int) -> Statement:
-    """Return the statement that writes one record of partition ``t`` with its checksum ``of``."""
+    """Return the statement that writes one record with its checksum.
+
+    Args:
+        op: The operation.
+        t: The partition's number.
+        of: The checksum of the record.
+    """
     kind = op.kind
     row: list[Any] = [t, *op.key]
     row.extend(op.fields[c.name] for c in kind.fields)

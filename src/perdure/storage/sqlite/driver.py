@@ -138,8 +138,8 @@ class SqliteDriver:
 
     def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
         """Write a group in one transaction. With ``trusting``, the tables' constraints check that the records
-        that puts expect to be absent are; if one exists, everything is rolled back, and the caller repeats the
-        writes one by one."""
+        that puts expect to be absent are; if one exists, everything is rolled back, and the caller repeats
+        the writes one by one."""
         writer = self._writer
         self._watch.before_commit()
         writer.execute("BEGIN IMMEDIATE")

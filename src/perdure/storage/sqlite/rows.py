@@ -47,7 +47,13 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
 
 
 def checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
-    """Return the checksum of the record that an operation overwrites; 0 for none."""
+    """Return the checksum of the record that an operation overwrites; 0 for none.
+
+    Args:
+        connection: The connection.
+        t: The partition's number.
+        op: The operation.
+    """
     row = connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
     return 0 if row is None else row[1]
 
@@ -58,8 +64,16 @@ def is_new(op: Op) -> bool:
 
 
 def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op) -> tuple[bool, int | None]:
-    """Return if an operation's expectation holds, and the checksum of its record, 0 for none, ``None`` if it
-    is unknown."""
+    """Evaluate an operation's expectation.
+
+    Args:
+        connection: The connection.
+        thread: The partition's row of the catalogue, ``None`` if there is none.
+        op: The operation.
+
+    Returns:
+        True if the expectation holds, and the checksum of the record, 0 for none, ``None`` if it is unknown.
+    """
     if thread is None:
         return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
     if isinstance(op, Delete) and op.unchanged:

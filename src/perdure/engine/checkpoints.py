@@ -1,4 +1,4 @@
-"""Storing and loading checkpoints and pending writes: the use cases of a super-step."""
+"""Storage and loading of checkpoints and pending writes: the use cases of a super-step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from perdure.model.versions import successor
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A write encoded under a collection generation: what it refers to, and the chunks it adds. ``checks``
-    prove that what it refers to and does not add is there, ``folded`` the writes on its parent that it is
-    replayed from."""
+    """A write encoded under a collection generation: its references, and the chunks it adds.
+
+    ``checks`` prove that chunks it refers to and does not add are stored; ``folded`` that the writes on its
+    parent exist from which it is replayed."""
 
     chunks: Mapping[bytes, bytes]
     checkpoint: CheckpointRecord | None = None
@@ -42,7 +43,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A checkpoint as it was loaded. ``is_head`` says whether it was the latest of its namespace."""
+    """A checkpoint as it was loaded, with its pending writes."""
 
     view: View
     checkpoint: CheckpointRecord | None
@@ -61,10 +62,14 @@ def load(
     *,
     guess: str | None = None,
 ) -> Program[LoadedCheckpoint]:
-    """Load a checkpoint with its pending writes, the latest when no id is given.
+    """Load a checkpoint with its pending writes, the latest if no id is given.
 
-    ``guess`` is the id that the caller expects to be the latest; a right guess makes it one fetch. Raises
-    ``Corrupt`` when the latest one is not stored.
+    Args:
+        guess: id that the caller expects to be the latest; if right, one fetch is enough.
+
+    Raises:
+        Corrupt: the latest checkpoint is not stored.
+        Contention: the thread is pruned all the time.
     """
     items: tuple[Get | Range, ...] = view_items(namespace)
     first = len(items)
@@ -95,16 +100,18 @@ def load(
 
 @dataclass(slots=True, eq=False)
 class CheckpointPut:
-    """A checkpoint to be stored, the head of its namespace to be moved to it.
+    """Put of a checkpoint that also moves the head of its namespace to it.
 
-    ``plan`` encodes the checkpoint for a thread as it was seen, under a collection generation and for a
-    place in the order, and may look up what it is built on; it is called again when another write or a
-    collection came between. ``before`` is the checkpoint that its loop has stored last. ``first_version``
-    starts the versions and the generations of a new thread, so that a thread that was deleted and made again
-    meets neither the versions nor the chunks of its past. ``met_in`` is the generation in which the loop has
-    loaded or stored what it builds on. ``before_load`` is called before the thread is read, after which the
-    plan is asked for. ``on_older`` is called when what was known to be stored is not: the
-    database came back older than it was.
+    Attributes:
+        plan: encodes the checkpoint for a thread as it was seen, under a collection generation and a sequence
+            number. It may look up what the checkpoint is built on, and is called again if another write or a
+            collection came between.
+        before: the checkpoint that the loop stored last.
+        first_version: start of the versions and generations of a new thread, so that a thread that was
+            deleted and made again has neither the versions nor the chunks of its past.
+        met_in: the generation in which the loop loaded or stored what it builds on.
+        before_load: called before the thread is read for the plan.
+        on_older: called if records that were known to be stored are missing: the database came back older.
     """
 
     partition: Partition
@@ -123,16 +130,21 @@ class CheckpointPut:
     on_older: Callable[[], None]
     before_load: Callable[[], None]
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
-    """What the commit that is asked for at the moment leaves, if it is accepted."""
+    """State after the commit in progress, if it is accepted."""
 
     def store(self, view: View | None) -> Program[tuple[View, CheckpointRecord]]:
-        """Store it, or raise ``HeadConflict``; the thread as it is then. ``view`` is how the caller knows the
-        thread."""
+        """Store the checkpoint and return the thread and the checkpoint as stored.
+
+        ``view`` is the thread as the caller remembers it.
+
+        Raises:
+            HeadConflict: another run moved the head.
+        """
         known = confirmed(view, self._decide)
         return retrying(self.partition, known, lambda: self._load(view), self._attempt)
 
     def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
-        """Whether it is this commit that stores the checkpoint, and nothing was staged for it."""
+        """Return True if this commit stores the checkpoint, and nothing was staged for it."""
         if self.planned is None or not isinstance(effect, Commit):
             return False
         key = self.namespace, self.planned[1].id
@@ -235,9 +247,12 @@ class CheckpointPut:
         return after, record
 
     def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
-        """The checkpoint that is stored under the id of this one, ``None`` if it has gone since. Raises
-        ``Conflict`` when it stands elsewhere in the history: the checkpoints that were built on it would
-        lose theirs, or the history would lead back to itself."""
+        """Return the checkpoint stored under this id, ``None`` if it has gone since.
+
+        Raises:
+            Conflict: it has another parent; replacing it would orphan its descendants or make the history
+                circular.
+        """
         ids = [record.id] if record.parent_id in (None, record.id) else [record.id, record.parent_id]
         found, *parents = yield from ask(
             Fetch(self.partition, tuple(Get(CHECKPOINT, (self.namespace, i)) for i in ids))
@@ -256,8 +271,10 @@ class CheckpointPut:
         )
 
     def _moved_again(self, view: View, after: View, stored: CheckpointRecord, moved: Put) -> tuple[Put, View]:
-        """How the head moves to a checkpoint that is stored already, and the thread then: on from its parent,
-        and from nowhere else. The order stays as it is."""
+        """Return the head's move to a checkpoint that is stored already, and the thread then.
+
+        The head moves only from the checkpoint's parent. The sequence stays.
+        """
         head = view.head
         if head is None:
             return moved, after
@@ -270,17 +287,22 @@ class CheckpointPut:
 
 @dataclass(slots=True, eq=False)
 class WritesPut:
-    """A task's writes to be stored; the checkpoint that they belong to need not be stored yet.
+    """Put of a task's writes; the checkpoint that they belong to need not be stored yet.
 
-    A slot is written once; the reserved negative slots are overwritten. ``seen`` holds the versions of the
-    slots that the writer's loop loaded, by task and index: a filled slot that is neither its own nor among
-    them belongs to a run that raced it, and raises ``HeadConflict``. With ``seen=None`` (a bare call that
-    no load preceded, or forks allowed) filled slots are kept, negative ones overwritten. With a ``claim`` the
-    head must be as it was loaded or claimed, or have moved on to the loop's own ``child``, asked for at the
-    last moment: a write may be later than the put that consumed it. ``before`` is the checkpoint that the
-    loop has stored last, where the writes belong to that one or to its parent, asked for likewise: without a
-    claim on the head it must still be there, or the writes would belong to what cannot be loaded. For
-    ``first_version`` and ``on_older`` see ``CheckpointPut``.
+    A slot is written once; the reserved negative slots are overwritten.
+
+    Attributes:
+        seen: versions of the slots that the writer's loop loaded, by task and index. A filled slot that is
+            neither its own nor among them belongs to a rival run and raises ``HeadConflict``. With ``None``
+            (a bare call without a load, or forks allowed) filled slots are kept, negative ones overwritten.
+        claim: demands that the head is as it was loaded or claimed, or has moved to ``child``.
+        child: returns the loop's own next checkpoint. It is called at the last moment, as a write may be
+            later than the put that consumed it.
+        before: returns the checkpoint that the loop stored last, if the writes belong to that one or to its
+            parent; called at the last moment. Without a claim it must still be stored, as the writes would
+            otherwise belong to a checkpoint that cannot be loaded.
+        first_version: as for ``CheckpointPut``.
+        on_older: as for ``CheckpointPut``.
     """
 
     partition: Partition
@@ -297,7 +319,11 @@ class WritesPut:
     _known: View | None = None
 
     def store(self, view: View | None) -> Program[bool]:
-        """Store them, or raise ``HeadConflict``. ``view`` is how the caller knows the thread's root."""
+        """Store the writes; ``view`` is the thread's root as the caller remembers it.
+
+        Raises:
+            HeadConflict: another run moved the head or filled a slot.
+        """
         self._known = confirmed(view, self._decide)
         return retrying(self.partition, self._known, lambda: self._load(view), self._attempt)
 
@@ -365,7 +391,7 @@ class WritesPut:
 
 
 def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
-    """A checkpoint that is stored once more: what it holds is new, its place is the one it has."""
+    """Return a checkpoint that is stored again: with its new contents, at its old place."""
     nonces = (*record.seen, stored.nonce, *stored.seen)
     return record.moved(
         seq=stored.seq,
@@ -380,8 +406,11 @@ def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecor
 def _guarded(
     partition: Partition, view: View, epoch: int | None, first_version: int
 ) -> tuple[tuple[Op, ...], int]:
-    """The guards of a write and the generation to plan it under. A thread without one is given one: what a
-    process knows to be stored in a thread must not be believed of a later thread of the same name."""
+    """Return the guards of a write and the generation to plan it under.
+
+    A thread without a generation is given one: chunks known to be stored in a thread must not be taken for
+    stored in a later thread of the same name.
+    """
     fence, unchanged = guards(partition, view, epoch)
     if view.generation:
         return (fence, unchanged), view.generation
@@ -389,7 +418,7 @@ def _guarded(
 
 
 def _refuses(outcome: Refused, checks: Sequence[Check]) -> bool:
-    """Whether it is one of these checks that a commit was refused for."""
+    """Return True if a commit was refused because of one of these checks."""
     return any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
 
 
@@ -426,8 +455,11 @@ def _outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
 
 
 def _raising(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:
-    """The same guards, with the collection generation raised: what an overwritten record referred to may be
-    reachable no more, so nobody may go on taking it for stored while a collection deletes it."""
+    """Return the guards with the collection generation raised.
+
+    What an overwritten record referred to may be unreachable now, so no writer may rely on it while a
+    collection deletes it.
+    """
     raised = Put(GC, (), expect=generation, version=successor(generation, by))
     return tuple(raised if isinstance(op, Check) and op.kind is GC else op for op in checks)
 

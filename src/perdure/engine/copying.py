@@ -1,4 +1,4 @@
-"""Copying a thread: its checkpoints, writes, tags and chunks, as they were at one moment."""
+"""Copy of a thread: its checkpoints, writes, tags and chunks, as of one moment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ from perdure.model.records import HEAD, TAG, Partition
 def copy_thread(
     source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
 ) -> Program[None]:
-    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist. ``first_version``
-    names this copying among others."""
+    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist.
+
+    Args:
+        first_version: unique to this copy.
+
+    Raises:
+        Conflict: the target exists, or is an incomplete copy.
+        Contention: the source is written to all the time.
+    """
     for _ in range(ATTEMPTS):
         contents = yield from read(source)
         if (yield from read_heads(source)) != contents.heads:
-            # Written to while it was read: heads and checkpoints are not of one moment.
+            # The thread was written to while it was read: heads and checkpoints differ in time.
             continue
         stored = {(c.namespace, c.id) for c in contents.checkpoints}
         for namespace, head_id in contents.latest.items():
@@ -59,8 +66,8 @@ def _write_copy(
     rows: list[Op] = [c.put() for c in contents.checkpoints]
     rows.extend(w.put() for w in contents.writes)
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
-    # Who finds something there leaves alone the claim of whoever is bringing it; another may have begun
-    # between the two looks.
+    # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
+    # the two checks.
     yield from _refuse_occupied(target)
     yield from _commit_copy(target, transfer_claim.claim(first_version))
     yield from _refuse_occupied(target)

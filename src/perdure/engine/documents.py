@@ -1,7 +1,7 @@
-"""Documents: plain data under a name in a collection, replaced as a whole and only over what was read.
+"""Documents: plain data under a name in a collection, replaced as a whole by compare-and-set.
 
-It knows no collection by name, and nothing of what a document says. Times are microseconds since the epoch;
-``fresh`` is a number that was never given before, as for the versions of a new thread.
+Collections and contents are the callers'. Times are microseconds since the epoch; ``fresh`` is a number that
+was never used before, as for the versions of a new thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from perdure.model.records import DOCUMENT, Partition, Record
 
 
 class Document(NamedTuple):
-    """A document as it was read. ``version`` is what a change of it expects. ``fault`` says why a document
-    of a listing has no body."""
+    """A document as it was read.
+
+    ``version`` is the expectation of a change. ``fault`` is the error for which a document of a listing has
+    no body.
+    """
 
     name: str
     body: Mapping[str, Any]
@@ -30,17 +33,17 @@ class Document(NamedTuple):
 
     @classmethod
     def read(cls, record: Record) -> Document:
-        """The document of a record; ``Corrupt`` when its body is not what was stored."""
+        """Decode the document of a record; raises ``Corrupt`` if its body is not what was stored."""
         return cls(record.key[1], decode_object(record), record.fields["updated_at"], record.version)
 
 
 Change = Callable[[Document | None], Mapping[str, Any] | None]
-"""From a document, or its absence, to what it is to say; ``None`` leaves it as it is. It may be called more
-than once, each time with what stands there by then."""
+"""Function from a document, or its absence, to its new body; ``None`` leaves it as it is. It may be called
+more than once, each time with the latest document."""
 
 
 def get(partition: Partition, collection: str, name: str) -> Program[Document | None]:
-    """The document of a name, if there is one."""
+    """Return the document of a name, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
     return Document.read(found[0]) if found else None
 
@@ -54,12 +57,18 @@ def put(
     expect: Expectation,
     fresh: int,
 ) -> Program[Document | None]:
-    """Compare and set; the document as it is stored, or ``None`` when what was expected is not so.
+    """Store a document by compare-and-set.
 
-    A new document starts at the version ``fresh``, and each that replaces it has the next one: whoever has
-    read a document that was removed and made anew since does not overwrite the new one. Raises
-    ``Unserialisable`` or ``TooLarge`` when the body cannot be stored, ``Contention`` when it expects no
-    version and others change the document all the time.
+    A new document starts at the version ``fresh``, and each replacement has the next one. A reader of a
+    document that was removed and created again since therefore cannot overwrite the new one.
+
+    Returns:
+        The document as it is stored, ``None`` if the expectation does not hold.
+
+    Raises:
+        Unserialisable: the body is not plain data.
+        TooLarge: the body exceeds the limit.
+        Contention: the expectation names no version, and others change the document all the time.
     """
     if isinstance(expect, Expect) and expect is not Expect.ABSENT:
         return (yield from _over(partition, collection, name, body, now, expect, fresh))
@@ -67,7 +76,7 @@ def put(
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
     outcome = yield from ask(Commit(partition, (write,)))
-    # What is answered is what the next reader is told, not what was handed in.
+    # The answer is decoded from the stored bytes, so that it equals what the next reader gets.
     return Document(name, json.loads(stored), now, version) if isinstance(outcome, Committed) else None
 
 
@@ -80,7 +89,7 @@ def _over(
     expect: Expect,
     fresh: int,
 ) -> Program[Document | None]:
-    """Set a document over whatever is there, readable or not: only its version is read."""
+    """Replace a document, readable or not: only its version is read."""
 
     def load() -> Program[tuple[int | None]]:
         (found,) = yield from ask(
@@ -103,9 +112,9 @@ def _over(
 def change(
     partition: Partition, collection: str, name: str, change: Change, now: int, fresh: int
 ) -> Program[Document | None]:
-    """Read, compute and set, again when somebody else was faster; the document as it stands afterwards.
+    """Read, compute and store, repeated on conflict; return the document as it is afterwards.
 
-    Raises what ``put`` raises and ``Contention`` when others change it all the time.
+    Raises as ``put`` does, and ``Contention`` if others change it all the time.
     """
 
     def load() -> Program[tuple[Document | None]]:
@@ -127,7 +136,7 @@ def change(
 def remove(
     partition: Partition, collection: str, name: str, expect: Expectation = Expect.PRESENT
 ) -> Program[bool]:
-    """Take a document away; whether there was one, and the one that was expected."""
+    """Remove a document; ``False`` if there is none or it is not the expected one."""
     outcome = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), expect),)))
     return isinstance(outcome, Committed)
 
@@ -135,25 +144,25 @@ def remove(
 def newest(
     partition: Partition, collection: str, limit: int, before: int | None = None
 ) -> Program[tuple[Document, ...]]:
-    """The documents of a collection, at most ``limit``, those that were changed last first.
+    """Return the documents of a collection, at most ``limit``, latest change first.
 
-    ``before`` goes on at that time and includes it, as several may have been changed in one microsecond: the
-    caller passes over those that it has seen, and asks for more than it saw of that one moment. Documents of
-    one moment are in no particular order. One that cannot be read has an empty body and a ``fault``.
+    ``before`` continues at that time, inclusive, as several may have been changed in one microsecond: the
+    caller skips those that it has seen, and asks for more than it saw of that moment. Documents of one moment
+    are in no particular order. One that cannot be read has an empty body and a ``fault``.
     """
     after = None if before is None else before + 1
     item = Range(DOCUMENT, (collection,), "updated_at", reverse=True, after=after, limit=limit)
     try:
         (found,) = yield from ask(Fetch(partition, (item,)))
     except Corrupt:
-        # One record that does not open fails the whole answer: read each by itself.
+        # One record that cannot be decrypted fails the whole answer: read each by itself.
         (stubs,) = yield from ask(Fetch(partition, (item._replace(bodies=False),)))
         return (yield from _each(partition, stubs))
     return tuple(map(_readable, found))
 
 
 def several(partition: Partition, collection: str, names: Sequence[str]) -> Program[tuple[Document, ...]]:
-    """The documents of names, those that there are. One that cannot be read has an empty body and a
+    """Return those of the named documents that exist. One that cannot be read has an empty body and a
     ``fault``."""
     gets = tuple(Get(DOCUMENT, (collection, name)) for name in names)
     if not gets:

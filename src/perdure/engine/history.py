@@ -1,4 +1,4 @@
-"""Reading a thread's past: listing checkpoints, and the writes that a DeltaChannel replays."""
+"""Reads of a thread's history: checkpoint listings, and the writes that a DeltaChannel replays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = 64
 
 
 def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
-    """The namespaces of a thread that have a head, in order."""
+    """Return the namespaces of a thread that have a head, in order."""
     (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
     return tuple(record.key[0] for record in heads)
 
@@ -25,8 +25,14 @@ def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
 def page(
     partition: Partition, namespace: str, *, below: int | None, limit: int
 ) -> Program[list[CheckpointRecord]]:
-    """Checkpoints of a namespace, newest first, from below a sequence number. The first page of all,
-    ``below=None``, raises ``Corrupt`` when the namespace's head names a checkpoint that is not stored."""
+    """Return a page of checkpoints of a namespace, newest first.
+
+    Args:
+        below: only checkpoints with a lower sequence number; ``None`` for the first page.
+
+    Raises:
+        Corrupt: on the first page, the namespace's head names a checkpoint that is not stored.
+    """
     wanted = Range(CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=limit)
     if below is not None:
         (records,) = yield from ask(Fetch(partition, (wanted,)))
@@ -54,7 +60,7 @@ def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[Ch
 def find_all(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
 ) -> Program[list[CheckpointRecord]]:
-    """Those of the checkpoints that are stored, in the order of their ids as they are given."""
+    """Return those of the checkpoints that are stored, in the order of the given ids."""
     answers = yield from ask(
         Fetch(partition, tuple(Get(CHECKPOINT, (namespace, one)) for one in checkpoint_ids))
     )
@@ -64,7 +70,7 @@ def find_all(
 def writes_of(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:
-    """The pending writes of checkpoints, in the order in which a super-step applies them."""
+    """Return the pending writes of checkpoints, in the order in which a super-step applies them."""
     answers = yield from ask(Fetch(partition, tuple(Range(WRITE, (namespace, c)) for c in checkpoint_ids)))
     return {
         c: in_order(map(PendingWrite.read, records))
@@ -73,8 +79,10 @@ def writes_of(
 
 
 def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
-    """The strict ancestors of a root checkpoint, removed ones too where subgraphs name them, and the origin;
-    ``None`` when it is not stored."""
+    """Return the strict ancestors of a root checkpoint, ``None`` if it is not stored.
+
+    They include removed ones that subgraphs name, and the origin.
+    """
     record = yield from find(partition, "", checkpoint_id)
     if record is None:
         return None
@@ -96,9 +104,9 @@ def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozense
 def before_root(
     partition: Partition, checkpoints: list[CheckpointRecord], ancestors: frozenset[str]
 ) -> Program[list[CheckpointRecord]]:
-    """Those of a subgraph's checkpoints that were made before a root checkpoint with these strict ancestors.
+    """Select the checkpoints of a subgraph made before a root checkpoint with these strict ancestors.
 
-    A subgraph's checkpoint names the root checkpoint that spawned it; where that one was never stored, the
+    A subgraph's checkpoint names the root checkpoint that spawned it; if that one was never stored, the
     root's head at the time decides.
     """
     others = sorted({c.root for c in checkpoints if c.root is not None and c.root not in ancestors})
@@ -116,7 +124,8 @@ def before_root(
 def delta_history(
     partition: Partition, target: CheckpointRecord, channels: Iterable[str]
 ) -> Program[dict[str, Carried]]:
-    """What rebuilds DeltaChannels at a checkpoint: the nearest stored value and the writes since, in order.
+    """Return the data that rebuilds DeltaChannels at a checkpoint: the nearest stored value and the writes
+    since, in order.
 
     Only the parent chain counts, and of each ancestor's writes only those that the loop which made its
     child had loaded or written itself: a run that lost the race for the child may have left others there.
@@ -159,7 +168,7 @@ def delta_history(
 def _ancestors(
     partition: Partition, child: CheckpointRecord, below: int | None
 ) -> Program[tuple[list[CheckpointRecord], int | None]]:
-    """Some of the nearest ancestors of a checkpoint, nearest first, and where the next search starts."""
+    """Return some nearest ancestors of a checkpoint, nearest first, and the start of the next search."""
     chain: list[CheckpointRecord] = []
     parent = child.parent_id
     while not chain:

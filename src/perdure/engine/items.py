@@ -1,7 +1,7 @@
 """Use cases of the store: write, read, renew, search, list and sweep items.
 
-A namespace is a partition: what is written to one at once is all or nothing as far as one commit holds it.
-Nothing is read from a namespace that a call does not ask for, and no body for a listing or a sweep.
+A namespace is a partition: a batch written to one is atomic as far as one commit holds it. A call reads only
+the namespaces that it asks for, and no bodies for a listing or a sweep.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, STORE, Key, Partition, Record
 
 EXACT = 8
-"""How often a write is planned anew so that it keeps the creation time; after that the last write wins."""
+"""Times that a write is planned again to keep the creation time; after that the last write wins."""
 
 _WHOLE = 64
 _KEPT = 1000
@@ -60,7 +60,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Hit(Generic[V]):
-    """An item that a search found, and what its body was read as."""
+    """An item that a search found, and the value decoded from its body."""
 
     labels: Labels
     record: Record
@@ -68,7 +68,7 @@ class Hit(Generic[V]):
 
 
 def read(partition: Partition, keys: Sequence[str], now: int) -> Program[dict[str, Record]]:
-    """The living items among the keys."""
+    """Return the living items among the keys."""
     if not keys:
         return {}
     answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in keys)))
@@ -76,8 +76,11 @@ def read(partition: Partition, keys: Sequence[str], now: int) -> Program[dict[st
 
 
 def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Program[None]:
-    """Put and delete items, at most one write a key. An item that is put again stays as old as it was, unless
-    it was over. Of two writers the later commit wins; neither fails."""
+    """Put and delete items, at most one write for each key.
+
+    An item that is put again keeps its creation time, unless it has expired. Of two writers the later commit
+    wins; neither fails. Raises ``TooLarge`` for an item that exceeds ``budget.bytes``.
+    """
     known = list(writes)
     for w in known:
         if w.body is not None and len(w.body) > budget.bytes:
@@ -95,8 +98,8 @@ def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Prog
 def renew(
     partition: Partition, read_now: Iterable[tuple[Record, int]], now: int, budget: Budget
 ) -> Program[None]:
-    """Move on the end of items that were read, each under its new version. One that was written or removed
-    since it was read is left as it is."""
+    """Postpone the expiry of items that were read, each under its new version. One that was written or
+    removed since is left as it is."""
     ops: list[Op] = []
     for record, version in read_now:
         later = renewed(record, now)
@@ -118,9 +121,12 @@ def find(
     everything: bool,
     now: int,
 ) -> Program[list[Hit[V]]]:
-    """As ``search``, where the database orders and searches items itself: with ``everything`` the page alone
-    is read, otherwise what contains ``holding`` and keeps ``bounds``, page by page. Each page costs a pass
-    over what comes after the one before, so pages grow as long as bodies are small."""
+    """Search where the database itself orders and filters items; arguments as for ``search``.
+
+    With ``everything`` only the page is read, otherwise the items that contain ``holding`` and keep
+    ``bounds``, page by page. Each page costs a pass over what comes after the one before, so pages grow as
+    long as bodies are small.
+    """
     whole = Find(
         "items", tenant, space=STORE, prefix=name_of(prefix), until=now, holding=holding, bounds=bounds
     )
@@ -142,7 +148,7 @@ def find(
                 continue
             last = ItemPlace(record.fields["updated_at"], hit.partition.thread, record.key[0])
             weight += len(record.body)
-            # What was found and is written again by another clock may come after the page that was read last.
+            # An item found before and rewritten by another clock may come again after the last page.
             if (hit.partition, record.key) in seen:
                 continue
             seen.add((hit.partition, record.key))
@@ -174,10 +180,16 @@ def search(
     everything: bool,
     now: int,
 ) -> Program[list[Hit[V]]]:
-    """The living items within a namespace that ``judge`` makes something of, those written last first.
-    ``everything`` says that it accepts all, so that those before ``offset`` need not be read. The clear parts
-    of all items within the namespace are read, and held, to order them; bodies are read some at a time, and
-    no more than fill the page."""
+    """Return the living items within a namespace that ``judge`` accepts, last written first.
+
+    The fields of all items within the namespace are read and held to order them; bodies are read some at a
+    time, and no more than fill the page.
+
+    Args:
+        judge: returns the value of an item, ``None`` to leave it out.
+        everything: ``judge`` accepts all, so that those before ``offset`` need not be read.
+        now: current time in microseconds.
+    """
     out: list[Hit[V]] = []
     if not limit:
         return out
@@ -220,7 +232,7 @@ def search(
 def _heads(
     partition: Partition, bodies: dict[tuple[Partition, Key], Record], now: int
 ) -> Program[list[tuple[Partition, Record]]]:
-    """The clear parts of a namespace's living items; of a small one, while few are kept, the bodies too."""
+    """Return the fields of a namespace's living items; bodies too if it is small and few are held."""
     keeps = len(bodies) < _KEPT
     size = _WHOLE if keeps else _HEADERS
     (found,) = yield from ask(Fetch(partition, (Range(ITEM, limit=size, bodies=keeps),)))
@@ -249,7 +261,7 @@ def list_namespaces(
     limit: int,
     now: int,
 ) -> Program[list[Labels]]:
-    """The namespaces that hold a living item and meet the conditions, in order, cut to ``depth`` labels."""
+    """Return the namespaces that meet the conditions and are not empty, in order, cut to ``depth`` labels."""
     prefix = common_prefix(conditions)
     out: list[Labels] = []
     cut: Labels | None = None
@@ -269,13 +281,13 @@ def list_namespaces(
                     break
         after = page[-1]
         if depth is not None and cut and labels_of(after.thread)[:depth] == cut:
-            # All that is cut to the same labels was seen; the next name is beyond it.
+            # All names cut to the same labels were seen; the next name is beyond them.
             after = Partition(tenant, max(after.thread, name_after(cut)), STORE)
     return out[offset:]
 
 
 def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
-    """Remove what is over; how many. What was read or written meanwhile has another end, and stays."""
+    """Remove expired items and return their count. An item renewed or written meanwhile stays."""
     removed = 0
     while True:
         found = yield from ask(Find("expired", tenant, limit=_EXPIRED, until=now))
@@ -326,8 +338,8 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
 
 
 def _each(partition: Partition, ops: Sequence[Op], budget: Budget) -> Program[int]:
-    """Commit operations that do not depend on each other: together, and one by one where that is refused;
-    how many held."""
+    """Commit independent operations together, or one by one if that is refused; return the count of those
+    that held."""
     held = 0
     for batch in batches(ops, budget):
         outcome = yield from ask(Commit(partition, tuple(batch)))
@@ -340,7 +352,7 @@ def _each(partition: Partition, ops: Sequence[Op], budget: Budget) -> Program[in
 
 
 def _names(tenant: str, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
-    """A page of the namespaces within a prefix; each may be empty."""
+    """Return a page of the namespaces within a prefix; each may be empty."""
     name = name_of(prefix)
     find = Find("threads", tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
     return [found.partition for found in (yield from ask(find))]

@@ -1,8 +1,8 @@
-"""Removing: threads, runs, checkpoints by rule, and the chunks that nothing needs any more.
+"""Removal of threads, runs, checkpoints by rule, and chunks that nothing needs any more.
 
-Removal is root first: one commit takes checkpoints away and raises the thread's collection generation, so
-that every write planned before it is planned anew. Only then are chunks deleted: those of an older
-generation that no remaining checkpoint or write reaches, each on condition that its generation is unchanged.
+The root goes first: one commit removes checkpoints and raises the thread's collection generation, so that
+every write planned before it is planned again. Chunks are deleted after that: those of an older generation
+that no remaining checkpoint or write reaches, each on condition that its generation is unchanged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many of the newest checkpoints stay; 0 keeps only tagged ones."""
+    """Rule that the newest ``last`` checkpoints stay; 0 keeps only tagged ones."""
 
     last: int
 
@@ -90,7 +90,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A thread's records as they were read, all but its chunks."""
+    """A thread's records as they were read, without its chunks."""
 
     view: View
     heads: dict[str, HeadView]
@@ -104,23 +104,22 @@ class Contents:
 
     @property
     def latest(self) -> dict[str, str]:
-        """The id of each namespace's head."""
+        """Head checkpoint id of each namespace."""
         return {namespace: head.checkpoint_id for namespace, head in self.heads.items()}
 
     @property
     def bases(self) -> set[Name]:
-        """What the open run goes back to when it is taken back: no removal takes it away, as if it were
-        tagged."""
+        """Checkpoints that a rollback of the open run returns to: kept by every removal, like tagged ones."""
         return bases_of_run(self.checkpoints, self.latest, self.view.open_run)
 
 
 def all_threads(tenant: str | None) -> Program[list[Partition]]:
-    """Every thread of a tenant, or of all, in order."""
+    """Return every thread of a tenant, or of all tenants, in order."""
     return (yield from all_partitions(tenant, THREADS))
 
 
 def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
-    """Every partition of a space, a tenant's or everybody's, in order."""
+    """Return every partition of a space, of a tenant or of all tenants, in order."""
     out: list[Partition] = []
     while True:
         after = out[-1] if out else None
@@ -131,14 +130,14 @@ def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
 
 
 def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with everything in it."""
+    """Remove a thread with all its records."""
     yield from ask(Drop(partition))
 
 
 def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) -> Program[None]:
     """Keep the newest checkpoints of a thread and what they need; remove the rest and its chunks.
 
-    While a run is open its latest checkpoint and what it would go back to stay, however little is kept.
+    While a run is open, its latest checkpoint and the one that its rollback returns to stay in any case.
     """
 
     def plan(contents: Contents) -> Plan:
@@ -155,11 +154,14 @@ def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) ->
 
 
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
-    """Remove the checkpoints of runs, in whatever threads they are. Each head that they moved goes back to
-    where it was before them. Tagged checkpoints stay, and what an open run goes back to.
+    """Remove the checkpoints of runs in every thread that has them.
 
-    A thread where that is not stored any more is left as it is, and ``CannotTakeBack`` raised when all the
-    others are done.
+    Each head that the runs moved returns to its earlier checkpoint. Tagged checkpoints stay, and so does what
+    the rollback of an open run returns to. A thread whose earlier head is not stored any more is left as it
+    is, and the error raised after all the others are done.
+
+    Raises:
+        CannotTakeBack: the earlier head of a thread is not stored any more.
     """
     refuse_text("run_ids", run_ids)
     runs = frozenset(run_ids)
@@ -167,7 +169,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     refused: CannotTakeBack | None = None
     for run_id in run_ids:
         while True:
-            # What was removed is not found again, so the next page is the first one of what is left.
+            # Removed checkpoints are not found again, so the next page is the first one of the rest.
             found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
             new = dict.fromkeys(f.partition for f in found if f.partition not in done)
             for partition in new:
@@ -185,10 +187,14 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
 def take_back(
     partition: Partition, run_id: str, digest: Digester, budget: Budget, epoch: int | None = None
 ) -> Program[None]:
-    """Remove the checkpoints of a run from a thread, whose heads go back to where they were before it.
+    """Roll back a run: remove its checkpoints from a thread, whose heads return to their earlier checkpoints.
 
-    ``epoch`` is the lease under which the caller holds the run, ``None`` for a run that is over. Raises
-    ``Fenced`` when the lease is over, ``CannotTakeBack`` when a head of before is not stored any more.
+    Args:
+        epoch: lease under which the caller holds the run, ``None`` for a run that is over.
+
+    Raises:
+        Fenced: the lease is over.
+        CannotTakeBack: an earlier head is not stored any more.
     """
     yield from _remove_runs(partition, frozenset((run_id,)), digest, budget, epoch)
 
@@ -228,8 +234,7 @@ def _remove(
                 return
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
-            # What was accepted for the thread, and what its clients know of it, stays although nothing is
-            # left of what was said.
+            # Accepted messages of the thread, and its document, stay although no checkpoint is left.
         generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
         if generation is not None:
             yield from collect(partition, generation, digest, budget)
@@ -253,8 +258,8 @@ def _head_checks(contents: Contents) -> list[Check]:
 
 
 def _same_run(contents: Contents) -> Check:
-    """The check that no run began or ended since the thread was read: what an open run goes back to was
-    planned by it."""
+    """Return the check that no run began or ended since the thread was read, as the plan depends on the open
+    run."""
     return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
 
 
@@ -266,7 +271,7 @@ def _take_away(
     doomed: Sequence[Op],
     budget: Budget,
 ) -> Program[int | None]:
-    """Commit a plan; the collection generation afterwards, or ``None`` when the thread changed meanwhile."""
+    """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile."""
     relinked: list[Op] = []
     originals = {(c.namespace, c.id): c for c in contents.checkpoints}
     for name, record in plan.relinked.items():
@@ -304,8 +309,8 @@ def _take_away(
 def _moved_heads(
     partition: Partition, contents: Contents, removed: set[Name], runs: frozenset[str]
 ) -> list[Op]:
-    """Heads that move, or go where nothing is left: those that ``runs`` moved, to where they were before;
-    without runs those whose checkpoint goes, to the nearest survivor."""
+    """Return the operations on heads: those that ``runs`` moved go to their earlier checkpoints; without
+    runs, those whose checkpoint is removed go to its nearest survivor."""
     groups = by_namespace(contents.checkpoints)
     out: list[Op] = []
     for namespace, head in contents.heads.items():
@@ -327,7 +332,7 @@ def _moved_heads(
         if target is None:
             out.append(Delete(HEAD, (namespace,), head.version))
         else:
-            # The sequence goes on from where it was: an order once given is not given again.
+            # The sequence continues: numbers are never reused.
             out.append(
                 Put(
                     HEAD,
@@ -341,8 +346,8 @@ def _moved_heads(
 
 
 def _doomed(contents: Contents, removed: set[Name], runs: frozenset[str]) -> list[Op]:
-    """The operations that take writes away: those on checkpoints that go, and those of ``runs`` on what
-    stays, where a write comes back that one of them had overwritten."""
+    """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
+    an overwritten write is restored."""
     aside = {w.key: w for w in contents.writes if w.is_aside}
     out: dict[Key, Op] = {}
     for write in contents.writes:
@@ -363,8 +368,8 @@ def _doomed(contents: Contents, removed: set[Name], runs: frozenset[str]) -> lis
 def _writes_of_the_removed(
     contents: Contents, removed: set[Name], runs: frozenset[str]
 ) -> list[PendingWrite]:
-    """Writes that a removed checkpoint's loop, or a loop of ``runs``, left on a checkpoint that stays, and no
-    survivor needs."""
+    """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that
+    no survivor needs."""
     gone: dict[Name, set[str]] = {}
     needed: dict[Name, set[str]] = {}
     for checkpoint in contents.checkpoints:
@@ -387,12 +392,12 @@ def _writes_of_the_removed(
 
 
 def collect(partition: Partition, generation: int, digest: Digester, budget: Budget) -> Program[int]:
-    """Delete chunks older than a generation that nothing reaches; how many were deleted.
+    """Delete the unreachable chunks of older generations; return their count.
 
-    Call it only after the commit that raised the generation: whoever writes from then on either stores a
-    chunk under the new generation or refers to one that something still reaches. Chunks are deleted only in
-    the generation in which the thread was read. Where that is over, what the thread needs is read anew: the
-    database may have come back older than it was, and need again what was removed.
+    Call it only after the commit that raised the generation: a later write either stores a chunk under the
+    new generation or refers to one that is still reachable. Chunks are deleted only in the generation in
+    which the thread was read. If that has passed, the thread is read again: the database may have come back
+    older than it was, and need again what was removed.
     """
     deleted, is_over = 0, False
     for _ in range(ATTEMPTS):
@@ -408,8 +413,8 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
 def _delete_unreached(
     partition: Partition, contents: Contents, generation: int, digest: Digester, budget: Budget
 ) -> Program[tuple[int, bool]]:
-    """Delete what a thread as it was read does not reach; how many chunks were deleted, and whether the
-    generation was found to be over."""
+    """Delete the chunks that a thread as it was read does not reach; return their count, and true if the
+    generation has passed."""
     needed = yield from reachable(partition, references(contents), digest)
     doomed: list[Op] = []
     after: Key | None = None
@@ -445,7 +450,7 @@ def references(contents: Contents) -> Iterator[bytes]:
 
 
 def read(partition: Partition) -> Program[Contents]:
-    """Everything of a thread but its chunks; a thread that is written to meanwhile may be read in between."""
+    """Read a thread without its chunks; the parts may differ in time if it is written to meanwhile."""
     view = yield from load_view(partition, "")
     heads, tags, checkpoints, writes = yield from read_all(
         partition, Range(HEAD), Range(TAG), Range(CHECKPOINT), Range(WRITE)
@@ -469,7 +474,7 @@ def _head_views(heads: Iterable[Record]) -> dict[str, HeadView]:
 
 
 def batches(ops: Iterable[Op], budget: Budget, *, reserve: int = 0) -> Iterator[list[Op]]:
-    """Slices of operations that each fit a commit beside ``reserve`` others."""
+    """Split operations into commits that leave room for ``reserve`` further operations each."""
     batch: list[Op] = []
     held = 0
     for op in ops:

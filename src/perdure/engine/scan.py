@@ -1,4 +1,4 @@
-"""Walks over all records of some kinds, past those that do not open."""
+"""Scans over all records of some kinds that continue past unreadable ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ _TYPES: dict[str, type] = {"text": str, "integer": int, "bytes": bytes}
 
 @dataclass(slots=True)
 class Walk:
-    """A walk over the records of a kind: those that open, and those that do not, with the reason. ``stubs``
-    are all of the page without their bodies, not verified; those whose key is of other types than a key of
-    this kind are left out of them, and named among the ``unreadable`` by text."""
+    """A scan over the records of a kind, page by page.
+
+    Attributes:
+        stubs: all records of the page without their bodies, not verified, except those whose key has the
+            wrong types.
+        records: the readable records of the page.
+        unreadable: keys of the others, those of the wrong types as text, with the reason.
+        last: this is the last page.
+    """
 
     kind: Kind
     stubs: tuple[Record, ...] = ()
@@ -29,7 +35,7 @@ class Walk:
     unreadable: list[tuple[Key, str]] = field(default_factory=list)
     last: bool = False
     ahead: tuple[Record, ...] | None = None
-    """The stubs of the next page, where they were read already."""
+    """Stubs of the next page, if they were read already."""
     _end: Key | None = None
 
     def turn(self, partition: Partition) -> Program[None]:
@@ -52,7 +58,7 @@ class Walk:
         try:
             self.records = yield from self._get(partition, keys)
         except Corrupt:
-            # One of them does not open and spoils the answer: ask for each by itself.
+            # One of them is unreadable and fails the answer: ask for each by itself.
             self.records = []
             for key in keys:
                 try:
@@ -70,7 +76,7 @@ class Walk:
 
 
 def start(partition: Partition, kinds: Sequence[Kind]) -> Program[list[Walk]]:
-    """Begin a walk over each of the kinds. One request sees which of them have records at all."""
+    """Start a scan over each of the kinds. One request reads the first page of all."""
     pages = yield from ask(Fetch(partition, tuple(_page(kind, None) for kind in kinds)))
     return [Walk(kind, ahead=page) for kind, page in zip(kinds, pages, strict=True)]
 
@@ -80,5 +86,5 @@ def _page(kind: Kind, after: Key | None) -> Range:
 
 
 def _shown(part: object) -> str:
-    """A part of a key as it is named."""
+    """Format a part of a key."""
     return part if isinstance(part, str) else repr(part)

@@ -14,9 +14,13 @@ from perdure.model.versions import successor
 def set_tag(
     partition: Partition, name: str, *, namespace: str = "", checkpoint_id: str | None = None
 ) -> Program[str]:
-    """Point a tag at a checkpoint, the latest when no id is given; the checkpoint's id.
+    """Point a tag at a checkpoint, the latest if no id is given; return the checkpoint's id.
 
-    It raises the collection generation, so that a removal that was planned without the tag is planned anew.
+    This raises the collection generation, so that a removal planned without the tag is planned again.
+
+    Raises:
+        NotFound: there is no such checkpoint.
+        Contention: other writers win each time.
     """
     missed: HeadView | None = None
     for _ in range(ATTEMPTS):
@@ -60,13 +64,13 @@ def set_tag(
 
 
 def remove_tag(partition: Partition, name: str) -> Program[None]:
-    """Take a tag away; its checkpoint is then like any other."""
+    """Remove a tag; its checkpoint is then like any other. Raises ``NotFound`` if there is none."""
     outcome = yield from ask(Commit(partition, (Delete(TAG, (name,), Expect.PRESENT),)))
     if not isinstance(outcome, Committed):
         raise NotFound(f"thread {partition.thread!r} has no tag {name!r}")
 
 
 def list_tags(partition: Partition) -> Program[tuple[Record, ...]]:
-    """The tags of a thread, by name."""
+    """Return the tags of a thread, by name."""
     (records,) = yield from ask(Fetch(partition, (Range(TAG),)))
     return records

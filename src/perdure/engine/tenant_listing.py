@@ -1,4 +1,4 @@
-"""The checkpoints of all threads of a tenant in one order: by id downwards."""
+"""Listing of the checkpoints of all threads of a tenant, by id, descending."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THREADS = 1000
 
 
 class Entry(NamedTuple):
-    """A checkpoint's place in the order."""
+    """Place of a checkpoint in the order."""
 
     checkpoint_id: str
     partition: Partition
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """One namespace of one thread: ids that were read ahead, the largest last."""
+    """Cursor over one namespace of one thread: ids read ahead, the largest last."""
 
     partition: Partition
     namespace: str
@@ -41,23 +41,26 @@ class _Line:
 
 @dataclass(slots=True)
 class Merge:
-    """A walk over the ids of all checkpoints of a tenant, the largest first; ``before`` cuts it.
+    """Merge over the ids of all checkpoints of a tenant, largest first; only those below ``before``.
 
     Only ids are read, and at most 16 of a namespace are held. The start asks each thread once, and those with
-    subgraphs twice: time and memory are linear in the number of threads. ``most`` is how many entries are
-    wanted at all, if that is known; no more namespaces are held then.
+    subgraphs twice: time and memory are linear in the number of threads. ``most`` is the most entries wanted,
+    if known; no more namespaces are held then.
     """
 
     tenant: str
     before: str | None
     most: int | None
     _lines: list[_Line] = field(default_factory=list)
-    """By their first id, the largest last."""
+    """Sorted by their first id, the largest last."""
     _started: bool = False
 
     def next(self, size: int) -> Program[list[Entry]]:
-        """The next entries, ``size`` of them unless there are fewer. Raises ``Corrupt`` for a thread whose
-        head names a checkpoint that is not stored."""
+        """Return the next ``size`` entries, or fewer at the end.
+
+        Raises:
+            Corrupt: the head of a thread names a checkpoint that is not stored.
+        """
         if not self._started:
             yield from self._start()
             self._started = True
@@ -82,7 +85,7 @@ class Merge:
                 self._lines += yield from self._lines_of(found.partition)
             self._lines.sort(key=lambda line: line.first)
             if self.most is not None:
-                # A line's first is its largest: the lines before have nothing among the wanted entries.
+                # A line's first id is its largest: the lines before have none among the wanted entries.
                 del self._lines[: max(0, len(self._lines) - self.most)]
             after = page[-1].partition
 

@@ -1,4 +1,4 @@
-"""The state of a thread that every write depends on: its head, its collection generation, its lease epoch."""
+"""State of a thread that every write depends on: its head, collection generation and lease epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.model.versions import came_back
 
 
 class HeadView(NamedTuple):
-    """The head of a namespace as it was read."""
+    """Head of a namespace as it was read."""
 
     version: int
     checkpoint_id: str
@@ -30,7 +30,7 @@ class View(NamedTuple):
 
 
 def is_older(known: View, found: View) -> bool:
-    """Whether a thread, as it is found, is one that it was before it was known: the database came back older.
+    """Return True if a thread is in an earlier state than the known one: the database came back older.
 
     A thread that is gone is taken for deleted.
     """
@@ -42,7 +42,7 @@ def is_older(known: View, found: View) -> bool:
 
 
 def view_items(namespace: str) -> tuple[Get, ...]:
-    """What to fetch for a view; ``read_view`` takes the answers in this order."""
+    """Return the reads for a view; ``read_view`` takes the answers in this order."""
     items = (Get(HEAD, (namespace,)), Get(GC, ()), Get(EPOCH, ()))
     return items if namespace == "" else (*items, Get(HEAD, ("",)))
 
@@ -67,9 +67,10 @@ def load_view(partition: Partition, namespace: str) -> Program[View]:
 
 
 def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, Check]:
-    """The checks that every write carries: the fence, and the collection generation it was planned under.
+    """Return the checks that every write carries: the fence, and the collection generation of its plan.
 
-    Raises ``Fenced`` when the view already shows that the write may not happen.
+    Raises:
+        Fenced: the view already shows that the write may not happen.
     """
     if epoch is not None and view.epoch != epoch:
         raise Fenced(
@@ -88,7 +89,7 @@ def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, 
 
 
 def missing_head(partition: Partition, namespace: str, checkpoint_id: str) -> Corrupt:
-    """The error of a head that names a checkpoint which is not stored."""
+    """Return the error for a head that names a checkpoint which is not stored."""
     place = f" (namespace {namespace!r})" if namespace else ""
     return Corrupt(
         f"thread {partition.thread!r}{place}: its latest checkpoint is {checkpoint_id}, which is not stored; "

@@ -1,4 +1,4 @@
-"""Read, plan, commit, and again on conflict: the one loop behind every write."""
+"""Read, plan and commit, repeated on conflict: the loop behind every write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHUNK, GC, Partition
 
 ATTEMPTS = 64
-"""How often a commit is planned anew before it gives up with ``Contention``."""
+"""Times that a commit is planned before it gives up with ``Contention``."""
 
 V = TypeVar("V")
 A = TypeVar("A")
@@ -20,18 +20,18 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much one commit may carry: operations, and bytes of bodies. The rest is staged before it."""
+    """Limits of one commit: operations, and bytes of bodies. Chunks beyond them are staged before it."""
 
     ops: int
     bytes: int
 
     def holds(self, ops: Collection[Op]) -> bool:
-        """Whether one commit may carry all of these."""
+        """Return True if one commit may carry all of these."""
         return len(ops) <= self.ops and sum(len(op.body) for op in ops if isinstance(op, Put)) <= self.bytes
 
 
 def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
-    """The operations that store chunks under a collection generation."""
+    """Return the operations that store chunks under a collection generation."""
     fields = {"generation": generation}
     return [Put(CHUNK, (digest,), fields, body) for digest, body in chunks.items()]
 
@@ -39,7 +39,11 @@ def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
 def commit_with_chunks(
     partition: Partition, ops: Sequence[Op], chunks: Sequence[Put], budget: Budget
 ) -> Program[Committed | Refused]:
-    """Commit, with the chunks inside when they fit; otherwise chunks first, root last."""
+    """Commit with the chunks inside if they fit; otherwise stage the chunks first.
+
+    Raises:
+        TooLarge: ``ops`` alone exceed the budget.
+    """
     if len(ops) > budget.ops:
         raise TooLarge(
             f"thread {partition.thread!r}: one write needs {len(ops)} operations, the backend takes "
@@ -72,8 +76,8 @@ def commit_with_chunks(
 
 
 def confirmed(view: V | None, decide: Callable[[V], object]) -> V | None:
-    """A remembered view, unless it shows a conflict: what was remembered may be over, so only a view that is
-    read now may refuse a write."""
+    """Return a remembered view, ``None`` if it shows a conflict: it may be out of date, so only a view that
+    is read now may refuse a write."""
     if view is None:
         return None
     try:
@@ -89,7 +93,16 @@ def retrying(
     load: Callable[[], Program[V]],
     attempt: Callable[[V], Program[A | None]],
 ) -> Program[A]:
-    """Run ``attempt`` on a view until it returns an answer; ``None`` means that the view was stale."""
+    """Run ``attempt`` on a view until it returns an answer.
+
+    Args:
+        view: first view to try; ``None`` to load one.
+        load: reads the view again.
+        attempt: returns ``None`` if the view was stale.
+
+    Raises:
+        Contention: all attempts lost to other writers.
+    """
     for _ in range(ATTEMPTS):
         if view is None:
             view = yield from load()

@@ -1,4 +1,4 @@
-"""Fetching the chunks that references name, level by level, for many references at once."""
+"""Fetches of the chunks that references name, level by level, for many references at once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from perdure.model.records import CHUNK, Partition
 from perdure.model.tree import Expansion, Tree
 
 FETCH_KEYS = 2000
-"""How many chunks one fetch asks for."""
+"""Chunks that one fetch asks for."""
 
 
 class MissingChunk(Corrupt):
-    """A reference names a chunk that is not stored."""
+    """Raised when a reference names a chunk that is not stored."""
 
 
 def resolve(
     partition: Partition, references: Mapping[str, bytes], digest: Digester
 ) -> Program[tuple[dict[str, Tree], Expansion]]:
-    """The trees of named references, and the expansion with what it met on its way."""
+    """Return the trees of named references, and the expansion with the nodes it met."""
     expansion = Expansion(digest)
     trees: dict[str, Tree] = {}
     open_names = list(references)
@@ -42,7 +42,7 @@ def resolve(
 
 
 def reachable(partition: Partition, references: Iterable[bytes], digest: Digester) -> Program[set[bytes]]:
-    """The digests of every chunk that the references need; payloads are not read."""
+    """Return the digests of all chunks that the references need, without reading payloads."""
     expansion = Expansion(digest, payloads=False)
     pending = list(dict.fromkeys(references))
     while pending:
@@ -54,7 +54,7 @@ def reachable(partition: Partition, references: Iterable[bytes], digest: Digeste
 
 
 def fetch_chunks(partition: Partition, digests: Iterable[bytes]) -> Program[dict[bytes, bytes]]:
-    """The bodies of chunks by digest; ``MissingChunk`` when one is not stored."""
+    """Return the bodies of chunks by digest; raises ``MissingChunk`` if one is not stored."""
     names = list(digests)
     out: dict[bytes, bytes] = {}
     for at in range(0, len(names), FETCH_KEYS):

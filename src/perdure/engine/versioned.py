@@ -1,8 +1,8 @@
-"""Documents with a past: every version stays under its number, and one of them is the current one.
+"""Documents with a history: every version stays under its number, and one of them is current.
 
-A change makes a version of the next number, never used before, and makes it the current one, in one commit
-with the compare-and-set of the document. An older version may be made current again. What a document says is
-its owner's; times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
+A change creates a version with a number never used before and makes it current, in one commit with the
+compare-and-set of the document. An older version may be made current again. The content belongs to the
+caller; times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ _DIGITS = 10
 
 
 class Versioned(NamedTuple):
-    """A document at one of its versions. ``number`` is that version's, ``last`` the highest that was ever
-    given. ``revision`` is what a change expects, ``None`` of one that is not stored."""
+    """A document at one of its versions.
+
+    ``number`` is that version's, ``last`` the highest ever assigned. ``revision`` is the expectation of a
+    change, ``None`` for a document that is not stored.
+    """
 
     name: str
     body: Mapping[str, Any]
@@ -35,17 +38,17 @@ class Versioned(NamedTuple):
 
 
 Change = Callable[[Versioned], Mapping[str, Any]]
-"""From a document to what it is to say. It may be called more than once."""
+"""Function from a document to its new body. It may be called more than once."""
 
 
 def get(partition: Partition, collection: str, name: str) -> Program[Versioned | None]:
-    """The current version of a document, if there is one."""
+    """Return the current version of a document, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
     return _read(found[0]) if found else None
 
 
 def everything(partition: Partition, collection: str) -> Program[list[Versioned]]:
-    """The current versions of all documents of a collection, by name."""
+    """Return the current versions of all documents of a collection, by name."""
     (found,) = yield from read_all(partition, Range(DOCUMENT, (collection,)))
     return list(map(_read, found))
 
@@ -53,7 +56,7 @@ def everything(partition: Partition, collection: str) -> Program[list[Versioned]
 def create(
     partition: Partition, collection: str, name: str, body: Mapping[str, Any], now: int, fresh: int
 ) -> Program[Versioned | None]:
-    """Store the first version; ``None`` when there is such a document. Raises what ``documents.put`` does."""
+    """Store the first version; ``None`` if the document exists. Raises as ``documents.put`` does."""
     first = Versioned(name, body, 1, 1, now, now)
     return (yield from _store(partition, collection, first, None, now, fresh))
 
@@ -67,9 +70,14 @@ def revise(
     fresh: int,
     before: Versioned | None = None,
 ) -> Program[Versioned | None]:
-    """Make a new version and make it the current one. ``before`` stands in for a document that is not
-    stored: it is its first version then. Without either there is nothing to change, and the answer is
-    ``None``."""
+    """Add a new version and make it current.
+
+    Args:
+        before: first version of a document that is not stored.
+
+    Returns:
+        ``None`` if there is neither a document nor ``before``.
+    """
 
     def load() -> Program[tuple[Versioned | None]]:
         return ((yield from get(partition, collection, name)),)
@@ -91,7 +99,7 @@ def revise(
 def choose(
     partition: Partition, collection: str, name: str, number: int, now: int, fresh: int
 ) -> Program[Versioned | None]:
-    """Make a version of the past the current one; ``None`` when there is no such version."""
+    """Make an earlier version the current one; ``None`` if there is no such version."""
 
     def load() -> Program[tuple[Versioned | None, Versioned | None]]:
         keys = ((collection, name), _past(collection, name, number))
@@ -113,7 +121,7 @@ def choose(
 
 
 def past(partition: Partition, collection: str, name: str) -> Program[list[Versioned]]:
-    """Every version of a document, the newest first; none of one that is not there."""
+    """Return every version of a document, newest first; empty if the document does not exist."""
     held = yield from get(partition, collection, name)
     if held is None:
         return []
@@ -123,12 +131,15 @@ def past(partition: Partition, collection: str, name: str) -> Program[list[Versi
 
 
 def remove(partition: Partition, collection: str, name: str) -> Program[bool]:
-    """Take a document away with its past; whether there was one. Cut short, it may leave a past without a
-    document, which nobody is shown and the next document of the name replaces."""
+    """Remove a document with its history; ``False`` if there was none.
+
+    After an interruption a history without a document may be left. It is never returned, and the next
+    document of the name replaces it.
+    """
     (older,) = yield from read_all(partition, Range(DOCUMENT, (_folder(collection, name),), bodies=False))
     gone = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), Expect.PRESENT),)))
     for record in older:
-        # Each on its own: a document that was made anew meanwhile keeps its past, which has other versions.
+        # One commit each: a document that was created meanwhile keeps its history, which has other versions.
         yield from ask(Commit(partition, (Delete(DOCUMENT, record.key, record.version),)))
     return isinstance(gone, Committed)
 
@@ -143,8 +154,11 @@ def _store(
     *,
     is_new: bool = True,
 ) -> Program[Versioned | None]:
-    """The document with its new version, and ``older`` if that was never stored; what is answered is what
-    the next reader is told."""
+    """Store the document with its new version, and ``older`` if that was never stored.
+
+    Returns:
+        The document as the next reader gets it.
+    """
     key = (collection, after.name)
     expect = Expect.ABSENT if after.revision is None else after.revision
     revision = fresh if after.revision is None else after.revision + 1
@@ -157,9 +171,9 @@ def _store(
     body = encode(head, "document")
     puts = [Put(DOCUMENT, key, {"updated_at": now}, body, expect, revision)]
     for version in (*((after,) if is_new else ()), *((older,) if older is not None else ())):
-        said = encode({"said": dict(version.body), "created_at": version.updated_at}, "document")
+        content = encode({"said": dict(version.body), "created_at": version.updated_at}, "document")
         place = _past(collection, version.name, version.number)
-        puts.append(Put(DOCUMENT, place, {"updated_at": now}, said, Expect.ANY, fresh))
+        puts.append(Put(DOCUMENT, place, {"updated_at": now}, content, Expect.ANY, fresh))
     outcome = yield from ask(Commit(partition, tuple(puts)))
     if not isinstance(outcome, Committed):
         return None

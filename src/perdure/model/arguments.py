@@ -1,4 +1,4 @@
-"""Arguments that take several names: one name alone is text, which would pass for its letters."""
+"""Validation of arguments that take several names: a single text would pass for a list of its letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint as it is stored: its place in the tree, its versions, and references instead of values."""
+"""Stored form of a checkpoint: its place in the tree, its versions, and references instead of values."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, WRITE, Record
 
 FORMAT = 1
-"""The version of the body's layout, its first element."""
+"""Version of the body's layout, its first element."""
 
 Version = int | str | float
 
 _ASIDE = -16
-"""What is set aside has this much less for its index, which no slot of LangGraph's has."""
+"""Offset of the index of a write that is set aside, which no slot of LangGraph has."""
 
 
 class CarriedWrite(NamedTuple):
-    """One write of an ancestor that is no longer stored: its task, and the reference of its value."""
+    """A write of an ancestor that is no longer stored: its task, and the reference of its value."""
 
     task_id: str
     ref: bytes
 
 
 class Carried(NamedTuple):
-    """What a DeltaChannel needs of ancestors that were removed: a seed, and the writes since, in order."""
+    """Data of removed ancestors that a DeltaChannel needs: a seed, and the writes since, in order."""
 
     seed: bytes | None
     writes: tuple[CarriedWrite, ...]
@@ -41,15 +41,20 @@ _NOTHING: Mapping[str, Carried] = MappingProxyType({})
 class CheckpointRecord(NamedTuple):
     """A stored checkpoint.
 
-    ``seq`` orders the checkpoints of a namespace by commit. ``root`` and ``root_head`` place a subgraph's
-    checkpoint in the root namespace's tree: the root checkpoint that its metadata names, and the root's
-    head when it was stored (the named one need not be stored). ``nonce`` names the loop that wrote it,
-    ``seen`` the loops whose writes on the parent that loop had loaded; a write by any other loop is none of
-    this checkpoint's history. ``cut`` marks a parent link that a removal moved. ``deltas`` names the
-    channels whose value is not stored here but replayed from ancestors' writes; ``carried`` holds those
-    writes once the ancestors are gone. ``prior`` names the head that this checkpoint replaced, stored or not,
-    ``""`` where there was none; ``None`` where that was the parent. ``passed`` names removed root checkpoints
-    between this one and its parent, those by which subgraphs' checkpoints still have their place.
+    Attributes:
+        seq: orders the checkpoints of a namespace by commit.
+        root: root checkpoint that a subgraph's metadata names; it need not be stored.
+        root_head: head of the root namespace when the subgraph's checkpoint was stored.
+        nonce: name of the loop that wrote it.
+        seen: loops whose writes on the parent that loop had loaded; a write by any other loop is not part of
+            this checkpoint's history.
+        cut: marks a parent link that a removal moved.
+        deltas: channels whose value is not stored here but replayed from ancestors' writes.
+        carried: those writes, once the ancestors are gone.
+        prior: the head that this checkpoint replaced, stored or not, ``""`` if there was none; ``None`` if it
+            was the parent.
+        passed: removed root checkpoints between this one and its parent by which subgraphs' checkpoints still
+            have their place.
     """
 
     namespace: str
@@ -79,11 +84,11 @@ class CheckpointRecord(NamedTuple):
 
     @property
     def replaced(self) -> str | None:
-        """The head that this checkpoint replaced, stored or not; ``None`` where there was none."""
+        """Head that this checkpoint replaced, stored or not; ``None`` if there was none."""
         return self.parent_id if self.prior is None else self.prior or None
 
     def put(self) -> Put:
-        """The operation that stores it. A checkpoint stored again under its id replaces the first."""
+        """Return the operation that stores it. A checkpoint stored again under its id replaces the first."""
         names = list(self.versions)
         place = {name: i for i, name in enumerate(names)}
         body = ormsgpack.packb(
@@ -126,7 +131,7 @@ class CheckpointRecord(NamedTuple):
 
     @classmethod
     def read(cls, record: Record) -> CheckpointRecord:
-        """The checkpoint of a stored record."""
+        """Decode a stored record; raises ``Corrupt`` if it cannot be read."""
         checkpoint_id = record.key[1]
         try:
             layout, *parts = ormsgpack.unpackb(record.body)
@@ -185,7 +190,7 @@ class CheckpointRecord(NamedTuple):
         )
 
     def references(self) -> list[bytes]:
-        """Every reference that this checkpoint holds."""
+        """Return every reference that this checkpoint holds."""
         out = list(self.refs.values())
         for carried in self.carried.values():
             if carried.seed is not None:
@@ -194,14 +199,14 @@ class CheckpointRecord(NamedTuple):
         return out
 
     def moved(self, **changes: Any) -> CheckpointRecord:
-        """The same checkpoint with other links."""
+        """Return the same checkpoint with other links."""
         return self._replace(**changes)
 
 
 class PendingWrite(NamedTuple):
     """A stored write of a task. Its slot is (namespace, checkpoint, task, index).
 
-    What a run overwrites of another's is set ``aside``, and comes back when the run is taken back.
+    If a run overwrites a write of another run, that one is set ``aside`` and restored by a rollback.
     """
 
     namespace: str
@@ -224,16 +229,16 @@ class PendingWrite(NamedTuple):
 
     @property
     def aside(self) -> PendingWrite:
-        """The write as it is set aside."""
+        """The write as it is when set aside."""
         return self._replace(idx=self.idx + _ASIDE, version=1)
 
     def put_over(self, stored: PendingWrite) -> Put:
-        """The operation that overwrites what is stored in the slot."""
+        """Return the operation that overwrites the stored write in the slot."""
         return self._replace(version=stored.version + 1).put(expect=stored.version)
 
     @property
     def sort_key(self) -> tuple[str, str, int]:
-        """The order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
+        """Order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
         return (self.task_path, self.task_id, self.idx)
 
     def put(self, **expect: Any) -> Put:
@@ -257,5 +262,5 @@ class PendingWrite(NamedTuple):
 
 
 def in_order(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
-    """The writes that count, in the order in which a super-step applies them."""
+    """Return the writes not set aside, in the order in which a super-step applies them."""
     return tuple(sorted((w for w in writes if not w.is_aside), key=lambda w: w.sort_key))

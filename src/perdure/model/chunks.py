@@ -1,7 +1,7 @@
-"""Names for bytes: a chunk is immutable and is named by the keyed digest of its content.
+"""Chunks: immutable bytes, named by the keyed digest of their content.
 
-Digests are scoped to a thread by where they are stored, never shared across threads; with a key nobody who
-reads the database can test a guess about the content.
+Digests are scoped to a thread by where they are stored, and never shared across threads. With a key, a reader
+of the database cannot test a guess about the content.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from hashlib import blake2b
 
 DIGEST_SIZE = 16
 CHUNK_MAX = 256 * 1024
-"""The largest chunk, in bytes: below the item limits of every backend."""
+"""Largest chunk, in bytes: below the item limits of every backend."""
 
 
 class Digester:
-    """Names chunks. With keys (16 to 64 bytes each) the names tell nothing about the content; the first key
-    names, and a name by any of them is recognised."""
+    """Digest function for the names of chunks.
+
+    With keys (16 to 64 bytes each) the names reveal nothing about the content. The first key makes names;
+    names made with any of them are recognised.
+    """
 
     __slots__ = ("_key", "_keys")
 
@@ -24,11 +27,11 @@ class Digester:
         self._key = self._keys[0]
 
     def __call__(self, body: bytes) -> bytes:
-        """The name of a chunk."""
+        """Return the name of a chunk."""
         return _digest(body, self._key)
 
     def names(self, digest: bytes, body: bytes) -> bool:
-        """Whether a chunk's bytes are what its name says."""
+        """Return True if a chunk's bytes match its name under any of the keys."""
         return any(_digest(body, key) == digest for key in self._keys)
 
 

@@ -1,4 +1,4 @@
-"""Which values a search filter accepts: LangGraph's operators, with one answer for what cannot be compared.
+"""Filters of a store search: LangGraph's operators, with a defined result for values that do not compare.
 
 A condition is a plain value to equal, a dict of operators, or a dict of conditions for a nested dict. An
 ordering (``$gt`` and the like) holds between two numbers, a number and text that reads as one, or two texts;
@@ -31,8 +31,12 @@ Filter = Mapping[str, Any]
 
 
 def checked(conditions: Mapping[str, Any]) -> Filter:
-    """The filter in plain data; ``ValueError`` for an operator that is unknown or has nothing to compare
-    with, ``Unserialisable`` for what no stored value can equal."""
+    """Return the filter in plain data.
+
+    Raises:
+        ValueError: an operator is unknown or has an operand that does not compare.
+        Unserialisable: no stored value can equal a condition.
+    """
     data: dict[str, Any] = plain(_finite(conditions), "filter")
     data = _infinite(data, conditions)
     for name, condition in data.items():
@@ -41,9 +45,12 @@ def checked(conditions: Mapping[str, Any]) -> Filter:
 
 
 def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
-    """What the stored form of a value contains if the value meets a checked filter: one of each of these.
-    Conditions of which nothing can be said so are left out, so a value that contains all may still not meet
-    the filter."""
+    """Return byte patterns for a prefilter: a value that meets the checked filter contains one of each group
+    in its stored form.
+
+    Conditions without such a pattern are left out, so a value that contains all may still not meet the
+    filter.
+    """
     out: list[tuple[bytes, ...]] = []
     for name, condition in conditions.items():
         wanted = condition
@@ -58,9 +65,11 @@ def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
 
 
 def bounds(conditions: Filter) -> tuple[Bound, ...]:
-    """Bounds that every value keeps that meets a checked filter, of fields at the top of the value. A number
-    is a little wider than the filter's, as databases read decimals less exactly than Python; a value that
-    keeps them all may still not meet the filter."""
+    """Return bounds on top-level fields that every value keeps that meets a checked filter.
+
+    A number is a little wider than the filter's, as databases read decimals less exactly than Python. A
+    value that keeps all bounds may still not meet the filter.
+    """
     out: list[Bound] = []
     for name, condition in conditions.items():
         if not _PLAIN_NAME.fullmatch(name):
@@ -81,7 +90,7 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
 
 
 def _forms(wanted: Any) -> list[Any]:
-    """The values that a scalar equals, each with a stored form of its own; none if there may be others."""
+    """Return the values equal to a scalar that are stored differently; empty if they cannot be listed."""
     if isinstance(wanted, str):
         return [wanted]
     if not isinstance(wanted, int | float) or not isfinite(wanted):
@@ -100,7 +109,7 @@ def _forms(wanted: Any) -> list[Any]:
 
 
 def _finite(value: Any) -> Any:
-    """The value with a number in the place of every one that JSON does not have."""
+    """Replace the numbers that JSON does not have by 0."""
     if isinstance(value, float) and not isfinite(value):
         return 0
     if isinstance(value, Mapping):
@@ -111,7 +120,7 @@ def _finite(value: Any) -> Any:
 
 
 def _infinite(data: Any, given: Any) -> Any:
-    """Plain data with the numbers of the value that it was made of that JSON does not have."""
+    """Restore the numbers that JSON does not have, from the value that the data was made of."""
     if isinstance(given, float):
         return data if isfinite(given) else float(given)
     if isinstance(data, dict):
@@ -122,7 +131,7 @@ def _infinite(data: Any, given: Any) -> Any:
 
 
 def accepts(conditions: Filter, value: Mapping[str, Any]) -> bool:
-    """Whether a value meets every condition of a checked filter. What is absent counts as None."""
+    """Return True if a value meets every condition of a checked filter. Absent fields count as None."""
     return all(_meets(value.get(name), condition) for name, condition in conditions.items())
 
 

@@ -1,8 +1,8 @@
-"""How the store's namespaces are named and matched, and when an item is over.
+"""Names and matching of the store's namespaces, and expiry of items.
 
 A namespace's name is its labels, each followed by a terminator below every character that a label can hold.
-So names are as many as namespaces, they are in the order of the tuples, and one namespace lies within
-another exactly when its name starts with the other's.
+Names are therefore unique, sorted like the tuples of labels, and one namespace lies within another exactly
+if its name starts with the other's.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _ESCAPED = re.compile(f"{_ESCAPE}(.)", re.DOTALL)
 _LIFT = 2
 
 MINUTE = 60_000_000
-"""Microseconds: the store's spans are given in minutes and kept in microseconds."""
+"""Microseconds in a minute: durations of the store are given in minutes and kept in microseconds."""
 
 LAST = (1 << 53) - 1
-"""The latest time that is kept, in the year 2255; what would end later ends then."""
+"""Latest time that is kept, in the year 2255; a later expiry is cut to it."""
 
 
 class Condition(NamedTuple):
-    """What a namespace has to start or end with; ``"*"`` stands for any one label."""
+    """Path that a namespace has to start or end with; ``"*"`` stands for any one label."""
 
     kind: Literal["prefix", "suffix"]
     path: Labels
 
 
 def name_of(labels: Labels) -> str:
-    """The name of a namespace: injective, in the tuples' order, a prefix for a prefix."""
+    """Return the name of a namespace: injective, in the order of the tuples, a prefix for a prefix."""
     return "".join(_LOW.sub(_lifted, label) + _END for label in labels)
 
 
 def labels_of(name: str) -> Labels:
-    """The namespace of a name that ``name_of`` made."""
+    """Return the namespace of a name that ``name_of`` made."""
     return tuple(_ESCAPED.sub(_lowered, part) for part in name.split(_END)[:-1])
 
 
 def name_after(labels: Labels) -> str:
-    """A name that no namespace has: above that of ``labels`` and all within it, below all others above it."""
+    """Return a bound that no namespace has as its name: after ``labels`` and all within, before all later."""
     return name_of(labels)[: -len(_END)] + _AFTER
 
 
@@ -57,12 +57,12 @@ def partition_of(tenant: str, labels: Labels) -> Partition:
 
 
 def matches(labels: Labels, conditions: Iterable[Condition]) -> bool:
-    """Whether a namespace meets every condition; none is met by a namespace shorter than its path."""
+    """Return True if a namespace meets every condition; one shorter than a condition's path does not."""
     return all(_matches(labels, condition) for condition in conditions)
 
 
 def common_prefix(conditions: Iterable[Condition]) -> Labels:
-    """The longest run of labels that every matching namespace is known to start with."""
+    """Return the longest run of labels that every matching namespace is known to start with."""
     best: Labels = ()
     for condition in conditions:
         if condition.kind == "prefix":
@@ -73,8 +73,11 @@ def common_prefix(conditions: Iterable[Condition]) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One item to put, or without a body to delete, at the time ``at``. ``version`` is one that no other
-    write has: a guard on it then means this write and no later one, even if the item was deleted between."""
+    """An item to put, or without a body to delete, at the time ``at``.
+
+    ``version`` is unique to this write: a guard on it means this write and no later one, even if the item was
+    deleted in between.
+    """
 
     key: str
     body: bytes | None
@@ -84,7 +87,7 @@ class Write:
 
 
 def span(minutes: float) -> int:
-    """Minutes as a span that is kept."""
+    """Return a duration in microseconds; raises ``ValueError`` unless it is a number above 0."""
     if not 0 < minutes < float("inf"):
         raise ValueError(f"a ttl is a number of minutes above 0, not {minutes!r}; None means no end")
     # The product of a finite number of minutes may be infinite.
@@ -92,18 +95,18 @@ def span(minutes: float) -> int:
 
 
 def is_over(record: Record, now: int) -> bool:
-    """Whether the item is gone for every reader, though its record is still there."""
+    """Return True if the item has expired, although its record may still be stored."""
     expires_at: int | None = record.fields["expires_at"]
     return expires_at is not None and expires_at <= now
 
 
 def expiry(ttl: int | None, now: int) -> int | None:
-    """When an item with this span ends that was touched now."""
+    """Return the expiry of an item with this ttl that was written or read now."""
     return None if ttl is None else min(LAST, now + ttl)
 
 
 def renewed(record: Record, now: int) -> int | None:
-    """When the item ends that is read now, if that is later than what is stored; otherwise none."""
+    """Return the expiry of an item that is read now, if later than the stored one; otherwise ``None``."""
     later = expiry(record.fields["ttl"], now)
     stored: int | None = record.fields["expires_at"]
     return later if later is not None and stored is not None and later > stored else None

@@ -1,4 +1,4 @@
-"""What an item of the store may hold: plain JSON data, and the bytes that it is stored as.
+"""Values of store items: plain JSON data, and its stored bytes.
 
 A body is a JSON object in UTF-8; its first byte is ``{``. Another first byte is free for another form.
 """
@@ -13,14 +13,18 @@ from typing import Any
 from perdure.errors import Corrupt, Unserialisable
 
 DEPTH = 256
-"""How deep a value may be nested."""
+"""Deepest nesting of a value, in levels."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LEAVES = frozenset((str, int, bool, type(None)))
 
 
 def pack(value: object, where: str) -> bytes:
-    """The bytes of a value; ``where`` begins the path in the error of one that is not plain."""
+    """Encode an item's value; ``where`` begins the path in the error.
+
+    Raises:
+        Unserialisable: the value is not a dict of plain JSON data.
+    """
     if not isinstance(value, Mapping):
         raise Unserialisable(f"{where} is {_a(value)}; an item's value is a dict")
     data = plain(value, where)
@@ -37,12 +41,12 @@ def pack(value: object, where: str) -> bytes:
 
 
 def packed(data: Any) -> bytes:
-    """The bytes of plain data: the same for equal data of the same types, wherever it stands in a value."""
+    """Encode plain data: equal data of equal types has equal bytes, anywhere in a value."""
     return _ENCODER.encode(data).encode()
 
 
 def unpack(body: bytes, where: str) -> dict[str, Any]:
-    """The value of a stored body."""
+    """Decode a stored body; raises ``Corrupt`` if it is not an item's value."""
     if not body.startswith(b"{"):
         raise Corrupt(f"{where} is stored in a form that this release does not know; upgrade perdure")
     try:
@@ -53,7 +57,11 @@ def unpack(body: bytes, where: str) -> dict[str, Any]:
 
 
 def plain(value: object, where: str, depth: int = 0) -> Any:
-    """The value in the types that JSON has: tuples become lists, subclasses what they are made of."""
+    """Convert a value to the types of JSON: tuples become lists, subclasses their base types.
+
+    Raises:
+        Unserialisable: a part is of another type; the message begins with its path, from ``where``.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -71,7 +79,7 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         for name, part in value.items():
             if not isinstance(name, str):
                 raise Unserialisable(f"{where} has the key {name!r}, {_a(name)}; keys are text")
-            # A leaf stays what it is; naming its place would take longer than looking at it.
+            # A leaf stays as it is; formatting its path would cost more than its check.
             leaf = type(part) in _LEAVES
             out[str.__str__(name)] = part if leaf else plain(part, f"{where}[{name!r}]", depth + 1)
         return out

@@ -1,8 +1,8 @@
-"""Who may move a head: the pure rules of compare-and-set, declared forks and lost races.
+"""Rules for moving a head: compare-and-set, declared forks and lost races.
 
-A put names its parent. It advances the thread when the parent is the head. It forks when the fork was
-declared: by the source ``fork`` in its metadata, or because its loop addressed a checkpoint that was not
-the head when it was loaded. Everything else lost a race. Ids are never compared.
+A put names its parent. It advances the thread if the parent is the head. It forks if the fork was declared:
+by the source ``fork`` in its metadata, or because its loop addressed a checkpoint that was not the head when
+it was loaded. Everything else lost a race. Ids are never compared.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from perdure.model.versions import successor
 
 ROOT = ""
-"""The root namespace, the only one with compare-and-set: a subgraph is fenced through its root."""
+"""Root namespace, the only one with compare-and-set: a subgraph is fenced through its root."""
 
 
 class Verdict(Enum):
-    """What a put does to the head of its namespace."""
+    """Effect of a put on the head of its namespace."""
 
     ADVANCE = "advance"
     FORK = "fork"
@@ -27,8 +27,8 @@ class Verdict(Enum):
 
 
 class LoadedHead(NamedTuple):
-    """What a loop loaded: the checkpoint it addressed (``None``: the thread was absent), and whether that
-    was the head at the time, of which version."""
+    """The checkpoint that a loop addressed (``None`` if the thread was absent), true if it was the head then,
+    and the head's version."""
 
     addressed: str | None
     was_head: bool
@@ -36,34 +36,36 @@ class LoadedHead(NamedTuple):
 
 
 class HeadClaim(NamedTuple):
-    """A loop's first write on the head that it loaded takes the head from one version to another, which is
-    the loop's own. Who loaded the same head then finds it claimed, so that of two rivals one gets every write
-    and the other none, where each could otherwise win the slots that it came to first."""
+    """Claim of a loop on the head that it loaded.
+
+    The loop's first write moves the head from the version ``before`` to its own version ``after``. A rival
+    that loaded the same head then finds it claimed, so that one of the two gets every write and the other
+    none; otherwise each could win the slots that it reached first."""
 
     checkpoint_id: str
     before: int
     after: int
 
     def holds(self, checkpoint_id: str, version: int) -> bool:
-        """Whether a head is still the one that was loaded, or claimed by this very loop."""
+        """Return True if a head is the one that was loaded, unchanged or claimed by this loop."""
         return checkpoint_id == self.checkpoint_id and version in (self.before, self.after)
 
 
 def loop_name(drawn: str, run_id: object) -> str:
-    """Return the nonce of a loop: the name that was drawn for it, and the mark of its run, if it has one.
+    """Return the nonce of a loop: the name drawn for it, and the mark of its run, if it has one.
 
-    By it what the loop writes is found when the run is taken back.
+    A rollback of the run finds the loop's writes by that mark.
     """
     return f"{drawn}.{_mark(run_id)}" if isinstance(run_id, str) and run_id else drawn
 
 
 def are_of_one_run(nonce: str, other: str) -> bool:
-    """Whether two loops belong to one run, or both to none."""
+    """Return True if two loops belong to one run, or both to none."""
     return _mark_in(nonce) == _mark_in(other)
 
 
 def belongs(nonce: str, run_ids: Iterable[str]) -> bool:
-    """Whether a loop belongs to one of these runs."""
+    """Return True if a loop belongs to one of these runs."""
     found = _mark_in(nonce)
     return bool(found) and any(found == _mark(run_id) for run_id in run_ids)
 
@@ -77,7 +79,7 @@ def _mark_in(nonce: str) -> str:
 
 
 def claim(loaded: LoadedHead, checkpoint_id: str | None, nonce: str) -> HeadClaim | None:
-    """The claim of a loop on a checkpoint; ``None`` where it did not load that one as the head."""
+    """Return the claim of a loop on a checkpoint; ``None`` if it did not load that one as the head."""
     if (
         checkpoint_id is None
         or checkpoint_id != loaded.addressed
@@ -96,7 +98,7 @@ def judge(
     source: str | None,
     loaded: LoadedHead | None,
 ) -> Verdict:
-    """The verdict on a put. ``loaded`` is ``None`` for a bare put that no load preceded."""
+    """Return the verdict on a put. ``loaded`` is ``None`` for a bare put without a preceding load."""
     if namespace != ROOT or parent == head:
         return Verdict.ADVANCE
     if source == "fork":

@@ -1,4 +1,4 @@
-"""Several commits of one partition as one: what they do one after another, at once."""
+"""Merging of several commits of one partition into one with the same effect."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from perdure.model.records import Key, Kind
 
 
 def merged(commits: Iterable[Commit]) -> Commit | None:
-    """The commit that is accepted exactly when each of these would be, in their order and with nothing in
-    between, and that leaves what they leave. ``None`` where they touch one record in ways that have no such
-    commit, or that are not worth knowing."""
+    """Return the commit that is accepted exactly when all of these would be, in order and with nothing in
+    between, and that has the same result.
+
+    ``None`` if they touch one record in ways for which there is no such commit, or none worth the effort.
+    """
     ops: dict[tuple[Kind, Key], Op] = {}
     partition = None
     for commit in commits:
@@ -29,7 +31,7 @@ def merged(commits: Iterable[Commit]) -> Commit | None:
 
 
 def _both(first: Op, second: Op) -> Op | None:
-    """One operation for two on the same record."""
+    """Return one operation for two on the same record, ``None`` if there is none."""
     if first == second and (first.expect is Expect.ANY or isinstance(first, Check)):
         return first
     if isinstance(first, Delete) or isinstance(second, Delete) or first.kind.grows is not None:
@@ -38,5 +40,5 @@ def _both(first: Op, second: Op) -> Op | None:
         if second.expect not in (Expect.ANY, Expect.PRESENT, first.version):
             return None
         return first if isinstance(second, Check) else second._replace(expect=first.expect)
-    # A check, then whatever demands the same once more.
+    # A check, followed by an operation with the same expectation.
     return second if second.expect == first.expect else None

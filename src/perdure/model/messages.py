@@ -1,6 +1,6 @@
-"""What is said to a thread and what it answers: messages, runs and replies as they are stored.
+"""Messages, runs and replies of a thread as they are stored.
 
-What people wrote stands in bodies, as JSON, where a key seals it; what the queue needs stands beside them.
+User content is in bodies, as JSON, which are encrypted if a key is set; what the queue needs is beside them.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from perdure.model.queue import INTERRUPT, Stop
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 
 MESSAGE_MAX = 256 * 1024
-"""The largest message or reply, in bytes of JSON."""
+"""Largest message or reply, in bytes of JSON."""
 
 _NOTE_MAX = 4000
 
 Mode = Literal["enqueue", "coalesce", "answer", "withdrawn"]
-"""How a message becomes a run: ``enqueue`` as one of its own, ``coalesce`` together with those that wait
-beside it, ``answer`` as the answer to an interrupt. One that was ``withdrawn`` becomes a run that is over."""
+"""Relation of a message to its run: ``enqueue`` for a run of its own, ``coalesce`` for one shared with those
+that wait beside it, ``answer`` for the answer to an interrupt. A ``withdrawn`` one becomes a finished run."""
 
 ANSWERS = "answers"
-"""The option of an answer that has the ids of the interrupts it answers."""
+"""Option of an answer with the ids of the interrupts it answers."""
 
 OPEN, WAITING, DONE = "open", "waiting", "done"
 FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
-"""The states of a run. Only ``open`` goes on; the answer to a ``waiting`` run is a run of its own."""
+"""States of a run. Only an ``open`` one is in progress; the answer to a ``waiting`` run is another run."""
 
 TIMEOUT = "Timeout"
-"""The kind of failure of a run that took longer than it may."""
+"""Kind of failure of a run that exceeded its time limit."""
 
 READY, SENDING, SENT, UNKNOWN, DEAD = "ready", "sending", "sent", "unknown", "dead"
-"""The states of a reply. ``sending`` may or may not have reached the provider, ``unknown`` is held for a
-person to decide, ``dead`` was given up."""
+"""States of a reply. ``sending`` may or may not have reached the provider, ``unknown`` is held for a person
+to decide, ``dead`` was given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An accepted message. ``id`` is stable however often it is sent; a run of it alone has the same id.
-    ``options`` is what its run is to be given beside it."""
+    """An accepted message.
+
+    ``id`` is the same however often it is sent, and is also the id of a run of this message alone.
+    ``options`` are given to its run."""
 
     id: str
     payload: Any
@@ -58,17 +60,17 @@ class Message:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether its sender took it back while it waited."""
+        """True if its sender withdrew it while it waited."""
         return self.mode == "withdrawn"
 
     @property
     def stop(self) -> Stop:
-        """How it was taken back."""
+        """Kind of its withdrawal."""
         stop: Stop = self.options.get("stop", INTERRUPT)
         return stop
 
     def withdrawn(self, how: Stop) -> Message:
-        """As it is once it was taken back."""
+        """Return the message as withdrawn."""
         return replace(self, mode="withdrawn", options={**self.options, "stop": how})
 
     def put(self, expect: Expectation = Expect.ABSENT) -> Put:
@@ -84,14 +86,14 @@ class Message:
 
     @classmethod
     def read(cls, record: Record) -> Message:
-        said, fields = decode_object(record, id=str, payload=object, options=dict), record.fields
+        content, fields = decode_object(record, id=str, payload=object, options=dict), record.fields
         return cls(
-            said["id"],
-            said["payload"],
+            content["id"],
+            content["payload"],
             fields["graph"],
             fields["channel"],
             fields["mode"],
-            said["options"],
+            content["options"],
             record.key[0],
             fields["accepted_at"],
             fields["dedupe"],
@@ -100,8 +102,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run over the messages ``first`` to ``last``. ``base`` is the head that an answer was given on,
-    ``epoch`` the lease under which it was last attempted. ``note`` says what it ended with."""
+    """A run over the messages ``first`` to ``last``.
+
+    ``base`` is the head at its first claim, ``epoch`` the lease of its latest attempt, ``note`` the result
+    that it ended with."""
 
     id: str
     first: int
@@ -119,11 +123,11 @@ class Run:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it is stored as its first claim left it: nobody attempted it before."""
+        """True if it is stored as its first claim left it, without an earlier attempt."""
         return self.version == 1
 
     def put(self) -> Put:
-        """The operation that stores it over the version that was read."""
+        """Return the operation that stores it over the version that was read."""
         fields = {
             "first": self.first,
             "last": self.last,
@@ -161,7 +165,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply on its way. ``ord`` is its place among the replies of its run."""
+    """A reply to be delivered. ``ord`` is its place among the replies of its run."""
 
     seq: int
     run_id: str
@@ -177,11 +181,11 @@ class Reply:
 
     @property
     def id(self) -> str:
-        """The idempotency key under which it is sent, however often."""
+        """Idempotency key under which it is sent, however often."""
         return f"{self.run_id}:{self.ord}"
 
     def put(self) -> Put:
-        """The operation that stores it over the version that was read."""
+        """Return the operation that stores it over the version that was read."""
         fields = {
             "run_id": self.run_id,
             "ord": self.ord,
@@ -197,35 +201,38 @@ class Reply:
 
     @classmethod
     def read(cls, record: Record) -> Reply:
-        said, fields = decode_object(record, payload=object, error=(str, NoneType)), record.fields
+        content, fields = decode_object(record, payload=object, error=(str, NoneType)), record.fields
         return cls(
             record.key[0],
             fields["run_id"],
             fields["ord"],
             fields["channel"],
-            said["payload"],
+            content["payload"],
             fields["state"],
             fields["attempts"],
             fields["provider_id"],
             fields["created_at"],
-            said["error"],
+            content["error"],
             record.version,
         )
 
 
 def dedupe_digest(key: str) -> bytes:
-    """What stands for a dedupe key: of one length, and no sender's text in the clear."""
+    """Return the stored form of a dedupe key: of fixed length, without the sender's text in the clear."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def dedupe_put(digest: bytes, seq: int, expect: Expect = Expect.ABSENT) -> Put:
-    """The operation that stores a dedupe key. ``seq`` is the message's number, or, for one that is postponed
-    and has none yet, minus the time at which it is due."""
+    """Return the operation that stores a dedupe key.
+
+    ``seq`` is the message's number, or, for a postponed one that has none yet, minus the time at which it is
+    due, in microseconds.
+    """
     return Put(DEDUPE, (digest,), {"seq": seq}, expect=expect)
 
 
 def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
-    """The messages that the next run takes: those at the front that go together."""
+    """Return the messages that the next run takes: those at the front that belong together."""
     first = pending[0]
     count = 1
     if first.mode == "coalesce":
@@ -240,17 +247,17 @@ def _together(first: Message, other: Message) -> bool:
 
 
 def error_note(error: BaseException) -> str:
-    """An error as it is noted with a run or a reply: what can be stored of it."""
+    """Return an error as text for the note of a run or a reply, cut to what can be stored."""
     return stored_text(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
 
 
 def stored_text(text: str) -> str:
-    """Text from elsewhere with a mark for each half of a character, which databases cannot hold."""
+    """Replace lone surrogates in text, which databases cannot hold."""
     return text.encode("utf-8", "replace").decode()
 
 
 def decode(record: Record) -> Any:
-    """The plain data of a body that ``encode`` made; ``Corrupt`` when it is no JSON."""
+    """Decode a body that ``encode`` made; raises ``Corrupt`` if it is not JSON."""
     try:
         return json.loads(record.body)
     except (ValueError, RecursionError) as error:
@@ -258,7 +265,7 @@ def decode(record: Record) -> Any:
 
 
 def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str, Any]:
-    """The object in a body, which has these ``fields`` of these types; ``Corrupt`` when it is not that."""
+    """Decode a body that is an object with these ``fields`` of these types; raises ``Corrupt`` otherwise."""
     found = decode(record)
     if not isinstance(found, dict) or any(
         name not in found or not isinstance(found[name], kind) for name, kind in fields.items()
@@ -273,7 +280,12 @@ def _other_than_stored(record: Record) -> Corrupt:
 
 
 def encode(value: Any, what: str) -> bytes:
-    """Plain data as JSON; ``Unserialisable`` or ``TooLarge`` when it cannot be stored."""
+    """Encode plain data as JSON.
+
+    Raises:
+        Unserialisable: the value is not plain JSON data.
+        TooLarge: it exceeds ``MESSAGE_MAX``.
+    """
     try:
         body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The verbs of the storage port, as values.
+"""Requests and operations of the storage port, as values.
 
 Requests (``Fetch``, ``Stage``, ``Commit``, ``Find``, ``Drop``, and ``Now`` for the clock) are effects; the
 operations inside a commit are plain data. A driver executes them and holds no policy.
@@ -16,7 +16,7 @@ from perdure.model.records import NO_FIELDS, THREADS, Key, Kind, Partition, Reco
 
 
 class Expect(Enum):
-    """What a commit may demand of a record without naming its version."""
+    """Expectation of a record without a version."""
 
     ANY = "any"
     ABSENT = "absent"
@@ -84,12 +84,13 @@ Op = Put | Delete | Check
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Every operation of the commit is durable."""
+    """Answer to a commit of which every operation is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An expectation did not hold; nothing was written. ``kind`` and ``key`` name the first that failed."""
+    """Answer to a commit of which an expectation did not hold; nothing was written. ``kind`` and ``key`` name
+    the first that failed."""
 
     kind: Kind
     key: Key
@@ -113,7 +114,7 @@ class Stage(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Effect[Committed | Refused]):
-    """All or nothing in one partition; durable before it is answered. One operation a key."""
+    """Write to one partition, all or nothing, durable before the answer. One operation for each key."""
 
     partition: Partition
     ops: tuple[Op, ...]
@@ -124,8 +125,8 @@ class Commit(Effect[Committed | Refused]):
 
 
 class ListedThread(NamedTuple):
-    """A thread's row in the listing. Times are microseconds since 1970; ``status`` is ``unsure`` where the
-    thread has to be read for it."""
+    """A thread's row in the listing. Times are microseconds since 1970; ``status`` is ``unsure`` if it can
+    only be found by reading the thread."""
 
     created_at: int
     updated_at: int
@@ -134,8 +135,8 @@ class ListedThread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexHit:
-    """A hint from an index: a partition and, where the index is of records, the record's clear part; of
-    threads also their rows in the listing, where there is one."""
+    """A hint from an index: a partition, with the record's key and fields if the index is of records, and
+    with the listing row, if there is one, if it is of threads."""
 
     partition: Partition
     record: Record | None = None
@@ -143,9 +144,12 @@ class IndexHit:
 
 
 class Bound(NamedTuple):
-    """What a field of an item's value is not below, or, unless ``is_lower``, not above. Text keeps every
-    bound that is a number; numbers break a bound that is text, and text is compared by code points. What is
-    absent breaks every bound. ``name`` is made of ASCII letters, digits and underscores."""
+    """Lower bound of a field of an item's value if ``is_lower``, otherwise upper bound; inclusive.
+
+    Text satisfies every bound that is a number; numbers violate a bound that is text, and text is compared by
+    code points. An absent field violates every bound. ``name`` consists of ASCII letters, digits and
+    underscores.
+    """
 
     name: str
     is_lower: bool
@@ -153,7 +157,7 @@ class Bound(NamedTuple):
 
 
 class ItemPlace(NamedTuple):
-    """The place of an item in the order of ``Find("items")``: by time downwards, by namespace and key."""
+    """Place of an item in the order of ``Find("items")``: by time descending, then by namespace and key."""
 
     updated_at: int
     thread: str
@@ -162,25 +166,24 @@ class ItemPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Find(Effect[tuple[IndexHit, ...]]):
-    """The only read across partitions, and a hint that the next commit verifies.
+    """Read across partitions, the only one; a hint that the next commit verifies.
 
-    ``index`` is ``"threads"`` (the partitions of a ``space`` in order of tenant and name, a tenant's or
-    everybody's, those whose name starts with ``prefix``, which ends in an ASCII character), ``"runs"``
-    (checkpoints whose run id is ``value``), ``"expired"`` (store items whose ``expires_at`` is at or below
-    ``until``; a backend that removes them by itself finds none) or ``"due"`` (lanes whose ``due_at`` is at or
-    below ``until`` and, if it is given, at or above ``since``, those due longest first; of such a record only
-    the key and ``due_at`` are promised). A partition may be found empty.
+    ``index`` is ``"threads"`` (the partitions of a ``space`` in order of tenant and name, of one tenant or of
+    all, whose name starts with ``prefix``, which ends in an ASCII character), ``"runs"`` (checkpoints whose
+    run id is ``value``), ``"expired"`` (store items whose ``expires_at`` is at or below ``until``; a backend
+    that removes them itself finds none) or ``"due"`` (queue records whose ``due_at`` is at or below ``until``
+    and, if given, at or above ``since``, those due longest first; of such a record only the key and
+    ``due_at`` are promised). A partition may be found empty.
 
-    ``"listed"``, where ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``,
-    those with the status ``value`` if one is given, past the first ``skip``. No other verb orders
-    partitions by anything but their names.
+    ``"listed"``, if ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``, those
+    with the status ``value`` if one is given, past the first ``skip``. No other index orders partitions by
+    anything but their names.
 
-    ``"items"``, where ``perdure.storage.port.searches_items``, finds the store's items with their bodies, in
-    the namespaces whose name starts with ``prefix``, those written last first and past the first ``skip``:
-    those that are not over at ``until`` and whose body contains one of each of the ``holding``. ``last`` is
-    where the page before ended: only what comes after it is found. Items that break one of the ``bounds`` may
-    be found or left out, whichever is cheaper. Ranges would read every item of a namespace for the few that
-    are asked for.
+    ``"items"``, if ``perdure.storage.port.searches_items``, finds the store's items with their bodies, in
+    the namespaces whose name starts with ``prefix``, last written first and past the first ``skip``: those
+    that have not expired at ``until`` and whose body contains one of each of the ``holding``. ``last`` is
+    the end of the page before: only items after it are found. Items that violate one of the ``bounds`` may
+    be found or left out, whichever is cheaper. Ranges would read every item of a namespace to find a few.
     """
 
     index: Literal["threads", "runs", "expired", "due", "listed", "items"]
@@ -201,23 +204,22 @@ class Find(Effect[tuple[IndexHit, ...]]):
 
     @property
     def prefix_end(self) -> str:
-        """The first name, in code points, after all that start with the prefix."""
+        """First name, in code points, after all that start with the prefix."""
         return self.prefix[:-1] + chr(ord(self.prefix[-1]) + 1) if self.prefix else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Now(Effect[int]):
-    """The database's clock, in microseconds since 1970: every process that uses the database shares it,
-    whatever its own clock says. A backend without a clock of its own answers with its host's."""
+    """Read of the database's clock, in microseconds since 1970, which all processes that use the database
+    share. A backend without a clock of its own answers with its host's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop(Effect[Committed | Refused]):
     """Remove a partition with everything in it. Without ``checks`` it is repeatable until it succeeds.
 
-    With them it is removed only if they hold, in one step with the judgement: no commit comes in between. If
-    the answer was lost on the way, a removal that was carried out may be answered ``Refused``, as nothing
-    that was checked is there any more.
+    With them it is removed only if they hold, in one atomic step. If the answer was lost on the way, a
+    removal that was carried out may be answered ``Refused``, as the checked records are gone.
     """
 
     partition: Partition

@@ -1,4 +1,4 @@
-"""Joining the pieces of a value into one packed value, so that it is decoded in one go.
+"""Joining of the pieces of a value into one packed value, which is decoded in one call.
 
 MessagePack composes: an array is a header and the bytes of its elements, a map a header and those of its
 keys and values, so a split value joins byte for byte into what the serializer wrote for the whole.
@@ -14,18 +14,18 @@ from perdure.model import refs
 from perdure.model.tree import EncodedDict, EncodedList, Leaf, Tree
 
 SNAPSHOT_EXT = 7
-"""The extension code of LangGraph's ``_DeltaSnapshot``."""
+"""Extension code of LangGraph's ``_DeltaSnapshot``."""
 
 
 def joined(tree: Tree) -> tuple[int, bytes]:
-    """The payload type and bytes of a whole value."""
+    """Return the payload type and bytes of a whole value."""
     if isinstance(tree, Leaf):
         return tree.type, tree.body
     return refs.MSGPACK, packed(tree)
 
 
 def packed(tree: Tree) -> bytes:
-    """The value as one packed MessagePack value."""
+    """Return the value as one packed MessagePack value."""
     if isinstance(tree, Leaf):
         if tree.type == refs.MSGPACK:
             return tree.body
@@ -70,7 +70,7 @@ def ext_header(code: int, size: int) -> bytes:
 
 
 def ext_code(body: bytes) -> int | None:
-    """The code of a packed extension value; ``None`` when the value is something else."""
+    """Return the code of a packed extension value; ``None`` for another value."""
     at = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
     return None if at is None else body[at]
 

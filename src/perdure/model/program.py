@@ -1,7 +1,7 @@
-"""How a use case asks for storage without touching it.
+"""Programs: use cases that request storage without performing it.
 
-A program is a generator that yields effects and is sent their results. Whoever drives it decides how an
-effect is performed (blocking, awaited, recorded, made to fail); the program cannot tell.
+A program is a generator that yields effects and is sent their results. Its driver decides how an effect is
+performed (blocking, awaited, recorded, made to fail); the program is the same in all cases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Effect(Generic[R_co]):
-    """One request to storage whose answer has type ``R_co``."""
+    """A request to storage whose answer has type ``R_co``."""
 
     __slots__ = ()
 

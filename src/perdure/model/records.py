@@ -1,9 +1,8 @@
-"""What is stored: the kinds of record, their keys and fields.
+"""Kinds of stored records, with their keys and fields.
 
-A partition is one thread of one tenant, one namespace of its store, or a part of what a server keeps for it;
-every record lives in exactly one.
-The kinds are declared here once; a driver derives its tables, keys and statements from the declarations and
-knows no kind by name.
+A partition is one thread of one tenant, one namespace of its store, or one part of a server's data for it;
+every record belongs to exactly one. The kinds are declared here once; a driver derives its tables, keys and
+statements from the declarations and knows no kind by name.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ SERVER = "server"
 
 
 class Partition(NamedTuple):
-    """The unit of atomicity and isolation: one thread of one tenant; in the space ``STORE``, one namespace of
-    the tenant's store, whose encoded path then stands in ``thread``; in the space ``SERVER``, a part of what
-    a server keeps for the tenant beside its threads, whose name stands there."""
+    """Unit of atomicity and isolation: one thread of one tenant.
+
+    In the space ``STORE`` it is one namespace of the tenant's store, whose encoded path is in ``thread``; in
+    the space ``SERVER`` one part of a server's data for the tenant, whose name is there.
+    """
 
     tenant: str
     thread: str
@@ -41,13 +42,16 @@ class Column:
 class Kind:
     """A declared kind of record. Kinds are compared by identity: there is one object for each.
 
-    ``key`` orders and names records within a partition; ``fields`` are clear columns; ``sealed`` says that
-    the record also has a ``body`` of bytes, the only place for anything a user could have typed.
-    ``versioned`` records carry an integer that a commit may expect. ``by`` names fields that order the
-    records of one key prefix besides the key itself. ``compact`` records are small and are stored inside
-    their key's index. ``grows`` names an integer field of which a rewrite keeps the larger value. ``index``
-    names a field, text or an integer, by which records are found across partitions; where the kind
-    ``expires``, it is a time in microseconds after which the record is gone.
+    Attributes:
+        key: columns that order and name records within a partition.
+        fields: columns in the clear.
+        body: the record also has bytes, the only place for anything a user could have typed.
+        versioned: records carry an integer that a commit may expect.
+        by: fields that order the records of one key prefix besides the key itself.
+        compact: records are small and are stored inside their key's index.
+        grows: integer field of which a rewrite keeps the larger value.
+        index: field, text or an integer, by which records are found across partitions.
+        expires: ``index`` is a time in microseconds after which the record is gone.
     """
 
     name: str
@@ -62,7 +66,7 @@ class Kind:
     expires: bool = False
 
     def columns(self) -> tuple[str, ...]:
-        """Key columns, then fields, then version and body where the kind has them."""
+        """Return key columns, then fields, then version and body if the kind has them."""
         names = [c.name for c in (*self.key, *self.fields)]
         if self.versioned:
             names.append("version")
@@ -89,13 +93,13 @@ HEAD = Kind(
     fields=(_text("checkpoint_id"), _integer("seq")),
     versioned=True,
 )
-"""The latest checkpoint of a namespace: compare-and-set. "Latest" is this pointer, never the largest id."""
+"""Latest checkpoint of a namespace: compare-and-set. "Latest" is this pointer, never the largest id."""
 
 GC = Kind("gc", key=(), fields=(), versioned=True)
-"""The collection generation: every put checks it, every collection raises it."""
+"""Collection generation: every put checks it, every collection raises it."""
 
 EPOCH = Kind("epoch", key=(), fields=(_text("open_run", nullable=True),), versioned=True)
-"""The fencing token of the thread: the version is the epoch, ``open_run`` the run that holds it."""
+"""Fencing token of the thread: the version is the epoch, ``open_run`` the run that holds it."""
 
 CHECKPOINT = Kind(
     "checkpoint",
@@ -112,7 +116,7 @@ CHECKPOINT = Kind(
     compact=False,
     index="run_id",
 )
-"""A checkpoint: its place in the tree in the clear, everything else in the body."""
+"""Checkpoint: its place in the tree in the clear, everything else in the body."""
 
 CHUNK = Kind(
     "chunk",
@@ -131,7 +135,7 @@ WRITE = Kind(
     body=True,
     versioned=True,
 )
-"""A pending write of a task on a checkpoint; its checkpoint need not be stored yet."""
+"""Pending write of a task on a checkpoint, which need not be stored yet."""
 
 TAG = Kind(
     "tag",
@@ -139,11 +143,11 @@ TAG = Kind(
     fields=(_text("namespace"), _text("checkpoint_id")),
     versioned=True,
 )
-"""A named anchor: the checkpoint that it points at is never pruned."""
+"""Named anchor: the checkpoint that it points at is never pruned."""
 
 SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
-"""A sealed word in the reserved partition: who opens the database shows with it that the key is right. In a
-thread's partition it is the claim of who is bringing that thread (``engine.arrival``)."""
+"""Known text, encrypted, in the reserved partition, by which a key is verified when the database is opened.
+In a thread's partition it is the claim of a transfer to that thread (``engine.transfer_claim``)."""
 
 ITEM = Kind(
     "item",
@@ -160,8 +164,8 @@ ITEM = Kind(
     index="expires_at",
     expires=True,
 )
-"""An item of the store. Times are microseconds since the epoch, ``ttl`` a span of them; an item past its
-``expires_at`` is gone for every reader, whether or not its row is still there."""
+"""Item of the store. Times are microseconds since the epoch, ``ttl`` is a duration in microseconds. An item
+past its ``expires_at`` is gone for every reader, whether or not its record is still stored."""
 
 LANE = Kind(
     "lane",
@@ -183,8 +187,8 @@ LANE = Kind(
     versioned=True,
     index="due_at",
 )
-"""Where a thread's queue stands: its inbox, or its outbox (``perdure.model.queue``). ``due_at`` says when
-somebody has to look at it; a lane without one has nothing to do."""
+"""State of one of a thread's queues, e.g. its inbox or outbox (``perdure.model.queue``). ``due_at`` is the
+time at which a worker has to look at it, null if there is nothing to do."""
 
 INBOX = Kind(
     "inbox",
@@ -193,12 +197,12 @@ INBOX = Kind(
     body=True,
     compact=False,
 )
-"""An accepted message. The run whose span covers its number says what became of it; it is changed by nothing
-but being taken back before that."""
+"""Accepted message. The run that covers its number has its result. Before that it can be withdrawn; nothing
+else changes it."""
 
 DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_integer("seq"),))
-"""Under which number a message was accepted whose sender may send it again. A postponed message has none yet:
-``seq`` is then minus the time at which it is due, by which its document is found."""
+"""Number of the message that was accepted under a dedupe key. A postponed message has none yet: ``seq`` is
+then minus the time at which it is due, by which its document is found."""
 
 RUN = Kind(
     "run",
@@ -219,8 +223,8 @@ RUN = Kind(
     versioned=True,
     by=("first",),
 )
-"""A run: one invocation of a graph for the messages ``first`` to ``last``, however often it is attempted.
-The body says what it ended with: an error, or the interrupts that it waits on."""
+"""Run: one invocation of a graph for the messages ``first`` to ``last``, however often it is attempted.
+The body is its result: an error, or the interrupts that it waits on."""
 
 OUTBOX = Kind(
     "outbox",
@@ -238,14 +242,14 @@ OUTBOX = Kind(
     versioned=True,
     compact=False,
 )
-"""A reply on its way to a channel."""
+"""Reply to be delivered to a channel."""
 
 EFFECT = Kind(
     "effect",
     key=(_text("run_id"), _text("task_id"), _integer("idx")),
     body=True,
 )
-"""What a side effect within a task came to, so that it is not repeated."""
+"""Result of a side effect within a task, so that the effect is not repeated."""
 
 DOCUMENT = Kind(
     "document",
@@ -256,15 +260,15 @@ DOCUMENT = Kind(
     by=("updated_at",),
     compact=False,
 )
-"""Something with a name that is replaced as a whole: compare-and-set. Its collection says what it is one of;
-within it documents are found by name, or newest first. ``updated_at`` is in microseconds since the epoch."""
+"""Named data that is replaced as a whole by compare-and-set. Within its collection documents are found by
+name, or newest first. ``updated_at`` is in microseconds since the epoch."""
 
 OF_THREAD = ("thread", "")
-"""The key of the document in a thread's own partition that says what the thread is to its clients."""
+"""Key of the document in a thread's own partition that describes the thread to its clients."""
 
 EVENT = Kind("event", key=(_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
-"""What a run told while it went on, for those who follow it: several events a record, under the number of the
-last. It is provisional: what counts stands in checkpoints."""
+"""Events of a run for its followers, several in one record under the number of the last. They are
+provisional: the durable state is in checkpoints."""
 
 KINDS: tuple[Kind, ...] = (
     HEAD,
@@ -287,10 +291,10 @@ KINDS: tuple[Kind, ...] = (
 )
 
 INDEXED: Mapping[str, Kind] = MappingProxyType({"runs": CHECKPOINT, "expired": ITEM, "due": LANE})
-"""The kinds that an index finds by their indexed field, by the name of the index."""
+"""Kinds that an index finds by their indexed field, by the name of the index."""
 
 RESERVED = Partition("", "")
-"""The partition of what belongs to the database and to no thread; it is in no catalogue."""
+"""Partition of records that belong to the database and to no thread; no listing contains it."""
 
 Key = tuple[Any, ...]
 
@@ -299,7 +303,7 @@ NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Record(NamedTuple):
-    """A stored record as a driver hands it back."""
+    """A stored record as a driver returns it."""
 
     kind: Kind
     key: Key

@@ -1,8 +1,8 @@
-"""The grammar of references: how a value names the chunks that hold its bytes.
+"""Grammar of references: byte strings through which a value names the chunks that hold its bytes.
 
-A reference is a short byte string that starts with a tag. Small values are inline; a larger one names a
-chunk; lists and dicts name a tree of chunks (``tree``). A reference is a function of the value alone, so
-equal values have equal references within a thread.
+A reference is short and starts with a tag. Small values are inline; a larger one names a chunk; lists and
+dicts name a tree of chunks (``tree``). A reference is a function of the value alone, so equal values have
+equal references within a thread.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def snapshot(inner: bytes) -> bytes:
 
 
 def tree(tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
-    """A list or dict: its length, the digest of its upper levels (or nothing), the entries of its tail."""
+    """Return a list or dict: its length, digest of its upper levels (or nothing), and entries of its tail."""
     return bytes((tag, 1 if upper else 0)) + varint(count) + upper + tail
 
 
 def read_tree(ref: bytes) -> tuple[int, bytes, bytes]:
-    """Length, digest of the upper levels or nothing, and the tail's entries of a list or dict."""
+    """Return length, digest of the upper levels or nothing, and the tail's entries of a list or dict."""
     count, at = read_varint(ref, 2)
     if ref[1]:
         if len(ref) < at + DIGEST_SIZE:
@@ -67,7 +67,7 @@ def read_tree(ref: bytes) -> tuple[int, bytes, bytes]:
 
 
 def digests(packed: bytes) -> Iterator[bytes]:
-    """The digests of a run of concatenated digests."""
+    """Yield the digests of a run of concatenated digests."""
     if len(packed) % DIGEST_SIZE:
         raise Corrupt("a run of digests has a partial digest at its end")
     for at in range(0, len(packed), DIGEST_SIZE):
@@ -84,7 +84,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at ``at`` and the position after it."""
+    """Return the number at ``at`` and the position after it."""
     value = shift = 0
     while True:
         try:
@@ -99,17 +99,17 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def entry(ref: bytes) -> bytes:
-    """One element of a list node."""
+    """Encode one element of a list node."""
     return varint(len(ref)) + ref
 
 
 def dict_entry(key: bytes, ref: bytes) -> bytes:
-    """One item of a dict node: the packed key, then the value's reference."""
+    """Encode one item of a dict node: the packed key, then the value's reference."""
     return varint(len(key)) + key + varint(len(ref)) + ref
 
 
 def read_entries(data: bytes) -> list[bytes]:
-    """The references of a list node's entries."""
+    """Return the references of a list node's entries."""
     out: list[bytes] = []
     at, end = 0, len(data)
     while at < end:
@@ -125,7 +125,7 @@ def read_entries(data: bytes) -> list[bytes]:
 
 
 def read_dict_entries(data: bytes) -> list[tuple[bytes, bytes]]:
-    """The packed keys and references of a dict node's items."""
+    """Return the packed keys and references of a dict node's items."""
     flat = read_entries(data)
     if len(flat) % 2:
         raise Corrupt("a dict node has a key without a value")

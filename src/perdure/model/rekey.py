@@ -1,11 +1,11 @@
-"""What a thread's references need, what they are called under another digest key, and what they say.
+"""Renaming of a thread's references under another digest key, and the digest of their content.
 
-Names of chunks are digests, keyed where there is an encryption key, and nodes hold the names of other chunks.
-So a thread that moves between keys is renamed from the leaves up: a node whose children got other names has
-other bytes, and therefore another name too. Where nothing is renamed every byte stays as it is.
+Names of chunks are digests, keyed if there is an encryption key, and nodes hold the names of other chunks. A
+thread that moves between keys is therefore renamed from the leaves up: a node whose children got other names
+has other bytes, and so another name too. If no name changes, every byte stays as it is.
 
-What a reference says, its content digest, depends on no key and not on how a list was cut: equal values have
-equal content digests in every database.
+The content digest of a reference depends neither on a key nor on how a list was cut: equal values have equal
+content digests in every database.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LEVEL_MAX = 64
 
 
 class Named(NamedTuple):
-    """A chunk at its new place: its name there, and what it says."""
+    """A chunk or reference at the target: its name there, and its content digest."""
 
     name: bytes
     content: bytes
 
 
 class _Role(NamedTuple):
-    """What the bytes of a node are: entries of a list or dict (``height`` 0), names of the nodes one lower,
+    """Format of a node's bytes: entries of a list or dict (``height`` 0), names of the nodes one level lower,
     the unfinished ends of all levels (``height`` -1), or a whole reference (``tag`` WRAPPED)."""
 
     tag: int
@@ -41,11 +41,11 @@ _WRAPPED = _Role(refs.WRAPPED, 0)
 
 
 class Graft:
-    """References of one thread, named by ``source``, on their way to be named by ``target``.
+    """Renaming of one thread's references from ``source`` to ``target`` digests.
 
-    First ``explore`` in rounds, feeding nodes, until every reference is known; then ``arrive`` with every
-    payload; then ``reference`` gives the new reference and its content. ``payloads`` are the names of the
-    chunks that are no nodes; ``fresh`` gathers the nodes at their new names.
+    First call ``explore`` in rounds, feeding nodes, until every reference is known; then ``arrive`` with
+    every payload; then ``reference`` returns the new reference and its content digest. ``payloads`` are the
+    names of the chunks that are no nodes; ``fresh`` collects the nodes under their new names.
     """
 
     def __init__(self, source: Digester, target: Digester) -> None:
@@ -61,24 +61,24 @@ class Graft:
 
     @property
     def names(self) -> set[bytes]:
-        """The names at the target of all that has arrived."""
+        """Names at the target of all chunks that have arrived."""
         return {named.name for named in self._arrived.values()} | set(self.fresh)
 
-    # Finding out what is needed
+    # Exploration
 
     def feed(self, bodies: dict[bytes, bytes]) -> None:
-        """Supply nodes; each must be what its name says."""
+        """Supply nodes; each must match its name."""
         for digest, body in bodies.items():
             self._check(digest, body)
         self._nodes.update(bodies)
 
     def missing(self) -> set[bytes]:
-        """The nodes asked for since the last call."""
+        """Return the names of the nodes requested since the last call."""
         wanted, self._wanted = self._wanted, set()
         return wanted
 
     def explore(self, ref: bytes) -> bool:
-        """Whether everything that a reference needs is known by name; if not, see ``missing``."""
+        """Return True if everything that a reference needs is known by name; if not, see ``missing``."""
         if not ref:
             raise Corrupt("an empty reference")
         tag, family = ref[0], ref[0] & 0xF0
@@ -118,43 +118,46 @@ class Graft:
     def _explore_entries(self, tag: int, data: bytes) -> bool:
         return not [ref for _, ref in _entries(tag, data) if not self.explore(ref)]
 
-    # Naming
+    # Renaming
 
     def arrive(self, digest: bytes, body: bytes) -> bytes:
-        """Take note of a payload, which must be what its name says; its name at the target."""
+        """Register a payload, which must match its name; return its name at the target."""
         self._check(digest, body)
         new = digest if self._target.names(digest, body) else self._target(body)
-        self._arrived[digest] = Named(new, _say(b"payload", body))
+        self._arrived[digest] = Named(new, _content_digest(b"payload", body))
         return new
 
     def reference(self, ref: bytes) -> Named:
-        """The reference at the target, and its content; its nodes are added to ``fresh``."""
+        """Return the reference at the target and its content digest; its nodes are added to ``fresh``."""
         tag, family = ref[0], ref[0] & 0xF0
         if family == refs.INLINE:
-            return Named(ref, _say(b"leaf", bytes((tag & 0x0F,)), _say(b"payload", ref[1:])))
+            return Named(
+                ref, _content_digest(b"leaf", bytes((tag & 0x0F,)), _content_digest(b"payload", ref[1:]))
+            )
         if family in (refs.CHUNK, refs.BIG):
             pieces = [self._arrived[digest] for digest in refs.digests(ref[1:])]
-            said = _say(b"leaf", bytes((tag & 0x0F,)), *(p.content for p in pieces))
-            return Named(ref[:1] + b"".join(p.name for p in pieces), said)
+            content = _content_digest(b"leaf", bytes((tag & 0x0F,)), *(p.content for p in pieces))
+            return Named(ref[:1] + b"".join(p.name for p in pieces), content)
         if tag == refs.WRAPPED:
             name, content = self._node(_WRAPPED, ref[1:])
             return Named(refs.wrapped(name), content)
         if tag == refs.SNAPSHOT:
             inner, content = self.reference(ref[1:])
-            return Named(refs.snapshot(inner), _say(b"snapshot", content))
+            return Named(refs.snapshot(inner), _content_digest(b"snapshot", content))
         count, upper, tail = refs.read_tree(ref)
-        said = b""
+        entries = b""
         if upper:
-            upper, said = self._node(_Role(tag, -1), upper)
+            upper, entries = self._node(_Role(tag, -1), upper)
         end, last = self._renamed_entries(tag, tail)
-        said += last
+        entries += last
         per_entry = _CONTENT_SIZE * (1 if tag == refs.LIST else 2)
-        if len(said) != count * per_entry:
-            raise Corrupt(f"a list or dict names {count} entries and holds {len(said) // per_entry}")
-        return Named(refs.tree(tag, count, upper, end), _say(b"list" if tag == refs.LIST else b"dict", said))
+        if len(entries) != count * per_entry:
+            raise Corrupt(f"a list or dict names {count} entries and holds {len(entries) // per_entry}")
+        content = _content_digest(b"list" if tag == refs.LIST else b"dict", entries)
+        return Named(refs.tree(tag, count, upper, end), content)
 
     def _node(self, role: _Role, digest: bytes) -> Named:
-        """A node's name at the target, and the contents of the entries below it, in order."""
+        """Return a node's name at the target, and the content digests of the entries below it, in order."""
         made = self._made.get((role, digest))
         if made is not None:
             return made
@@ -175,16 +178,16 @@ class Graft:
 
     def _renamed_entries(self, tag: int, data: bytes) -> tuple[bytes, bytes]:
         out: list[bytes] = []
-        said: list[bytes] = []
+        contents: list[bytes] = []
         for key, ref in _entries(tag, data):
             name, content = self.reference(ref)
             if tag == refs.LIST:
                 out.append(refs.entry(name))
             else:
                 out.append(refs.dict_entry(key, name))
-                said.append(_say(b"key", key))
-            said.append(content)
-        return b"".join(out), b"".join(said)
+                contents.append(_content_digest(b"key", key))
+            contents.append(content)
+        return b"".join(out), b"".join(contents)
 
     def _check(self, digest: bytes, body: bytes) -> None:
         if not self._source.names(digest, body):
@@ -192,14 +195,14 @@ class Graft:
 
 
 def _entries(tag: int, data: bytes) -> Iterable[tuple[bytes, bytes]]:
-    """The entries of a run: packed key (of a list: nothing) and reference."""
+    """Return the entries of a run: packed key (empty for a list) and reference."""
     return (
         [(b"", ref) for ref in refs.read_entries(data)] if tag == refs.LIST else refs.read_dict_entries(data)
     )
 
 
 def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
-    """The nodes that a node names, in the order of what they hold, with the part that they play."""
+    """Return the nodes that a node names with their roles, in the order of their content."""
     if role.height > 0:
         return [(_Role(role.tag, role.height - 1), list(refs.digests(body)))]
     tails = refs.read_entries(body)
@@ -209,7 +212,7 @@ def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
     return [(_Role(role.tag, h), list(refs.digests(tail))) for h, tail in zip(heights, tails, strict=True)]
 
 
-def _say(what: bytes, *parts: bytes) -> bytes:
+def _content_digest(what: bytes, *parts: bytes) -> bytes:
     digest = blake2b(digest_size=_CONTENT_SIZE, person=b"perdure." + what)
     for part in parts:
         digest.update(part)

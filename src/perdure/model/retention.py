@@ -1,9 +1,9 @@
-"""What may be removed from a thread, and how the rest is linked afterwards.
+"""Plans of what to remove from a thread, and of the links of the rest.
 
 Survivors of the root namespace are chosen by the caller's rule; a checkpoint that is a head or is tagged
-always survives, and so does what an open run goes back to when it is taken back. A subgraph's checkpoint
-follows the root checkpoint that its metadata names. Survivors are linked to their nearest surviving ancestor,
-and a link that moved is marked: a marked cut is no hole.
+always survives, and so does what the rollback of an open run returns to. A subgraph's checkpoint follows the
+root checkpoint that its metadata names. Survivors are linked to their nearest surviving ancestor, and a link
+that moved is marked: a marked cut is no hole.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from perdure.model.checkpoint import CheckpointRecord
 
 ORIGIN = ""
-"""The place of a subgraph's checkpoint that was stored before any root checkpoint: before everything."""
+"""Place of a subgraph's checkpoint that was stored before any root checkpoint: before everything."""
 
 Name = tuple[str, str]
-"""A checkpoint's namespace and id."""
+"""Namespace and id of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to remove, and the survivors whose links change, by name."""
+    """Checkpoints to remove, and the survivors whose links change, by name."""
 
     removed: tuple[Name, ...]
     relinked: Mapping[Name, CheckpointRecord]
 
 
 def keep_newest(last: int) -> Callable[[list[CheckpointRecord]], set[str]]:
-    """The rule that the newest ``last`` checkpoints of the root namespace stay."""
+    """Return the rule that the newest ``last`` checkpoints of the root namespace stay."""
 
     def rule(roots: list[CheckpointRecord]) -> set[str]:
         newest = sorted(roots, key=lambda c: c.seq, reverse=True)[:last]
@@ -45,8 +45,13 @@ def plan_retention(
     rule: Callable[[list[CheckpointRecord]], set[str]],
     bases: Collection[Name] = (),
 ) -> Plan:
-    """The plan for a rule over the root namespace's checkpoints. ``bases`` are those of ``bases_of_run`` for
-    the open run."""
+    """Return the plan for a rule over the root namespace's checkpoints.
+
+    Args:
+        heads: head checkpoint id of each namespace.
+        rule: returns the ids of the root checkpoints to keep.
+        bases: result of ``bases_of_run`` for the open run.
+    """
     groups = by_namespace(checkpoints)
     tags = set(tagged)
     anchors = {*tags, *heads.items(), *bases}
@@ -72,7 +77,7 @@ def plan_retention(
 def plan_removal(
     checkpoints: Iterable[CheckpointRecord], removed: Callable[[CheckpointRecord], bool]
 ) -> Plan:
-    """The plan that removes exactly the checkpoints of a rule, in every namespace."""
+    """Return the plan that removes exactly the checkpoints of a rule, in every namespace."""
     checkpoints = list(checkpoints)
     groups = by_namespace(checkpoints)
     gone: list[Name] = []
@@ -89,7 +94,7 @@ def plan_removal(
 def bases_of_run(
     checkpoints: Iterable[CheckpointRecord], heads: Mapping[str, str], run_id: str | None
 ) -> set[Name]:
-    """The stored heads, one a namespace at most, that taking back a run returns to; none without a run."""
+    """Return the stored heads, at most one a namespace, that the rollback of a run returns to."""
     if run_id is None:
         return set()
     groups = by_namespace(checkpoints)
@@ -98,7 +103,7 @@ def bases_of_run(
 
 
 def by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str, CheckpointRecord]]:
-    """Checkpoints by id, by namespace."""
+    """Group checkpoints by namespace, then by id."""
     groups: dict[str, dict[str, CheckpointRecord]] = {}
     for checkpoint in checkpoints:
         groups.setdefault(checkpoint.namespace, {})[checkpoint.id] = checkpoint
@@ -106,10 +111,10 @@ def by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str,
 
 
 def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collection[str]) -> str | None:
-    """The head of a namespace as it was before some runs, the last of which moved it to ``head``: its id,
-    stored or not; ``None`` where there was no head. The head itself where none of the runs moved it.
+    """Return the head of a namespace before some runs, the last of which moved it to ``head``.
 
-    The parent does not say it: a run that started from an old checkpoint has that one for a parent.
+    The result is an id, stored or not; ``None`` if there was no head; ``head`` if none of the runs moved it.
+    The parent is no substitute: a run that started from an old checkpoint has that one as its parent.
     """
     at: str | None = head
     passed: set[str] = set()
@@ -120,7 +125,7 @@ def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collecti
 
 
 def nearest_survivor(start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]) -> str | None:
-    """The nearest kept checkpoint on the parent chain that starts at ``start``."""
+    """Return the nearest kept checkpoint on the parent chain that starts at ``start``."""
     at = start
     while at is not None and at not in kept:
         checkpoint = group.get(at)
@@ -137,13 +142,16 @@ def _kept_in_subgraph(
     ancestry: _Ancestry,
     heads: Mapping[str, str],
 ) -> set[str]:
-    """A task's namespace follows its root checkpoint. A stateful subgraph's also keeps its head, and for
-    each kept root the newest that a replay of that root would load."""
+    """Return the ids to keep in a subgraph's namespace.
+
+    A task's namespace follows its root checkpoint. A stateful subgraph's also keeps its head, and for each
+    kept root the newest checkpoint that a replay of that root would load.
+    """
     kept = {c.id for c in group.values() if c.root in roots}
     head = heads.get(namespace)
     if head is not None and head in group and all(c.root is None for c in group.values()):
         kept.add(head)
-    # A run may be going on whose root checkpoint is not stored yet.
+    # A run may be in progress whose root checkpoint is not stored yet.
     current = heads.get("")
     kept |= {
         c.id
@@ -166,7 +174,7 @@ def _kept_in_subgraph(
 
 
 class _Ancestry:
-    """Strict ancestors in the root namespace."""
+    """Ancestry within the root namespace."""
 
     def __init__(self, roots: Mapping[str, CheckpointRecord]) -> None:
         self._roots = roots
@@ -176,7 +184,7 @@ class _Ancestry:
         return checkpoint_id == ORIGIN or checkpoint_id in self._roots or checkpoint_id in self._passed
 
     def strict(self, checkpoint_id: str) -> set[str]:
-        """Those of a checkpoint, removed ones too where subgraphs name them, and the origin."""
+        """Return a checkpoint's strict ancestors, with removed ones that subgraphs name, and the origin."""
         out = {ORIGIN}
         at: str | None = checkpoint_id
         while at is not None and at in self._roots:
@@ -185,7 +193,7 @@ class _Ancestry:
         return out - {checkpoint_id}
 
     def passed(self, checkpoint_id: str, kept: set[str], named: set[str]) -> tuple[str, ...]:
-        """Removed ones between a kept checkpoint and its nearest kept ancestor, those that are ``named``."""
+        """Return the ``named`` removed checkpoints between a kept one and its nearest kept ancestor."""
         if not named:
             return ()
         out = set(self._roots[checkpoint_id].passed)
@@ -197,14 +205,16 @@ class _Ancestry:
 
 
 def _is_same_run(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
-    """Whether a survivor's ``prior`` may pass over what a prune removes. What one run replaced on its way
-    does not matter; another run's checkpoint does, and its name stays although it is gone: taking the
-    survivor back must not go further back than that."""
+    """Return True if a survivor's ``prior`` may skip a checkpoint that a prune removes.
+
+    Checkpoints that the same run replaced do not matter. Another run's checkpoint does, and its name stays
+    although it is gone: a rollback of the survivor must not go further back than that.
+    """
     return survivor.run_id is not None and survivor.run_id == removed.run_id
 
 
 def _always(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
-    """Whether a survivor's ``prior`` may pass over what is taken back: as if that had never been stored."""
+    """Return True: a survivor's ``prior`` skips rolled-back checkpoints, as if never stored."""
     return True
 
 
@@ -254,7 +264,7 @@ def _replaced(
     stay: Collection[str],
     passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
 ) -> str | None:
-    """The head that a survivor replaced, past removed ones that may be passed over."""
+    """Return the head that a survivor replaced, skipping removed ones that may be skipped."""
     at = checkpoint.replaced
     passed: set[str] = set()
     while at is not None and at in group and at not in stay and at not in passed:

@@ -1,13 +1,13 @@
-"""How a value becomes chunks, so that writing a changed value costs what changed.
+"""Encoding of a value as chunks such that writing a changed value costs only the change.
 
-A list is a tree over the references of its elements, a dict one over its items in order. Where a node ends
-is decided by the content of its last entry (a rolling boundary, as in a prolly tree), so the same run of
-elements makes the same nodes wherever it stands: appending, trimming the front and editing the middle leave
+A list is a tree over the references of its elements, a dict one over its items in order. The content of a
+node's last entry decides that the node ends there (a rolling boundary, as in a prolly tree), so the same run
+of elements makes the same nodes at any position: appending, trimming the front and editing the middle leave
 the other nodes as they are. The reference keeps the unfinished last node inline and names one small chunk
 with the unfinished ends of the levels above, so an append writes the element and, once in a few appends,
 a node. Small values are inline, large ones are cut into pieces.
 
-Building knows nothing of storage: it takes what is already stored as a predicate and returns what is not.
+The builder uses no storage: it takes the stored digests as sets and returns the chunks that are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FANOUT_MASK = 7
 
 @dataclass(frozen=True, slots=True)
 class ListCuts:
-    """How a list was cut: where its leaf nodes end, and their digests. What starts alike is cut alike."""
+    """Boundaries of a list's leaf nodes, and their digests. Lists with equal starts are cut alike there."""
 
     ends: list[int]
     leaves: list[bytes]
@@ -38,12 +38,16 @@ class ListCuts:
 
 @dataclass(slots=True)
 class Builder:
-    """Collects the chunks of one write.
+    """Collector of the chunks of one write.
 
-    ``nodes`` maps the body of nodes met before to their digests (saves hashing them again); ``stored`` and
-    ``recent`` hold the digests that need not be written. New chunks gather in ``fresh``, every node of this
-    build in ``seen``, those of ``recent`` that were left out in ``relied``; ``leans`` says whether one of
-    ``stored`` was.
+    Attributes:
+        nodes: digests of nodes met before, by body (saves hashing them again).
+        stored: digests that need not be written.
+        recent: further digests that need not be written.
+        fresh: new chunks.
+        seen: every node of this build.
+        relied: those of ``recent`` that were left out.
+        leans: true if one of ``stored`` was left out.
     """
 
     digest: Digester
@@ -56,13 +60,13 @@ class Builder:
     leans: bool = False
 
     def chunk(self, body: bytes) -> bytes:
-        """The digest of a payload; the payload is queued unless it is stored."""
+        """Return the digest of a payload; the payload is queued unless it is stored."""
         digest = self.digest(body)
         self._queue(digest, body)
         return digest
 
     def node(self, body: bytes) -> bytes:
-        """As ``chunk``, for a node: its digest is remembered by its body."""
+        """Return the digest of a node, queued likewise; the digest is remembered by the body."""
         digest = self.nodes.get(body)
         if digest is None:
             digest = self.digest(body)
@@ -79,7 +83,7 @@ class Builder:
             self.fresh[digest] = body
 
     def payload(self, payload_type: int, body: bytes) -> bytes:
-        """The reference of one value that is not split: inline, a chunk, or several pieces."""
+        """Return the reference of one value that is not split: inline, a chunk, or several pieces."""
         size = len(body)
         if size <= refs.INLINE_MAX:
             return refs.inline(payload_type, body)
@@ -89,12 +93,16 @@ class Builder:
         return self._bounded(refs.big(payload_type, pieces))
 
     def list_of(self, elements: list[bytes]) -> bytes:
-        """The reference of a list, given the references of its elements."""
+        """Return the reference of a list, given the references of its elements."""
         return self.list_like(elements, None, 0)[0]
 
     def list_like(self, elements: list[bytes], before: ListCuts | None, same: int) -> tuple[bytes, ListCuts]:
-        """As ``list_of``, for a list whose first ``same`` elements are those of one cut as ``before``, whose
-        nodes are stored; with the shape of this one."""
+        """Return the reference and the boundaries of a list that shares a prefix with an earlier one.
+
+        Args:
+            before: boundaries of the earlier list, whose nodes are stored.
+            same: count of first elements that are the same.
+        """
         ends: list[int] = []
         leaves: list[bytes] = []
         if before is not None:
@@ -125,7 +133,7 @@ class Builder:
         return ref, ListCuts(ends, leaves)
 
     def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The reference of a dict, given its packed keys and the references of its values, in order."""
+        """Return the reference of a dict from its packed keys and its values' references, in order."""
         entries = [refs.dict_entry(key, ref) for key, ref in items]
         ends: list[int] = []
         start = 0
@@ -153,7 +161,7 @@ class Builder:
         return self._bounded(refs.tree(tag, count, upper, tail))
 
     def _upper(self, level: list[bytes]) -> bytes:
-        """The unfinished ends of the levels above the leaves, topmost first."""
+        """Return the unfinished ends of the levels above the leaves, topmost first."""
         tails: list[bytes] = []
         while level:
             above: list[bytes] = []
@@ -208,10 +216,10 @@ Run = tuple[list[bytes], list[Tree]]
 
 
 class Expansion:
-    """Turns references back into trees, in rounds: ``missing`` names chunks, ``feed`` supplies them.
+    """Expansion of references into trees, in rounds: ``missing`` names chunks, ``feed`` supplies them.
 
     ``nodes`` collects the bodies and digests of the nodes on the way, ``used`` every digest. With
-    ``payloads=False`` only nodes are asked for and leaves come back empty: enough to know what is reachable.
+    ``payloads=False`` only nodes are requested and leaves are empty: enough to find what is reachable.
     """
 
     def __init__(self, digest: Digester, *, payloads: bool = True) -> None:
@@ -224,18 +232,18 @@ class Expansion:
         self.used: set[bytes] = set()
 
     def feed(self, bodies: Bodies) -> None:
-        """Supply chunks; each must be what its name says."""
+        """Supply chunks; each must match its name."""
         for digest, body in bodies.items():
             if not self._digest.names(digest, body):
                 raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
             self._bodies[digest] = body
 
     def try_expand(self, ref: bytes) -> Tree | None:
-        """The tree of a reference, or ``None`` when chunks are missing (see ``missing``)."""
+        """Return the tree of a reference, or ``None`` if chunks are missing (see ``missing``)."""
         return self._expand(ref)
 
     def missing(self) -> set[bytes]:
-        """The digests asked for since the last call."""
+        """Return the digests requested since the last call."""
         wanted, self._wanted = self._wanted, set()
         return wanted
 
@@ -295,7 +303,7 @@ class Expansion:
         )
 
     def _leaf(self, tag: int, digest: bytes) -> Run | None:
-        """The entries of a leaf node; many trees share one, so it is read once."""
+        """Return the entries of a leaf node; many trees share one, so it is decoded once."""
         run = self._runs.get((tag, digest))
         if run is None:
             body = self._body(digest, node=True)
@@ -305,7 +313,7 @@ class Expansion:
         return run
 
     def _run(self, tag: int, data: bytes) -> Run | None:
-        """A run of entries: their references (of a dict, the keys), and their trees."""
+        """Return a run of entries: their references (keys for a dict), and their trees."""
         if tag == refs.LIST:
             names = elements = refs.read_entries(data)
         else:
@@ -316,7 +324,7 @@ class Expansion:
         return (names, items) if len(items) == len(found) else None
 
     def _leaf_digests(self, upper: bytes) -> list[bytes] | None:
-        """The digests of the leaf nodes, in order, or ``None`` while some level is missing."""
+        """Return the digests of the leaf nodes, in order, or ``None`` while some level is missing."""
         body = self._body(upper, node=True)
         if body is None:
             return None

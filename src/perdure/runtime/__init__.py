@@ -1,4 +1,4 @@
-"""From an accepted message to a delivered reply: the workers, and what they need."""
+"""Runtime: durable acceptance of messages, the workers that run graphs for them, and delivery of replies."""
 
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing

@@ -1,4 +1,4 @@
-"""How messages become a graph's input, and its final state becomes replies."""
+"""Agents: conversion of messages to a graph's input, and of its final state to replies."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
 
 MESSAGE, INPUT, RESUME, COMMAND = "message", "input", "resume", "command"
-"""What a payload holds: something said, a graph's whole input, an answer to an interrupt, or a LangGraph
-command: its ``update``, ``goto`` and ``resume``."""
+"""Kinds of payload: a message, a graph's whole input, an answer to an interrupt, or a LangGraph command with
+its ``update``, ``goto`` and ``resume``."""
 
 
-def said(message: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of something said: text, or a message as a mapping with ``role`` and ``content``."""
+def message_payload(message: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payload of a message: text, or a mapping with ``role`` and ``content``."""
     return {MESSAGE: {"role": "user", "content": message} if isinstance(message, str) else dict(message)}
 
 
 def to_input(messages: Sequence[Message]) -> Any:
-    """The input of a run: what was said becomes ``messages``, each under its message's id, so that a graph
-    that is given one twice holds it once; a whole input is passed as it is."""
+    """Return the input of a run: messages under their ids, so that a graph that receives one twice holds it
+    once; a whole input unchanged."""
     first = messages[0].payload
     if COMMAND in first:
         return _command(first[COMMAND])
@@ -42,7 +42,7 @@ def to_input(messages: Sequence[Message]) -> Any:
 
 
 def _joined(inputs: Sequence[Any]) -> Any:
-    """One input of several that go together: lists follow each other, of other things the last one counts."""
+    """Merge the inputs of several messages: lists are concatenated, of other values the last one counts."""
     whole = inputs[0]
     for more in inputs[1:]:
         if isinstance(whole, Mapping) and isinstance(more, Mapping):
@@ -56,17 +56,17 @@ def _followed(before: Any, after: Any) -> Any:
     return [*before, *after] if isinstance(before, list) and isinstance(after, list) else after
 
 
-def _command(said: Mapping[str, Any]) -> Command[Any]:
-    asked = said.get("goto") or ()
+def _command(command: Mapping[str, Any]) -> Command[Any]:
+    asked = command.get("goto") or ()
     goto = [
         Send(to["node"], to.get("input")) if isinstance(to, Mapping) else str(to)
         for to in ([asked] if isinstance(asked, str | Mapping) else asked)
     ]
-    return Command(update=said.get("update"), resume=said.get("resume"), goto=goto)
+    return Command(update=command.get("update"), resume=command.get("resume"), goto=goto)
 
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
-    """The replies of a run: the last thing that the agent said after the run's own messages, if anything."""
+    """Return the replies of a run: the agent's last message after the run's own messages, if any."""
     stored = values.get("messages")
     if not isinstance(stored, Sequence):
         return ()
@@ -82,14 +82,24 @@ def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequen
 
 @dataclass(frozen=True)
 class Agent:
-    """A compiled graph, or a factory of it, and how it is spoken with. ``graph`` is used as it is, but for
-    its checkpointer and store, which are the runtime's; ``allow`` and ``codecs`` say which types its state
-    may hold beside messages and the standard library's, as for ``Database.checkpointer``; the types of the
-    graph's schemas and of its tools' arguments are among those of a list. ``config`` is given to every run.
-    With
-    ``durability="sync"`` a step begins when the one before is stored; ``"async"`` lets it begin sooner, so
-    that after a crash more than one step may have to be repeated. ``apology`` is what a channel is told
-    when a message was given up; ``None`` tells it nothing."""
+    """Compiled graph, or a factory of it, with its settings.
+
+    Args:
+        graph: The graph; only its checkpointer and store are replaced by the runtime's.
+        to_input: Converts the messages of a run to the graph's input.
+        to_replies: Converts the final state to replies, given the messages of the run.
+        config: Passed to every run.
+        allow: Types that the state may hold beside messages and the standard library's, as for
+            ``Database.checkpointer``; a list includes the types of the graph's schemas and of its tools'
+            arguments.
+        codecs: Codecs of such types, as for ``Database.checkpointer``.
+        durability: With ``"sync"`` a step begins when the one before is stored; ``"async"`` lets it begin
+            sooner, so that after a crash more than one step may be repeated.
+        apology: Reply on a channel to messages that were given up; ``None`` for none.
+
+    Raises:
+        ValueError: A setting is invalid, or the graph cannot be run with it.
+    """
 
     graph: Pregel[Any, Any, Any, Any] | Factory
     to_input: ToInput = to_input
@@ -110,7 +120,7 @@ class Agent:
             self.check(self.graph)
 
     def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
-        """``ValueError`` when a graph cannot be run as this agent says."""
+        """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
         unsaved = [name for name, node in graph.nodes.items() if _is_unsaved(node.bound)]
         if unsaved and self.durability == "sync":
             raise ValueError(
@@ -128,7 +138,7 @@ def _is_unsaved(bound: Any) -> bool:
 def agents(
     graphs: Mapping[str, Agent | Pregel[Any, Any, Any, Any]] | Agent | Pregel[Any, Any, Any, Any],
 ) -> dict[str, Agent]:
-    """Graphs by name; a single one is called ``agent``."""
+    """Return agents by name; a single graph is named ``agent``."""
     named = graphs if isinstance(graphs, Mapping) else {"agent": graphs}
     if not named:
         raise ValueError("a runtime needs at least one graph to run")

@@ -1,7 +1,7 @@
-"""What time it is: the database's, which every process that uses the database shares.
+"""Clock of the database, which all processes that use the database share.
 
-Asked once a minute; in between the monotonic clock goes on from the answer. So a host whose clock is an hour
-off, or is set while it runs, takes no lease too early and lets no message wait too long.
+The database is asked once a minute; in between the monotonic clock continues from its answer. So a host whose
+clock is an hour off, or is set while it runs, takes no lease too early and lets no message wait too long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Ask = Callable[[], Awaitable[int]]
 
 
 class DatabaseClock:
-    """The database's time, in microseconds, as this process knows it."""
+    """Database time in microseconds."""
 
     def __init__(self, ask: Ask, *, refresh_s: float = _REFRESH_S) -> None:
         self._ask = ask
@@ -25,12 +25,13 @@ class DatabaseClock:
         self._lock = asyncio.Lock()
 
     async def now(self) -> int:
+        """Return the time; ask the database if the last answer is too old."""
         if not self._is_fresh():
             await self._refresh()
         return self.estimate()
 
     def estimate(self) -> int:
-        """The time by the last answer, without asking."""
+        """Return the time by the last answer, without asking."""
         return _monotonic_us() + self._offset_us
 
     async def _refresh(self) -> None:

@@ -1,12 +1,12 @@
-"""Side effects in nodes: a key that stays the same however often a step is tried, and a journal of results.
+"""Side effects in nodes: stable idempotency keys, and a journal of results.
 
     async def pay(state):
         receipt = await effect(charge, state["amount"])
         return {"receipt": receipt}
 
-A step that was committed is never taken again. One that ended before its commit is, and so are its side
-effects: those that were noted are not repeated, and one that ended between the call and the note is repeated
-under the same key, by which its receiver can tell.
+A step that was committed is never repeated. One that ended before its commit is repeated: recorded side
+effects are not, and one that ended between the call and the record is repeated under the same key, by which
+its receiver can recognise it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EffectJournal:
-    """Where the side effects of a held run are noted."""
+    """Journal of the side effects of a held run."""
 
     database: Database
     partition: Partition
@@ -47,23 +47,38 @@ class EffectJournal:
 
 
 def effect_key(label: str, number: int = 0) -> str:
-    """An idempotency key for a side effect of the node that is running: the same at every attempt of this
-    step, and no other step's. ``label`` names the effect among those of the step, ``number`` tells those of
-    one label apart. Works with or without a runtime. ``NotAllowed`` outside of a node."""
+    """Return an idempotency key for a side effect of the current node: the same at every attempt of this
+    step, and different from every other step's. Works with or without a runtime.
+
+    Args:
+        label: Name of the effect within the step.
+        number: Distinguishes effects with the same label.
+
+    Raises:
+        NotAllowed: Called outside of a node.
+    """
     return f"{_name(label)}:{number}"
 
 
 async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call something once: its result is noted with the thread, and an attempt that comes after gets it
-    without a call. The result has to be plain JSON data. In a run of a ``Runtime``; elsewhere there is no
-    run to note it for, and it is just called. Two calls of one function within a step need ``effects``."""
+    """Call a function once and record its result, which later attempts return instead of a second call.
+
+    The result has to be plain JSON data. Outside of a run of a ``Runtime`` the function is just called. Two
+    calls of one function within a step need ``effects``.
+    """
     return await effects(call)(*args, **kwargs)
 
 
 def effects(
     call: Callable[P, Awaitable[R]], *, label: str | None = None, number: int = 0
 ) -> Callable[P, Awaitable[R]]:
-    """As ``effect``, with a name of one's own: ``await effects(charge, number=n)(amount)``."""
+    """Return ``effect`` for a function under a name of its own: ``await effects(charge, number=n)(amount)``.
+
+    Args:
+        call: The function.
+        label: Name of the effect within the step; by default the function's.
+        number: Distinguishes effects with the same label.
+    """
     named = label or _called(call)
 
     async def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -83,7 +98,7 @@ def effects(
 
 
 def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int = 0) -> Callable[P, R]:
-    """As ``effects``, for nodes that are plain functions."""
+    """Return the same as ``effects``, for nodes that are plain functions."""
     named = label or _called(call)
 
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

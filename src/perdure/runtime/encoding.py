@@ -1,7 +1,7 @@
-"""What a graph's values look like as JSON: for those who follow a run, and for HTTP.
+"""JSON form of a graph's values, for subscribers of a run and for HTTP.
 
-Messages and other models become their fields, as the ecosystem's clients know them; what has no form of its
-own becomes text.
+Messages and other models become their fields, as the clients of LangGraph's server expect; a value without a
+form of its own becomes text.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from langgraph.types import Interrupt
 from pydantic import BaseModel, TypeAdapter
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""An object's place in memory, as the usual ``repr`` has it."""
+"""Memory address in a default ``repr``."""
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def encoded(value: Any) -> str:
-    """JSON text on one line."""
+    """Return a value as JSON text on one line."""
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
     except TypeError:
-        # Half a character, a number beyond 64 bits, a key of an odd type: rare, and the slow way knows them.
+        # A lone surrogate, a number beyond 64 bits or a key of another type: rare, and slower to encode.
         return json.dumps(_deep(value), separators=(",", ":"))
 
 
 def interrupt(asked: Interrupt) -> dict[str, Any]:
-    """An interrupt as clients know it, with the JSON schema of its answer where it has one."""
+    """Return an interrupt as clients expect it, with the JSON schema of its answer if it has one."""
     shown = {"value": asked.value, "id": asked.id}
     schema = getattr(asked, "response_schema", None)
     if isinstance(schema, type):
@@ -48,7 +48,7 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As data that JSON knows."""
+    """Return a value as plain JSON data."""
     return json.loads(encoded(value))
 
 
@@ -61,12 +61,12 @@ def _plain(value: Any) -> Any:
         case Enum():
             return value.value
         case Runtime() | BaseStore() | BaseCheckpointSaver() | ToolRuntime():
-            # They hold the worker's own parts, and the verified user.
+            # They hold internals of the worker, and the verified user.
             return None
         case bytes() | bytearray():
             return b64encode(value).decode()
         case Decimal():
-            # A number, as LangGraph's server answers it: whole ones stay exact.
+            # A number, as from LangGraph's server; integers stay exact.
             is_whole = value.is_finite() and abs(value) < 1 << 63 and value == int(value)
             return int(value) if is_whole else float(value)
         case timedelta():

@@ -1,7 +1,7 @@
-"""Graphs that are made anew for each use by a function of the user's: of a config, of LangGraph's
-``ServerRuntime``, of both, or an asynchronous context manager.
+"""Factories that make a graph for each use from a config, LangGraph's ``ServerRuntime``, or both; also as
+context managers.
 
-A function of none of these makes one graph for all runs; ``perdure.runtime.loading`` calls it once.
+A function without such parameters makes one graph for all runs; ``perdure.runtime.loading`` calls it once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from perdure.errors import GraphLoadError
 from perdure.runtime.users import GraphUser
 
 Access = Literal["threads.create_run", "threads.update", "threads.read", "assistants.read"]
-"""The reason why a graph is made, in the words of LangGraph's ``ServerRuntime``."""
+"""Purpose for which a graph is made, in the terms of LangGraph's ``ServerRuntime``."""
 
 _CONFIG, _RUNTIME = "config", "runtime"
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a graph is made for: ``user`` is the verified one, ``context`` what a run was given as such."""
+    """Circumstances for which a graph is made: ``user`` is the verified user, ``context`` the context of a
+    run."""
 
     access: Access
     config: Mapping[str, Any]
@@ -39,8 +40,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Factory:
-    """A function that makes a graph for each use. ``parameters`` are the names of those of its parameters
-    that get the config and the runtime."""
+    """Function that makes a graph for each use. ``parameters`` maps those of its parameters that receive the
+    config or the runtime."""
 
     place: str
     make: Callable[..., Any]
@@ -48,8 +49,11 @@ class Factory:
 
     @asynccontextmanager
     async def made(self, use: Use) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        """The graph for one use, for as long as the block lasts. An error of the function is raised as it is;
-        ``GraphLoadError`` when it makes no graph."""
+        """Make the graph for one use and yield it. Errors of the function are raised unchanged.
+
+        Raises:
+            GraphLoadError: The function returns no graph.
+        """
         given = {_CONFIG: _config_of(use), _RUNTIME: None}
         if _RUNTIME in self.parameters.values():
             given[_RUNTIME] = _runtime_of(use)
@@ -74,12 +78,15 @@ class Factory:
 
 
 def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
-    """The factory that a function is; ``None`` for one that takes neither a config nor a runtime.
-    ``GraphLoadError`` for one that needs something else."""
+    """Return a factory for a function, or ``None`` if it takes neither a config nor a runtime.
+
+    Raises:
+        GraphLoadError: The function requires other arguments.
+    """
     try:
         signature = inspect.signature(make)
     except ValueError:
-        # Some that are written in C have none.
+        # Some functions written in C have no signature.
         return None
     hints = _hints(make)
     parameters: dict[str, Literal["config", "runtime"]] = {}
@@ -95,7 +102,7 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
         elif parameter.default is parameter.empty:
             unknown.append(name)
     if len(unknown) == 1 and "config" not in parameters.values():
-        # As on LangGraph's server a parameter that is no runtime is the config, whatever it is called.
+        # As on LangGraph's server, a parameter that is no runtime is the config, under any name.
         parameters[unknown.pop()] = "config"
     if unknown or len(set(parameters.values())) != len(parameters):
         raise GraphLoadError(
@@ -110,7 +117,7 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(make), localns=known)
     except (NameError, TypeError, AttributeError):
-        # A name that only a type checker knows: then the parameters' own names decide.
+        # A name that only exists for type checkers: the parameters' names decide instead.
         return {}
 
 
@@ -137,7 +144,7 @@ def _is_config(hint: Any) -> bool:
 
 
 def _config_of(use: Use) -> dict[str, Any]:
-    """A use's config without the names that are this package's or LangGraph's own."""
+    """Return the config of a use without the internal names of this package and LangGraph."""
     configurable = use.config.get("configurable") or {}
     own = {name: value for name, value in configurable.items() if not name.startswith("__")}
     return {**use.config, "configurable": own}
@@ -147,7 +154,7 @@ def _runtime_of(use: Use) -> Any:
     from langgraph_sdk import runtime
 
     parts: dict[str, Any] = {"access_context": use.access, "user": use.user, "store": use.store}
-    # The two forms of ``ServerRuntime``, which is nothing but the name for both.
+    # ``ServerRuntime`` is an alias for a union of two classes.
     running, reading = (get_origin(each) or each for each in get_args(runtime.ServerRuntime.__value__))
     if use.access == "threads.create_run":
         return running(**parts, context=use.context)

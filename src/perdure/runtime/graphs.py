@@ -1,4 +1,4 @@
-"""The graphs as runs use them: with a checkpointer and a store of the runtime's database, a tenant's own."""
+"""Graphs for runs: with a checkpointer and a store of the runtime's database, for each tenant."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ def saver_for(
     graphs: Iterable[Pregel[Any, Any, Any, Any]],
     tenant: str | None = None,
 ) -> PerdureSaver:
-    """The checkpointer of agents: it may hold what one of them may hold, and where types are listed, those
-    that their graphs declare."""
+    """Return a checkpointer that allows the types of all given agents; with a list of types, also those that
+    their graphs declare.
+
+    Args:
+        database: The database for the checkpoints.
+        agents: The agents.
+        graphs: The agents' graphs.
+        tenant: The tenant whose threads are stored; the database's own by default.
+    """
     codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
     saver = database.checkpointer(
         tenant=tenant, allow=_joined([agent.allow for agent in agents]), codecs=codecs
@@ -44,8 +51,8 @@ def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
 
 
 class Graphs:
-    """The agents' graphs, bound to a database when they are first asked for. ``on_stored`` is told of every
-    checkpoint that one of them stores, ``on_older`` of every thread that is found older than it was."""
+    """Agents' graphs, each bound to a database on first use. ``on_stored`` is called with each checkpoint
+    that they store, ``on_older`` with each thread whose stored state is older than a known one."""
 
     def __init__(
         self,
@@ -63,12 +70,15 @@ class Graphs:
         self._bound: dict[tuple[str, str], Pregel[Any, Any, Any, Any]] = {}
 
     def store(self, tenant: str) -> PerdureStore:
-        """The store that a tenant's graphs are given."""
+        """Return the store for a tenant's graphs."""
         return self._database.store(tenant=tenant, ttl=self._store_ttl)
 
     def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
-        """The graph with this database's checkpointer and store, a tenant's own. ``GraphLoadError`` for one
-        that is made for each use: that is for ``opened``."""
+        """Return a graph with a checkpointer and a store for a tenant.
+
+        Raises:
+            GraphLoadError: The graph is made for each use by a factory: ``opened`` is for these.
+        """
         if (name, tenant) not in self._bound:
             agent = self.agents[name]
             if isinstance(agent.graph, Factory):
@@ -90,7 +100,16 @@ class Graphs:
         user: GraphUser | None = None,
         context: Any = None,
     ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        """As ``graph``, for as long as the block lasts: one that a factory makes is made for it."""
+        """Yield the same as ``graph``, or a graph that its factory makes for this block.
+
+        Args:
+            name: The name of the agent.
+            tenant: The tenant whose threads it uses.
+            access: The purpose, for the factory.
+            config: Config of the run, over the agent's own.
+            user: The verified user, if any.
+            context: The context of the run.
+        """
         agent = self.agents[name]
         if not isinstance(agent.graph, Factory):
             yield self.graph(name, tenant)

@@ -1,8 +1,9 @@
-"""What of an answer is still to be given: it goes to the question it was given for, and once.
+"""Answers to interrupts across attempts: each is given to its own interrupt, and once.
 
-The first attempt gives it as it came. LangGraph keeps it with the task that used it; one that names no
-interrupt also stays beside the checkpoint, where the task's next question would find it. So a later attempt
-looks which questions have their answer, takes away what is left over, and gives the rest by name.
+The first attempt passes the answer as it was sent. LangGraph stores it with the task that consumed it; an
+answer without an interrupt id also stays beside the checkpoint, where the task's next interrupt would find
+it. So a later attempt determines which interrupts are answered, removes the leftover, and gives the rest by
+id.
 """
 
 from __future__ import annotations
@@ -21,22 +22,29 @@ from perdure.langgraph.loop_state import holding
 from perdure.model.messages import ANSWERS
 
 _RESUME = "__resume__"
-"""The channel of the writes that hold answers: of a task's, those that it was given."""
-_NOBODY = "00000000-0000-0000-0000-000000000000"
-"""The task under whose id LangGraph stores an answer that names no interrupt."""
+"""Channel of the writes that hold the answers given to a task."""
+_NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""Task id under which LangGraph stores an answer without an interrupt id."""
 _ID_DIGITS = 32
 
 
 async def still_to_give(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, given: Command[Any]
 ) -> Command[Any] | None:
-    """The command of a run that answers, without what an earlier attempt has stored of it; ``None`` when
-    nothing is left."""
+    """Return a run's answering command without the answers that an earlier attempt stored, or ``None`` if
+    none is left.
+
+    Args:
+        graph: The graph of the run.
+        config: The run's config.
+        held: The run, with its lease.
+        given: The command as it was accepted.
+    """
     saver, resume = graph.checkpointer, given.resume
     asked = held.messages[0].options.get(ANSWERS, ())
     name = asked[0] if len(asked) == 1 and is_by_name({asked[0]: None}) else None
     if name is not None and (resume is None or resume == {}):
-        # LangGraph takes these for no answer, where they have no name.
+        # LangGraph ignores these values unless they are given by id.
         resume = {name: resume}
     if not isinstance(saver, BaseCheckpointSaver) or (held.run.is_fresh and not is_by_name(resume)):
         return given
@@ -48,7 +56,7 @@ async def still_to_give(
     answered = {name for level in levels for name in level.answered}
     if not is_by_name(resume):
         if name is None or not (name in answered or any(name in level.asked for level in levels)):
-            # A pause that asked nothing, or a state that was edited since: nobody had an answer before.
+            # A pause without an interrupt, or a state that was edited since: no answer was given before.
             return None if answered else given
         resume = {name: resume}
     rest = {name: answer for name, answer in resume.items() if name not in answered}
@@ -56,7 +64,7 @@ async def still_to_give(
 
 
 def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it says of each answer which interrupt it is for, by LangGraph's own rule."""
+    """Return True if each answer has the id of its interrupt, by LangGraph's own rule."""
     return (
         isinstance(resume, Mapping)
         and len(resume) > 0
@@ -68,21 +76,20 @@ def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableConfig, held: HeldRun) -> None:
-    """Take away the answer that stands beside the head without a name: it was used, or is given by name."""
+    """Remove the answer beside the head that has no id: it was consumed, or is given by id."""
     found = await saver.aget_tuple(config)
     if found is None or not any(
-        task_id == _NOBODY and channel == _RESUME and value is not None
+        task_id == _NULL_TASK and channel == _RESUME and value is not None
         for task_id, channel, value in found.pending_writes or ()
     ):
         return
     configurable = holding(found.config.get("configurable", {}), held.epoch)
-    # None counts as nothing: an answer of None cannot be given without a name.
-    await saver.aput_writes({"configurable": configurable}, [(_RESUME, None)], _NOBODY)
+    # None counts as no answer: an answer of None has to be given by id.
+    await saver.aput_writes({"configurable": configurable}, [(_RESUME, None)], _NULL_TASK)
 
 
 class _Level:
-    """The tasks of a graph, or of a subgraph: the ids of what they ask, and of what they asked before and
-    was answered."""
+    """Tasks of a graph or subgraph: ids of their open interrupts, and of those that were answered."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         within = state.config.get("configurable", {}).get("checkpoint_ns", "")
@@ -91,15 +98,15 @@ class _Level:
         for task in state.tasks:
             place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
             answers: Any = next((v for t, channel, v in writes if t == task.id and channel == _RESUME), [])
-            # One that old releases of LangGraph stored is no list.
+            # Old releases of LangGraph stored a single answer, not a list.
             for number in range(len(answers) if isinstance(answers, list) else 1):
-                # LangGraph counts the answers before a question into its id.
+                # LangGraph's id of an interrupt includes the number of answers before it.
                 asked_at = f"{place}|{number}" if number else place
                 self.answered.add(Interrupt.from_ns(None, asked_at).id)
 
 
 async def _levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
-    """A state, and those of the subgraphs that its tasks are."""
+    """Yield a state, and the states of the subgraphs that its tasks run."""
     found = await saver.aget_tuple(state.config)
     yield _Level(state, () if found is None else found.pending_writes or ())
     for task in state.tasks:

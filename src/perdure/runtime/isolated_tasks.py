@@ -1,9 +1,9 @@
-"""Names of the tasks inside a graph that stores no checkpoints: the same at every attempt of the step around.
+"""Names of tasks in graphs without checkpoints, which are the same at every attempt of the enclosing step.
 
-LangGraph's id of a task is a hash over the checkpoint that its step began from. Inside a graph without
-checkpoints that one is new at each attempt, and so are the ids. A name is made instead of what is the same:
-the task around the graph, which call of the graph within that task it is, and for each level of graphs the
-node, the number of the step, and the path that tells tasks of one step apart.
+LangGraph's id of a task is a hash over the checkpoint at which its step began. In a graph without checkpoints
+that one is new at each attempt, and so are the ids. A name is derived from stable facts instead: the
+enclosing task, the number of the graph's call within it, and for each level of graphs the node, the number of
+the step, and the path that distinguishes tasks of one step.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _calls_lock = Lock()
 
 
 class _Isolated(BaseCallbackHandler):
-    """One call of a graph without checkpoints: ``config`` is that of the task that makes it, ``number`` tells
-    the calls of that task apart. As a handler it learns the place of each task inside, of graphs in graphs
-    too: a task's own config has only the last level's."""
+    """Call of a graph without checkpoints, as ``number`` of the calls by the task with ``config``. As a
+    callback handler it records the place of each task inside, nested graphs included: a task's own config has
+    only the last level's."""
 
     run_inline = True
 
@@ -64,16 +64,20 @@ class _Isolated(BaseCallbackHandler):
         self.learn(metadata)
 
     def learn(self, metadata: Mapping[str, Any] | None) -> None:
-        """Keep the place of a task that has this metadata."""
+        """Record the place of the task that has this metadata."""
         if metadata is not None and (namespace := metadata.get("langgraph_checkpoint_ns")):
             node, step = metadata["langgraph_node"], metadata["langgraph_step"]
             self._places[namespace] = [node, step, metadata["langgraph_path"]]
 
     def name(self, namespace: str) -> str:
-        """The name of the task in ``namespace``. ``NotAllowed`` when a level of it is not known."""
+        """Return the name of the task in ``namespace``.
+
+        Raises:
+            NotAllowed: A level of the namespace is unknown.
+        """
         parts = namespace.removeprefix(self._namespace).removeprefix("|").split("|")
-        # The first number is LangGraph's count of the calls in the task around, which goes on when a retry
-        # policy tries the task again. ``number`` is that of the one try.
+        # The first number is LangGraph's count of calls in the enclosing task, which continues when a retry
+        # policy repeats the task. ``number`` counts within one try.
         inside = parts[1:] if parts[0].isdigit() else parts
         reached = namespace.removesuffix("|".join(inside))
         levels: list[Any] = []
@@ -85,7 +89,7 @@ class _Isolated(BaseCallbackHandler):
                 levels.append(self._places[reached])
             else:
                 raise NotAllowed(
-                    f"a side effect inside node {part.partition(':')[0]!r} of a isolated graph has no key "
+                    f"a side effect inside node {part.partition(':')[0]!r} of an isolated graph has no key "
                     "that stays the same: the node's graph was called without the callbacks of the node that "
                     "calls it; pass on that node's config, whole"
                 )
@@ -95,8 +99,12 @@ class _Isolated(BaseCallbackHandler):
 
 
 def task_name(config: RunnableConfig) -> str | None:
-    """The name of the task that is running, the same at every attempt of its step; ``None`` outside of a
-    node. It is LangGraph's id, but inside an isolated graph; ``NotAllowed`` if a level there is not known."""
+    """Return the name of the current task, which is the same at every attempt of its step, or ``None``
+    outside of a node. It is LangGraph's id, except inside an isolated graph.
+
+    Raises:
+        NotAllowed: A level of an isolated graph is unknown.
+    """
     configurable = config.get("configurable", {})
     task_id: str | None = configurable.get(_TASK_ID)
     isolated: _Isolated | None = configurable.get(_ISOLATED)
@@ -107,9 +115,11 @@ def task_name(config: RunnableConfig) -> str | None:
 
 
 def isolate(config: RunnableConfig) -> RunnableConfig:
-    """The config under which a node calls a graph that stores nothing: without the checkpointer of the graph
-    around, which graphs inside would take over and write what is never found again, and without its
-    durability, as LangGraph waits for the checkpoint of a step and fails where there is none."""
+    """Return the config for calling a graph without checkpoints from a node.
+
+    It lacks the checkpointer of the enclosing graph, which inner graphs would inherit and use for checkpoints
+    that are never found again, and its durability, with which LangGraph waits for the checkpoint of a step.
+    """
     configurable = config.get("configurable", {})
     inside = {**configurable, _CHECKPOINTER: None, _DURABILITY: "async"}
     if not configurable.get(_TASK_ID):  # called on its own, not by a node
@@ -120,9 +130,9 @@ def isolate(config: RunnableConfig) -> RunnableConfig:
 
 
 def _call_number(configurable: Mapping[str, Any]) -> int:
-    """How many calls of isolated graphs came before in this try of the task. A task that a retry policy tries
-    again has the same scratchpad, of which this function is the one part that lives as long and can be
-    weakly referred to."""
+    """Return the number of calls of isolated graphs before this one in the same try of the task. A task that
+    a retry policy repeats keeps its scratchpad; this function of it is the one part that lives as long and
+    can be weakly referenced."""
     of_task = configurable[_SCRATCHPAD].get_null_resume
     current = configurable[_RUNTIME].execution_info.node_attempt
     with _calls_lock:

@@ -1,7 +1,7 @@
-"""Chance, which parts what would otherwise happen at the same moment: pauses, and looks at the database.
+"""Seedable jitter for retries and polling.
 
-It is a source of its own, so that whoever seeds Python's shared one, or watches it, is not disturbed by what
-a worker does beside. Whoever wants the same history again gives it another source, for its own tasks alone.
+It has a random source of its own, so that a seed of Python's shared source, or a test that watches it, is not
+affected by a worker. Tests can replace the source for their own tasks to repeat a history.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _source: ContextVar[random.Random] = ContextVar("chance", default=random.Random(
 
 
 def spread() -> float:
-    """A number from 0 up to, not including, 1."""
+    """Return a random number from 0 up to, not including, 1."""
     return _source.get().random()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within, and in tasks that are begun within, chance follows a seed; other threads move nothing of it."""
+    """Use a seeded source in this block and in tasks created within it; other threads do not affect it."""
     token = _source.set(random.Random(seed))
     try:
         yield

@@ -1,9 +1,9 @@
-"""Finding what a command line or a configuration names: ``module:attribute`` or ``./file.py:attribute`` to
-the graphs that a process runs, its channels, or whatever else stands there.
+"""Import of graphs, channels and other objects that a command line or configuration names as
+``module:attribute`` or ``./file.py:attribute``.
 
-A module of the project can be named like an installed one. What cannot be used raises ``GraphLoadError`` with
-the mend; what the user's own code raised stays as its cause. Nothing here opens a database. How a file
-becomes a module is decided in ``perdure.runtime.module_files``.
+A module of the project can be named like an installed one. An unusable object raises ``GraphLoadError`` with
+advice; the error of the user's own code stays as its cause. Nothing here opens a database.
+``perdure.runtime.module_files`` decides how a file becomes a module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perdure.runtime.module_files import Unplaced, importable, module_of, names_
 from perdure.runtime.worker.delivery import Channel
 
 DEFAULT_NAME = "agent"
-"""What a graph is called that was given no name, as ``Runtime`` calls a single one."""
+"""Name of a graph that was given none, as in ``Runtime``."""
 
 _GRAPHS = (Agent, Pregel, StateGraph)
 _SUGGESTED = 5
@@ -39,14 +39,18 @@ _log = logging.getLogger("perdure.runtime")
 
 
 class LoadedGraph(NamedTuple):
-    """What stands at a place, e.g. ``app:graph``: the thing itself, or a factory of it."""
+    """Object at a place, e.g. ``app:graph``: a graph or a factory."""
 
     place: str
     found: Any
 
 
 def named(words: Iterable[str]) -> dict[str, str]:
-    """Places by name, from ``place`` or ``name=place`` each."""
+    """Return places by name, from ``place`` or ``name=place`` each.
+
+    Raises:
+        GraphLoadError: A name is empty or used twice.
+    """
     places: dict[str, str] = {}
     for word in words:
         before, is_named, after = word.partition("=")
@@ -62,11 +66,18 @@ def named(words: Iterable[str]) -> dict[str, str]:
 
 
 def find(place: str, *, root: Path | None = None) -> LoadedGraph:
-    """Import what a place names. ``root`` is the project's folder, the current one unless another is named:
-    paths start there, and its modules can be imported.
+    """Import the object that a place names.
 
-    A file is a module of its package if it lies in one. Otherwise it is called as it would be imported from
+    A file is a module of its package if it lies in one. Otherwise it is named as it would be imported from
     ``root``, ``folder.file``, and its own folder is importable as for a script.
+
+    Args:
+        place: ``module:attribute`` or ``file:attribute``.
+        root: The project's folder, by default the current one: paths start there, and its modules are
+            importable.
+
+    Raises:
+        GraphLoadError: There is no such object, or its module cannot be imported.
     """
     root = Path.cwd() if root is None else root.absolute()
     if names_file(place):
@@ -89,7 +100,11 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
 
 
 async def load_agent(loaded: LoadedGraph) -> Agent:
-    """The agent at a place: itself, a graph, compiled or not, or what a factory makes of these."""
+    """Return the agent at a place, from an ``Agent``, a graph, compiled or not, or a factory of these.
+
+    Raises:
+        GraphLoadError: The object is none of these, or cannot be run.
+    """
     made = loaded.found if isinstance(loaded.found, _GRAPHS) else await _graph_or_factory(loaded)
     if isinstance(made, Factory):
         return Agent(made)
@@ -115,7 +130,11 @@ async def load_agent(loaded: LoadedGraph) -> Agent:
 
 
 async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
-    """The channels by name at a place, or from a factory."""
+    """Return the channels by name at a place, or from a factory.
+
+    Raises:
+        GraphLoadError: The object is no mapping of names to channels.
+    """
     made = loaded.found if isinstance(loaded.found, Mapping) else await _made(loaded)
     if not isinstance(made, Mapping):
         raise GraphLoadError(
@@ -130,7 +149,8 @@ async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
 
 
 def _check_saver(place: str, saver: object) -> None:
-    """The runtime gives a graph the database's checkpointer, whatever it was compiled with."""
+    """Warn about a checkpointer, which the database's replaces; raise ``GraphLoadError`` if it is
+    disabled."""
     if saver is False:
         raise GraphLoadError(
             f"{place} is compiled with checkpointer=False, but its threads are to be kept; compile it "
@@ -178,19 +198,19 @@ def _imported(name: str, place: str, root: Path) -> ModuleType:
 
 
 async def _graph_or_factory(loaded: LoadedGraph) -> Any:
-    """A factory for a function of a run's config or runtime; else what ``_made`` makes."""
+    """Return a factory for a function of a run's config or runtime, or else the result of ``_made``."""
     factory = factory_of(loaded.place, loaded.found) if callable(loaded.found) else None
     if factory is not None:
         return factory
     made = await _made(loaded)
     if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
-        # What it holds open is for one use, and is made anew for the next.
+        # Its resources are for one use, so it is called again for the next.
         return Factory(loaded.place, loaded.found, {})
     return made
 
 
 async def _made(loaded: LoadedGraph) -> Any:
-    """What a factory makes; anything else as it is."""
+    """Return the result of a function without arguments, or the object itself if it is not callable."""
     factory = loaded.found
     if not callable(factory):
         return factory
@@ -208,7 +228,8 @@ async def _made(loaded: LoadedGraph) -> Any:
 
 
 def _broken(place: str, error: BaseException) -> GraphLoadError:
-    """The user's code failed: what it said, and the last of its own lines that was reached."""
+    """Return the error for a failure of the user's code: its message, and the last line of that code that was
+    reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     own = [
@@ -217,12 +238,14 @@ def _broken(place: str, error: BaseException) -> GraphLoadError:
         if not frame.filename.startswith(("<", __file__, module_files.__file__, *libraries))
     ]
     where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
-    said = " ".join(str(error).split())
-    return GraphLoadError(f"{place} cannot be loaded: {where}{type(error).__name__}{said and ': '}{said}")
+    message = " ".join(str(error).split())
+    return GraphLoadError(
+        f"{place} cannot be loaded: {where}{type(error).__name__}{message and ': '}{message}"
+    )
 
 
 def _suggested(found: object) -> str:
-    """The graphs that are there, if any."""
+    """Return a hint at the graphs that a module or object has, if any."""
     there = [name for name, value in getattr(found, "__dict__", {}).items() if isinstance(value, _GRAPHS)]
     return f"; it has {', '.join(there[:_SUGGESTED])}" if there else ""
 

@@ -41,8 +41,12 @@ _SIZES = tuple(1024 * kib for kib in (1, 4, 16, 50, 100, 256, 1024, 4096, 16384)
 
 
 class Metrics:
-    """Keeps a runtime's metrics in ``registry``, without one in the process's own. Several runtimes of a
-    process share one; a second one for the same registry is a ``ValueError``."""
+    """Observer that keeps a runtime's metrics in ``registry``, by default the process's own. Several runtimes
+    of a process share one instance.
+
+    Raises:
+        ValueError: The registry has an instance already.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         to = REGISTRY if registry is None else registry
@@ -52,20 +56,20 @@ class Metrics:
         self._reported_names: set[str] = set()
         self._messages = Counter(
             "perdure_messages",
-            "Messages by what became of them: accepted, duplicate, or refused because the queue was full.",
+            "Messages by outcome: accepted, duplicate, or refused because the queue was full.",
             ("graph", "channel", "outcome"),
             registry=to,
         )
         self._age = Histogram(
             "perdure_queue_age_seconds",
-            "How long the first message of a run had waited when a worker claimed it, quiet time included.",
+            "Age of the first message of a run when a worker claimed it, debouncing included.",
             ("graph",),
             buckets=_AGES_S,
             registry=to,
         )
         self._duration = Histogram(
             "perdure_run_duration_seconds",
-            "How long a run took from its first claim to its end, with the pauses between its attempts.",
+            "Time from the first claim of a run to its end, with the pauses between its attempts.",
             ("graph", "state"),
             buckets=_DURATIONS_S,
             registry=to,
@@ -89,7 +93,7 @@ class Metrics:
             for event, name, text in (
                 ("run.claimed", "perdure_run_attempts", "Attempts at runs."),
                 ("run.attempt_failed", "perdure_run_attempts_failed", "Attempts that raised an error."),
-                ("run.handed_over", "perdure_runs_handed_over", "Runs that a stopping worker let go of."),
+                ("run.handed_over", "perdure_runs_handed_over", "Runs that a stopping worker released."),
                 ("run.lost", "perdure_runs_lost", "Runs that this process held and another took over."),
                 ("run.write_refused", "perdure_stale_writes_refused", "Writes refused to a lost run."),
                 ("run.not_renewed", "perdure_lease_renewals_failed", "Renewals of a lease that failed."),
@@ -103,7 +107,7 @@ class Metrics:
         )
         self._delivering = Histogram(
             "perdure_delivery_duration_seconds",
-            "How long a channel's sender took for a reply, whatever came of it.",
+            "Time that a channel's sender took for a reply, with any outcome.",
             ("channel",),
             buckets=_DELIVERIES_S,
             registry=to,
@@ -113,8 +117,8 @@ class Metrics:
         )
         self._older = Counter(
             "perdure_threads_older",
-            "Times that a thread was found older than this process knew it: the database came back to an "
-            "earlier state.",
+            "Times that a thread's stored state was older than this process had seen: the database was "
+            "restored to an earlier state.",
             registry=to,
         )
         self._unserved = Gauge(
@@ -190,14 +194,15 @@ class Metrics:
         graph: str = fields["graph"]
         if graph not in self._graphs:
             self._graphs.add(graph)
-            # A rate needs a zero to rise from: the first run that is lost or given up has to show.
+            # A rate needs a zero to rise from, so that the first lost or failed run shows.
             for counter in self._by_event.values():
                 counter.labels(graph)
             self._duration.labels(graph, FAILED)
         return graph
 
     def _channel(self, fields: dict[str, Any]) -> str:
-        """A channel's name as a label. ``accept`` takes any name, so there may be no end of them."""
+        """Return a channel's name as a label. ``accept`` takes any name, so the number of labels is
+        limited."""
         channel: str = fields["channel"]
         if channel not in self._channels:
             if len(self._channels) >= _NAMES_MAX:
@@ -208,7 +213,7 @@ class Metrics:
         return channel
 
     def _reported_name(self, name: str) -> str:
-        """The name of a graph, a channel, a lane or an error as a label."""
+        """Return the name of a graph, channel, queue or error as a label, of which the number is limited."""
         if name not in self._reported_names:
             if len(self._reported_names) >= _NAMES_MAX:
                 return _OTHER
@@ -216,8 +221,8 @@ class Metrics:
         return name
 
     def _state_channel(self, channel: str) -> str:
-        """A channel of a state as a label. They are the program's own, but a program may make graphs as it
-        goes."""
+        """Return a channel of a state as a label. A program may make graphs at run time, so the number is
+        limited."""
         if channel not in self._state_channels:
             if len(self._state_channels) >= _NAMES_MAX:
                 return _OTHER
@@ -227,22 +232,29 @@ class Metrics:
 
 @cache
 def of_process() -> Metrics:
-    """The metrics that all runtimes of this process share, in the process's own registry."""
+    """Return the metrics that all runtimes of this process share, in the process's own registry."""
     return Metrics()
 
 
 def exposition(accept: str = "", registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
-    """What a registry holds, the process's own if none is given, as text for who accepts that, and the text's
-    media type. Where ``PROMETHEUS_MULTIPROC_DIR`` is set it is what all processes there have counted."""
+    """Return a registry's metrics, by default the process's own, as text for an ``Accept`` header, and its
+    media type. With ``PROMETHEUS_MULTIPROC_DIR`` set, the metrics of all processes there."""
     encoder, media_type = choose_encoder(accept)
     return encoder(_own() if registry is None else registry), media_type
 
 
 @contextmanager
 def served(host: str, port: int) -> Iterator[str]:
-    """Serve what ``exposition`` tells of this process at an address of its own, from a thread: for a process
-    without routes. Port 0 takes a free one. The URL is handed over; ``BadSetting`` when the address cannot be
-    had. At the end it no longer listens."""
+    """Serve this process's metrics from a thread during the block, for a process without routes; yield the
+    URL.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+
+    Raises:
+        BadSetting: The address cannot be used.
+    """
     try:
         server, thread = start_http_server(port, addr=host, registry=_own())
     except OSError as error:
@@ -261,7 +273,7 @@ def served(host: str, port: int) -> Iterator[str]:
 
 
 def _own() -> CollectorRegistry:
-    """What this process counts, or all processes together where they share a folder for it."""
+    """Return this process's metrics, or those of all processes that share a folder for them."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return REGISTRY
     registry = CollectorRegistry()
@@ -270,5 +282,5 @@ def _own() -> CollectorRegistry:
 
 
 def _seconds(microseconds: int) -> float:
-    """Of two clocks' readings, so that it may come out a little under zero."""
+    """Return a difference of two clocks in seconds; at least 0, as the clocks may disagree."""
     return max(0.0, microseconds / 1_000_000)

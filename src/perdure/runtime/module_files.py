@@ -1,7 +1,7 @@
-"""How a Python file becomes a module: what it is called, and what it can import.
+"""Import of Python files: their module names, and the folders that they can import from.
 
-A name does not depend on where a project lies or which of its files is loaded first: stored values remember
-the module of their type. The same file is one module, however often and however it is named.
+A name does not depend on where a project lies or which of its files is loaded first, as stored values refer
+to the module of their type. A file is one module, however often and by whichever path it is loaded.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ from types import ModuleType
 
 
 class Unplaced(Exception):
-    """There is no such file, or it cannot be a module; the message has the mend."""
+    """No such file, or a file that cannot be a module; the message has advice."""
 
 
 def names_file(place: str) -> bool:
-    """Whether a place is ``file:attribute`` rather than ``module:attribute``."""
+    """Return True if a place is ``file:attribute`` rather than ``module:attribute``."""
     before = place.rpartition(":")[0] or place
     return before.endswith(".py") or "/" in before or "\\" in before
 
 
 def importable(folder: Path) -> None:
-    """Let a folder's modules be imported, before installed ones of the same name."""
+    """Make a folder's modules importable, before installed ones of the same name."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
 
 
 def module_of(path: Path, root: Path) -> ModuleType:
-    """The module of a file, imported unless it was. ``Unplaced``, or whatever its code raises."""
+    """Return the module of a file; import it on first use.
+
+    Raises:
+        Unplaced: There is no such file, or it cannot be a module. Errors of its code are raised unchanged.
+    """
     if path.suffix != ".py":
         raise Unplaced(f"{path} is no Python file; name one that ends in .py")
     if not path.is_file():
@@ -52,13 +56,13 @@ def _loaded(path: Path) -> ModuleType | None:
 
 
 def _is_of(module: ModuleType, path: Path) -> bool:
-    # Some entries of sys.modules are no modules, or make attributes up.
+    # Some entries of sys.modules are no modules, or return any attribute.
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
 
 
 def _top_package(folder: Path) -> Path | None:
-    """The outermost package that a folder belongs to; a name with a dot in it can be no package's."""
+    """Return the outermost package that contains a folder; a folder with a dot in its name is no package."""
     top = None
     while (folder / "__init__.py").is_file() and "." not in folder.name:
         top, folder = folder, folder.parent
@@ -66,7 +70,7 @@ def _top_package(folder: Path) -> Path | None:
 
 
 def _member(path: Path, top: Path) -> ModuleType:
-    """A module of a package, by the name that its neighbours know it under."""
+    """Import a module of a package under the name that its package uses."""
     importable(top.parent)
     parts = path.relative_to(top.parent).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -83,7 +87,7 @@ def _member(path: Path, top: Path) -> ModuleType:
 
 
 def _script(path: Path, root: Path) -> ModuleType:
-    """A module of its own; its folder is importable, as Python does it for scripts."""
+    """Import a file outside of packages; its folder is importable, as Python does it for scripts."""
     importable(path.parent)
     parts = path.relative_to(root).with_suffix("").parts if path.is_relative_to(root) else (path.stem,)
     name = ".".join(parts)
@@ -95,7 +99,7 @@ def _script(path: Path, root: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise Unplaced(f"Python has no way to import {path}; name a file that ends in .py")
     module = module_from_spec(spec)
-    # Where pickle and get_type_hints look for it, and whoever imports it while it is being loaded.
+    # For pickle and get_type_hints, and for circular imports while it is being loaded.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -1,9 +1,9 @@
-"""What the runtimes on one database tell each other at once, where it has a bell: something is due, a run is
-to be stopped, a run has ended, an event is stored, a thread is followed.
+"""Notifications between the runtimes on one database, if it supports them: a queue is due, a run has to stop
+or has ended, an event is stored, a thread is followed.
 
-These are hints. A word that is lost costs the time until the next look, and whoever hears one looks for
-himself. A word names a thread by a digest, a keyed one where the database is encrypted: whoever listens to
-the server learns that something happens, and not to whom.
+They are hints: a lost one costs the time until the next poll, and each receiver reads the database itself. A
+notification names a thread by a digest, a keyed one if the database is encrypted, so that a listener on the
+server learns that something happens, but not to whom.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from perdure.model.records import Partition
 from perdure.runtime.jitter import spread
 
 DUE = "in"
-"""A lane of the tenant is due now, and whoever says so does not see to it."""
+"""A queue of the tenant is due now, and the sender does not serve it."""
 STOP = "stop"
-"""A run of the thread is to be ended."""
+"""A run of the thread has to stop."""
 ENDED = "run"
-"""A run of the thread has ended; what it told is stored."""
+"""A run of the thread has ended; its events are stored."""
 STORED = "ev"
 """Events of the thread are stored."""
 FOLLOWED = "fo"
-"""The thread has come to be followed by a process."""
+"""A process began to follow the thread."""
 
 _SOON_S = 0.02
 _LATEST_S = 0.25
 
 
 class Notifications:
-    """What one runtime tells, and hears; for its event loop alone. ``tenant`` is whose lanes are its to work
-    on, ``None`` for everybody's. Without a bell it serves those of one process."""
+    """Notifications that one runtime sends and receives; for use from its event loop. ``tenant`` limits the
+    due queues that it is notified of, ``None`` to none. Without support by the database they reach one
+    process."""
 
     def __init__(self, database: Database, tenant: str | None) -> None:
         self._database = database
         self._expected: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._later: dict[Partition, asyncio.TimerHandle] = {}
-        self._due: Callable[[], None] = _nobody
-        self._asked: Callable[[Callable[[Partition], bool]], None] = _nobody
-        self._followed: Callable[[Callable[[Partition], bool]], None] = _nobody
+        self._due: Callable[[], None] = _ignore
+        self._asked: Callable[[Callable[[Partition], bool]], None] = _ignore
+        self._followed: Callable[[Callable[[Partition], bool]], None] = _ignore
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], None] = _nobody
+        self._stop: Callable[[], None] = _ignore
         self._lock = threading.Lock()
         self._heard: set[str] = set()
-        # Kept: a thread is named anew by every event that it stores.
+        # Cached, as each stored event of a thread computes its digest.
         self._word = lru_cache(maxsize=4096)(lambda kind, *names: f"{kind}:{database.alias(*names)}")
         self._own_due = None if tenant is None else self._word(DUE, tenant)
 
-    # Telling
+    # Sending
 
     def due(self, partition: Partition, delay: float = 0.0) -> None:
-        """A lane of a thread is due in ``delay`` seconds, and this runtime does not see to it. It is told
-        when that time has come, by what was said last of it."""
+        """Notify that a queue of a thread is due in ``delay`` seconds and this runtime does not serve it. It
+        is sent at that time; a later call for the thread replaces it."""
         if delay <= 0:
             self._database.ring(self._word(DUE, partition.tenant))
             return
@@ -66,35 +67,35 @@ class Notifications:
         self._later[partition] = asyncio.get_running_loop().call_later(delay, self._due_now, partition)
 
     def stop(self, partition: Partition) -> None:
-        """A run of a thread is to be ended; another process may be at work on it."""
+        """Notify that a run of a thread has to stop; another process may work on it."""
         self._database.ring(self._of(STOP, partition))
 
     def ended(self, partition: Partition) -> None:
-        """A run of a thread has ended."""
-        self._tell(ENDED, partition)
+        """Notify that a run of a thread has ended."""
+        self._notify(ENDED, partition)
 
     def stored(self, partition: Partition) -> None:
-        """Events of a thread are stored."""
-        self._tell(STORED, partition)
+        """Notify that events of a thread are stored."""
+        self._notify(STORED, partition)
 
     def followed(self, partition: Partition) -> None:
-        """A thread has come to be followed here; another process may be at work on its run."""
+        """Notify that this process began to follow a thread, on whose run another process may work."""
         self._database.ring(self._of(FOLLOWED, partition))
 
     def happened(self, kind: str, partition: Partition) -> None:
-        """As if a word had been heard, for this process alone."""
+        """Act as if a notification had been received, in this process only."""
         self._set(self._of(kind, partition))
 
-    # Hearing
+    # Receiving
 
     async def wait(self, event: asyncio.Event, within: float) -> None:
-        """Wait for what is expected, ``within`` seconds at most."""
+        """Wait for an expected notification, at most ``within`` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await event.wait()
 
     def listen(self) -> None:
-        """Hear from now on what other processes tell; repeatable."""
+        """Receive notifications from other processes from now on; idempotent."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._stop = self._database.listen(self._come)
@@ -105,14 +106,20 @@ class Notifications:
         asked: Callable[[Callable[[Partition], bool]], None],
         followed: Callable[[Callable[[Partition], bool]], None],
     ) -> None:
-        """Call ``due`` when something may be due, ``asked`` when a run may be to be ended, and ``followed``
-        when threads have come to be followed: the last two are given a test of which threads are meant."""
+        """Set the callbacks of a worker and listen.
+
+        Args:
+            due: Called when a queue may be due.
+            asked: Called when runs may have to stop, with a predicate for the threads concerned.
+            followed: Called when threads are followed, with a predicate for the threads concerned.
+        """
         self._due, self._asked, self._followed = due, asked, followed
         self.listen()
 
     def expect(self, kind: str, partition: Partition) -> asyncio.Event:
-        """What is set by the next word of a kind, ``ENDED`` or ``STORED``, about a thread. Hold it, then
-        look, then wait for it, so that nothing falls between; and not for ever, since words are lost."""
+        """Return an event that the next notification of a kind, ``ENDED`` or ``STORED``, about a thread sets.
+        Get it first, then read the database, then wait for it, so that none is missed; and with a timeout, as
+        notifications can be lost."""
         self.listen()
         word = self._of(kind, partition)
         event = self._expected.get(word)
@@ -121,9 +128,9 @@ class Notifications:
         return event
 
     def close(self) -> None:
-        """Hear no more, and take back what was to be told later."""
+        """Stop receiving, and cancel delayed notifications."""
         self._stop()
-        self._due = self._asked = self._followed = _nobody
+        self._due = self._asked = self._followed = _ignore
         for timer in self._later.values():
             timer.cancel()
         self._later.clear()
@@ -132,7 +139,7 @@ class Notifications:
         del self._later[partition]
         self.due(partition)
 
-    def _tell(self, kind: str, partition: Partition) -> None:
+    def _notify(self, kind: str, partition: Partition) -> None:
         word = self._of(kind, partition)
         self._database.ring(word)
         self._set(word)
@@ -141,12 +148,12 @@ class Notifications:
         return self._word(kind, partition.tenant, partition.thread)
 
     def _come(self, word: str) -> None:
-        """A word, in a thread of the database's."""
+        """Receive a notification in a thread of the database."""
         with self._lock:
             is_first = not self._heard
             self._heard.add(word)
         if is_first and self._loop is not None:
-            # A loop that was closed meanwhile has nobody left to tell.
+            # The loop may have been closed meanwhile.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._dispatch)
 
@@ -172,8 +179,8 @@ class Notifications:
 
 
 class PollDelay:
-    """When a worker looks that heard of something due: soon, but not at once with all others, and later each
-    time that it came too late, so that those who find something come first."""
+    """Delay between a notification that a queue is due and the worker's poll: random, so that not all workers
+    poll at once, and longer each time that a worker came too late, so that successful ones come first."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
@@ -183,7 +190,7 @@ class PollDelay:
         self._is_summoned = False
 
     def heard(self) -> None:
-        """Something may be due."""
+        """Schedule a poll after a notification."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -191,13 +198,13 @@ class PollDelay:
         self._timer = loop.call_later(pause, self._go)
 
     def looked(self, *, in_vain: bool) -> None:
-        """What a look came to, on a summons or not."""
+        """Adapt the delay to the result of a poll, whatever caused it."""
         if self._is_summoned:
             self._is_summoned = False
             self._spread = min(2 * self._spread, _LATEST_S) if in_vain else _SOON_S
 
     def cancel(self) -> None:
-        """Do not look for what was heard so far."""
+        """Cancel the scheduled poll."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -209,5 +216,5 @@ class PollDelay:
         self._look()
 
 
-def _nobody(*_: object) -> None:
-    """Who hears what nobody listens to."""
+def _ignore(*_: object) -> None:
+    """No-op callback."""

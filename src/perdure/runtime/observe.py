@@ -1,7 +1,7 @@
-"""What a runtime tells of itself: events with names, ids and numbers, never what anybody wrote.
+"""Events that a runtime emits about itself, with names, ids and numbers, but nothing that a user wrote.
 
-An error is told by the name of its type: its message may quote a user. Times are in microseconds. Who listens
-can do no harm: an observer that raises is logged, and the work goes on.
+An error appears as the name of its type, since its message may quote a user. Times are in microseconds. An
+observer that raises is logged, and the work continues.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _Leave = Callable[[type[BaseException] | None, BaseException | None, TracebackTy
 
 
 class Observer(Protocol):
-    """Who listens. ``event`` is told that something happened, ``span`` surrounds what takes time. Neither may
-    raise, wait or change ``fields``, which all observers share."""
+    """Receiver of events. ``event`` is called when something happened, ``span`` surrounds work that takes
+    time. Neither may raise, block or change ``fields``, which all observers share."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None: ...
 
@@ -56,15 +56,15 @@ class Observer(Protocol):
 
 
 class Logs:
-    """Writes events to the logger ``perdure.runtime``: the name and the fields on one line, and for a
-    formatter of structured logs the same in ``extra``, as ``event`` and ``perdure_<field>``."""
+    """Observer that writes events to the logger ``perdure.runtime``: the name and the fields on one line, and
+    the same in ``extra``, as ``event`` and ``perdure_<field>``, for formatters of structured logs."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         level = _LEVELS.get(name, logging.DEBUG)
         if _log.isEnabledFor(level):
-            said = " ".join(f"{key}={_shown(value)}" for key, value in fields.items() if value != "")
+            line = " ".join(f"{key}={_shown(value)}" for key, value in fields.items() if value != "")
             extra = {"event": name, **{f"perdure_{key}": value for key, value in fields.items()}}
-            _log.log(level, "%s %s", name, said, extra=extra)
+            _log.log(level, "%s %s", name, line, extra=extra)
 
     @contextmanager
     def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
@@ -72,7 +72,7 @@ class Logs:
 
 
 class Observers:
-    """Several that listen, as one."""
+    """Several observers as one, each isolated from the errors of the others."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
@@ -99,7 +99,7 @@ class Observers:
 
 
 def _leaving(observer: Observer, name: str, span: AbstractContextManager[None, bool | None]) -> _Leave:
-    """The end of a span, which neither raises nor hides what the span's work raised."""
+    """Return the end of a span, which neither raises nor hides the error of the work within."""
 
     def leave(
         kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -118,8 +118,8 @@ def _complain(observer: Observer, name: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """A field on a line. Threads and channels have the names that callers gave them: a long one is cut, one
-    with a space or a line break in it is quoted, so that no name can pass for another field or line."""
+    """Return a field for a log line. Threads and channels have names that callers chose: long ones are cut,
+    and those with a space or line break are quoted, so that no name can pass for another field or line."""
     text = str(value)
     text = text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
     is_plain = text.isprintable() and not any(c in ' "=' for c in text)

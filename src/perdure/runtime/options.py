@@ -1,4 +1,4 @@
-"""How a run is to be invoked, beside its input: stored with a message, for the worker that takes it."""
+"""Options of a run beside its input, which are stored with a message for the worker that takes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from perdure.errors import Corrupt
 
-Told = Literal[
+StreamMode = Literal[
     "values",
     "updates",
     "messages",
@@ -20,12 +20,11 @@ Told = Literal[
     "events",
     "protocol",
 ]
-"""What a run can tell while it goes on: LangGraph's stream modes; ``messages-tuple`` is its ``messages``, of
-which ``messages`` here is the accumulated form; ``events`` are LangChain's, ``protocol`` those of the event
-streaming protocol."""
+"""Stream modes of a run: LangGraph's own; ``messages-tuple`` is its ``messages``, of which ``messages`` here
+is the accumulated form; ``events`` are LangChain's, ``protocol`` those of the event streaming protocol."""
 
 WEBHOOK = "webhook"
-"""The channel of runs that have a webhook, and of no others."""
+"""Channel of the runs that have a webhook, and of no others."""
 
 OnFailure = Literal["rollback", "keep"]
 Durability = Literal["sync", "async", "exit"]
@@ -33,32 +32,53 @@ Durability = Literal["sync", "async", "exit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What a run tells: ``modes``, with those of its ``subgraphs`` or without. ``kept`` stores it with the
-    thread, so that it can be followed from anywhere and again; else only the process ``by`` which it was
-    asked for can follow it, and it is stored when another process works on the run."""
+    """Events that a run publishes.
 
-    modes: tuple[Told, ...]
+    Args:
+        modes: The stream modes.
+        subgraphs: True to include the events of subgraphs.
+        kept: True to store the events with the thread, so that they can be followed from anywhere and again.
+            Otherwise only the process ``by`` can follow them, and they are stored if another one works on the
+            run.
+        by: The process that asked for the events.
+
+    Raises:
+        ValueError: A mode is unknown, or there is none.
+    """
+
+    modes: tuple[StreamMode, ...]
     subgraphs: bool = False
     kept: bool = True
     by: str = ""
 
     def __post_init__(self) -> None:
-        unknown = [mode for mode in self.modes if mode not in get_args(Told)]
+        unknown = [mode for mode in self.modes if mode not in get_args(StreamMode)]
         if unknown or not self.modes:
             asked = ", ".join(map(repr, unknown)) or "nothing"
-            raise ValueError(f"a run can tell {', '.join(get_args(Told))}; it was asked for {asked}")
+            raise ValueError(f"the stream modes are {', '.join(get_args(StreamMode))}; requested: {asked}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a run is to be invoked. All of it has to be plain JSON data.
+    """Options of a run, all as plain JSON data.
 
-    ``config`` and ``context`` are LangGraph's. ``checkpoint_id`` is where the run starts from, if not from
-    the thread's latest checkpoint: then it forks the thread. ``interrupt_before`` and ``interrupt_after``
-    name nodes, or are ``"*"``. ``attempts`` is how often a graph that raises is tried, and ``on_failure``
-    what is left of a run that failed, where the worker's settings are not to say it. ``webhook`` is where the
-    run's end is told, however it ends, in place of replies; it goes with the channel ``WEBHOOK``. ``about``
-    is the caller's own and is given back as it is.
+    Args:
+        config: LangGraph's config.
+        context: LangGraph's context.
+        checkpoint_id: The checkpoint to start from, if not the thread's latest: the run forks the thread
+            there.
+        interrupt_before: Names of nodes, or ``"*"``.
+        interrupt_after: Names of nodes, or ``"*"``.
+        durability: LangGraph's durability, in place of the agent's.
+        stream: The events that the run publishes.
+        attempts: The number of attempts at a graph that raises, in place of the worker's setting.
+        on_failure: The treatment of what a failed run stored, in place of the worker's setting.
+        webhook: The URL that is notified of the run's end in any final state, in place of replies; it
+            requires the channel ``WEBHOOK``.
+        about: Data of the caller, which is returned unchanged.
+
+    Raises:
+        ValueError: An option is invalid.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -85,24 +105,28 @@ class Options:
             raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
 
     def stored(self) -> dict[str, Any]:
-        """As it is stored with a message; what says nothing is left out."""
-        said: dict[str, Any] = {
+        """Return the options as they are stored with a message, without those that are not set."""
+        fields: dict[str, Any] = {
             name: getattr(self, name)
             for name in _PLAIN
             if getattr(self, name) is not None and getattr(self, name) != {}
         }
         if self.stream is not None:
-            said["stream"] = {
+            fields["stream"] = {
                 "modes": list(self.stream.modes),
                 "subgraphs": self.stream.subgraphs,
                 "kept": self.stream.kept,
                 "by": self.stream.by,
             }
-        return said
+        return fields
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Options:
-        """Read what was stored with a message. ``Corrupt`` when these are no options of this release."""
+        """Return the options that were stored with a message.
+
+        Raises:
+            Corrupt: They are no options of this release.
+        """
         try:
             return cls._of(stored)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -113,7 +137,8 @@ class Options:
 
     @classmethod
     def read_if_readable(cls, stored: Mapping[str, Any]) -> Options | None:
-        """As ``read``, ``None`` instead of the error: for what a run has to end with in any case."""
+        """Return the same as ``read``, or ``None`` instead of the error, for the steps that end a run in any
+        case."""
         try:
             return cls.read(stored)
         except Corrupt:

@@ -1,4 +1,4 @@
-"""What this process remembers of inboxes: guesses that save fetches, verified by the commits they are for."""
+"""Cache of inboxes: guesses that save fetches, verified by the commits that use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 20_000
 
 
 class QueueCache:
-    """The inboxes that were seen last, up to a number."""
+    """Least recently used cache of inboxes, with a limited size."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Partition, RememberedInbox] = OrderedDict()
@@ -26,7 +26,7 @@ class QueueCache:
         return None if known is None else known.lane
 
     def accepted(self, partition: Partition, accepted: Accepted) -> None:
-        """A message was stored, by this process."""
+        """Record a message that this process stored."""
         if accepted.lane is None or accepted.message is None:
             return
         before = self._known.get(partition)
@@ -39,7 +39,7 @@ class QueueCache:
             self._remember(partition, RememberedInbox(accepted.lane))
 
     def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
-        """A run was ended by this process, and the epoch with it."""
+        """Record that this process ended a run, and its epoch."""
         self._remember(partition, RememberedInbox(lane, None if lane.pending else epoch))
 
     def forget(self, partition: Partition) -> None:

@@ -1,8 +1,8 @@
-"""The context of a run: an instance of the graph's context schema, made of what the run was given.
+"""Context of a run: an instance of the graph's context schema, made of the given context.
 
 As on LangGraph's server: a graph with a context schema always gets an instance, with the schema's defaults
-for what was not given, keys that the schema lacks are dropped, and what the context holds can be read among
-``config["configurable"]`` as well.
+for missing keys; keys that the schema lacks are dropped, and the values can be read in
+``config["configurable"]`` too.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pydantic import AliasChoices, BaseModel
 from typing_extensions import is_typeddict
 
 OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
-"""The configurable names that LangGraph keeps for itself."""
+"""Configurable names that LangGraph reserves."""
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a configurable name is not a client's to set: LangGraph's own, which begin with two underscores
-    or name a checkpoint, and those of the verified user."""
+    """Return True if clients may not set a configurable name: LangGraph's own, which begin with two
+    underscores or name a checkpoint, and those of the verified user."""
     return name in OF_LANGGRAPH or name.startswith(("langgraph_auth_", "__"))
 
 
 def context_of(graph: Pregel[Any, Any, Any, Any], given: Any) -> Any:
-    """The argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema lacks, and
-    an empty mapping when nothing was given, of which LangGraph makes an instance with the defaults."""
+    """Return the argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema
+    lacks, or an empty mapping without a context, from which LangGraph makes an instance with the defaults."""
     if given is None:
         given = {}
     names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
@@ -35,13 +35,13 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any) -> Any:
 
 
 def mirrored(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
-    """The configurable names and values, those of the context among them."""
+    """Return the configurable values, merged over those of the context."""
     held = context if isinstance(context, Mapping) else {}
     return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
 
 
 def _names(schema: Any) -> frozenset[str] | None:
-    """The keys that a schema has; ``None`` when it is no schema, or has none: then any key will do."""
+    """Return the keys of a schema, or ``None`` if it is no schema or has none: then any key is allowed."""
     names: set[str] = set()
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         for name, field in schema.model_fields.items():

@@ -1,4 +1,4 @@
-"""The runtime: messages are accepted durably, and workers turn them into runs and replies."""
+"""Runtime: accepts messages durably, and turns them into runs and replies with its workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perdure.model.ops import Check, Now
 from perdure.model.program import ask
 from perdure.model.queue import IN, INTERRUPT, ROLLBACK, Debounce
 from perdure.model.records import Partition
-from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, said
+from perdure.runtime.agents import COMMAND, INPUT, RESUME, Agent, agents, message_payload
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.graph_factories import Access
@@ -47,13 +47,21 @@ _OF_THE_QUESTION = ""
 
 
 class Runtime:
-    """Accepts messages for threads and works on them. An async context manager; one event loop uses it.
+    """Accepts messages for threads and works on them. An async context manager for one event loop.
 
-    ``graphs`` are compiled graphs or ``Agent``s by name; a single one is called ``agent``. ``channels`` say
-    how replies get to people. With ``works=False`` it accepts only, and leaves the work to other processes.
-    ``tenant`` is whose threads these are; a worker that serves every tenant is made with
-    ``all_tenants=True``. ``store_ttl`` is LangGraph's, for the store that graphs are
-    given. ``observers`` are told what happens; without any, it is logged.
+    Args:
+        database: The database, whose tenant is the default of all methods.
+        graphs: Compiled graphs or ``Agent``s by name; a single one is named ``agent``.
+        channels: Channels for replies by name.
+        settings: Limits and times.
+        works: False to accept messages only, and leave the work to other processes.
+        all_tenants: True to work on the threads of all tenants.
+        observers: Receivers of events; by default events are logged.
+        name: The name of this process as the holder of runs.
+        store_ttl: LangGraph's TTL settings for the graphs' store.
+
+    Raises:
+        ValueError: There is no graph, or a channel has no name or a timeout longer than the lease.
     """
 
     def __init__(
@@ -122,7 +130,7 @@ class Runtime:
         self._following.close()
         self._signals.close()
 
-    # Accepting
+    # Acceptance
 
     async def accept(
         self,
@@ -140,15 +148,34 @@ class Runtime:
         options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Accept something said: text, or a message with ``role`` and ``content``. It is durable when this
-        returns. Messages that wait on a thread become one run, in order, unless ``coalesce`` is false;
-        ``debounce`` seconds are waited for more of them, ``max_wait`` at most. Sent again with the same
-        ``dedupe_key``, a message is answered as the first time and nothing happens. Replies go to
-        ``channel``. ``config`` is LangGraph's; ``options`` say more. ``QueueFull`` when too many wait, and
-        ``RunInProgress`` when ``strategy`` is to be rejected then."""
+        """Accept a message: text, or a mapping with ``role`` and ``content``. It is durable when this
+        returns.
+
+        Args:
+            thread_id: The thread.
+            message: The message.
+            dedupe_key: Sent again with the same key, a message gets the same ticket and has no further
+                effect.
+            graph: The name of the graph; optional if there is only one.
+            channel: The channel for replies; empty for none.
+            debounce: Seconds to wait for more messages.
+            max_wait: Maximum seconds of that wait.
+            strategy: The treatment of an open run: wait, reject the message, or end the run with or without
+                rollback.
+            coalesce: True to join messages that wait on the thread into one run, in order.
+            config: LangGraph's config.
+            options: Further options of the run.
+            tenant: The owner of the thread; the database's tenant by default.
+
+        Raises:
+            QueueFull: Too many messages wait on the thread.
+            RunInProgress: The strategy is ``"reject"``, and a run is open or waits.
+        """
         mode: Mode = "coalesce" if coalesce else "enqueue"
         given = options_of(config, options)
-        spoken = message_of(self._graph_name(graph), said(message), mode, dedupe_key, channel, given)
+        spoken = message_of(
+            self._graph_name(graph), message_payload(message), mode, dedupe_key, channel, given
+        )
         waits = self._settings.debounce_for(debounce, max_wait)
         return await self._accept(self._partition(thread_id, tenant), spoken, waits, strategy)
 
@@ -172,13 +199,19 @@ class Runtime:
         precondition: Check | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Accept a whole input for the graph, as plain JSON data, or a LangGraph ``command`` in its place: a
-        run of its own, whose id is the ticket's. With ``coalesce``, inputs with the same options that wait
-        on a thread become one run, whose id is that of the first: their lists follow each other. With
-        ``cancel_pending`` a ``strategy`` that ends the open run takes back what waits, too. With
-        ``delay`` it waits for so many seconds before it takes its turn, and holds up nothing meanwhile; until
-        then its ticket has no number. ``precondition`` is a record that has to be there for it to be taken.
-        See ``accept``."""
+        """Accept a whole input for the graph, as plain JSON data, or a LangGraph ``command`` in its place. It
+        becomes a run of its own, whose id is the ticket's. The other arguments are as for ``accept``.
+
+        Args:
+            input: The graph's input.
+            command: A command's ``update``, ``goto`` and ``resume``.
+            coalesce: True to join waiting inputs with the same options into one run with the id of the first;
+                their lists are concatenated.
+            delay: Seconds until it takes its turn; other messages do not wait for it, and until then its
+                ticket has no number.
+            cancel_pending: True if a ``strategy`` that ends the open run also withdraws waiting messages.
+            precondition: A record that must exist.
+        """
         payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
         given = options_of(config, options)
         mode: Mode = "coalesce" if coalesce else "enqueue"
@@ -204,11 +237,18 @@ class Runtime:
         options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Answer the interrupt that a thread waits on. ``NotWaiting`` when it waits for none, or for another
-        one: of two answers the second is refused. Where it waits for several, ``interrupt_id`` says which one
-        this answers, or ``value`` has an answer to each of them by its id, as LangGraph takes it. The graph
-        that asked goes on, and its replies go to the channel of the question unless ``channel`` says
-        otherwise. ``command`` may have a LangGraph command's ``update`` and ``goto`` to go with it."""
+        """Answer the interrupt for which a thread waits. The graph continues, and its replies go to the
+        channel of the interrupted run by default. The other arguments are as for ``accept``.
+
+        Args:
+            value: The answer; for several interrupts, answers by interrupt id as LangGraph takes them.
+            interrupt_id: The interrupt, if the thread waits for several.
+            channel: Another channel for replies.
+            command: A LangGraph command's ``update`` and ``goto`` to apply with the answer.
+
+        Raises:
+            NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
+        """
         resume = value if interrupt_id is None else {interrupt_id: value}
         named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
         payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
@@ -281,7 +321,7 @@ class Runtime:
         )
         if accepted.lane is not None:
             if cancel_pending:
-                # What waits is not as it was known.
+                # The cached messages are withdrawn.
                 self._lanes.forget(partition)
             self._lanes.accepted(partition, accepted)
             self._following.changed(partition)
@@ -293,11 +333,11 @@ class Runtime:
                 self._signals.due(partition, (accepted.lane.due_at - now) / 1_000_000)
         return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)
 
-    # Looking
+    # Queries
 
     async def look(self, ticket: Ticket) -> Standing:
-        """Where an accepted message stands: the run that took it, if one has. ``NotFound`` when it was
-        removed since."""
+        """Return the state of an accepted message, with its run if it has one; raise ``NotFound`` if it was
+        removed."""
         partition = Partition(ticket.tenant, ticket.thread_id)
         if ticket.number:
             return await self._database.arun(inbox.look(partition, ticket.number))
@@ -307,8 +347,8 @@ class Runtime:
         return standing
 
     async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
-        """Wait until the run of an accepted message has ended, whoever works on it; the run. ``TimeoutError``
-        after ``timeout`` seconds: the run goes on."""
+        """Wait until the run of an accepted message has ended, in any process, and return it. Raise
+        ``TimeoutError`` after ``timeout`` seconds; the run continues."""
         partition = Partition(ticket.tenant, ticket.thread_id)
         pause, longest = _WAIT_S
         is_ours = self._worker.dispatch.serves(partition)
@@ -325,8 +365,8 @@ class Runtime:
                 pause = min(longest, pause * 1.5)
 
     async def run_id(self, ticket: Ticket) -> str:
-        """The id of the run of an accepted message: its own, or that of the first of those with which it
-        goes together."""
+        """Return the id of the run of an accepted message: its own, or that of the first message with which
+        it is joined."""
         if not ticket.number:
             # A postponed message becomes a run of its own.
             return ticket.id
@@ -335,67 +375,77 @@ class Runtime:
         return await self._database.arun(program) or ticket.id
 
     async def find(self, thread_id: str, run_id: str, *, tenant: str | None = None) -> Standing | None:
-        """Where the message stands whose run has this id, or will have it."""
+        """Return the state of the message whose run has this id, or will have it."""
         return await self._database.arun(inbox.find(self._partition(thread_id, tenant), run_id))
 
     def follow(
         self, thread_id: str, run_id: str, *, after: int = 0, tenant: str | None = None
     ) -> AsyncIterator[Event | Standing]:
-        """What a run tells that was accepted with ``Options(stream=…)``, after the event of a number, as it
-        goes on, wherever it is worked on; at last, where it stands when it has ended. What is told is
-        provisional. ``NotFound`` when there is no such run."""
+        """Yield the events of a run that was accepted with ``Options(stream=…)``, wherever it is worked on,
+        then the state in which it ended. Events are provisional.
+
+        Args:
+            thread_id: The thread.
+            run_id: The run.
+            after: The number of the last event that the caller has; 0 for all.
+            tenant: The owner of the thread; the database's tenant by default.
+
+        Raises:
+            NotFound: There is no such run.
+            SubscriberTooSlow: The next event is not held any more.
+        """
         return self._following.run(self._partition(thread_id, tenant), run_id, after)
 
     def follow_thread(self, thread_id: str, *, after: int, tenant: str | None = None) -> AsyncIterator[Event]:
-        """What all runs of a thread tell after the event of a number, each run's end with it (an event of the
-        name ``END``), wherever they are worked on. It goes on for ever, and the thread need not be there yet.
-        ``SubscriberTooSlow`` when what comes next is not held any more."""
+        """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
+        run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
+        ``SubscriberTooSlow`` if the next event is not held any more."""
         return self._following.thread(self._partition(thread_id, tenant), after)
 
     async def expect_followers(self, thread_id: str, *, tenant: str | None = None) -> None:
-        """Record that a thread is followed from here: from when this returns, the processes that work on its
-        runs store what these tell. ``follow_thread`` does the same once it is iterated over; call this before
-        ``told`` to miss nothing in between. Without a follower it lasts for a minute and a half."""
+        """Record that this process follows a thread: when this returns, processes that work on its runs store
+        their events. ``follow_thread`` does the same on its first iteration; call this before
+        ``latest_event`` to miss nothing in between. Without a subscriber the record lasts for 90 seconds."""
         await self._following.note(self._partition(thread_id, tenant))
 
-    async def told(self, thread_id: str, *, tenant: str | None = None) -> int:
-        """The number of what was told last on a thread, to ``follow`` only what comes after."""
+    async def latest_event(self, thread_id: str, *, tenant: str | None = None) -> int:
+        """Return the number of a thread's latest event, after which to ``follow``."""
         return await self._following.latest(self._partition(thread_id, tenant))
 
     def store(self, *, tenant: str | None = None) -> PerdureStore:
-        """The store that a tenant's graphs are given."""
+        """Return the store of a tenant's graphs."""
         return self._worker.runner.graphs.store(self._tenant if tenant is None else tenant)
 
     async def check(self) -> None:
-        """Ask the database for something; ``Unavailable`` when it does not answer."""
+        """Query the database; raise ``Unavailable`` if it does not answer."""
         await self._database.arun(ask(Now()))
 
     async def now(self) -> int:
-        """The database's time, in microseconds."""
+        """Return the database's time, in microseconds."""
         return await self._clock.now()
 
     @property
     def database(self) -> Database:
-        """Where everything is stored."""
+        """Database of this runtime."""
         return self._database
 
     @property
     def settings(self) -> Settings:
-        """How it behaves."""
+        """Limits and times of this runtime."""
         return self._settings
 
     @property
     def graphs(self) -> Mapping[str, Agent]:
-        """What this runtime runs, by name."""
+        """Agents of this runtime by name."""
         return self._agents
 
     @property
     def name(self) -> str:
-        """This process, as its runs name their holder."""
+        """Name of this process as the holder of runs."""
         return self._owner
 
     def graph(self, name: str, *, tenant: str | None = None) -> Pregel[Any, Any, Any, Any]:
-        """A graph with a tenant's checkpointer and store, to look at state and to edit it."""
+        """Return a graph with a tenant's checkpointer and store, to read and edit state."""
         return self._worker.runner.graphs.graph(
             self._graph_name(name), self._tenant if tenant is None else tenant
         )
@@ -409,27 +459,36 @@ class Runtime:
         user: GraphUser | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
-        """As ``graph``, for as long as the block lasts, and for graphs that a factory makes for each use."""
+        """Open the same as ``graph`` for a block, including graphs that a factory makes for each use.
+
+        Args:
+            name: The name of the graph.
+            access: The purpose, for a factory.
+            tenant: The owner of the threads; the database's tenant by default.
+            user: The verified user, for a factory.
+            config: The config, for a factory.
+        """
         whose = self._tenant if tenant is None else tenant
         graphs = self._worker.runner.graphs
         return graphs.opened(self._graph_name(name), whose, access, user=user, config=config)
 
     async def runs(self, thread_id: str, *, limit: int = 100, tenant: str | None = None) -> Sequence[Run]:
-        """The newest runs of a thread, newest first."""
+        """Return the newest runs of a thread, newest first."""
         return await self._database.arun(runs.latest(self._partition(thread_id, tenant), limit))
 
     async def replies(
         self, thread_id: str, *, limit: int = 100, tenant: str | None = None
     ) -> Sequence[Reply]:
-        """The newest replies of a thread, newest first, sent or not."""
+        """Return the newest replies of a thread, newest first, sent or not."""
         return await self._database.arun(outbox.replies(self._partition(thread_id, tenant), limit))
 
-    # Intervening
+    # Control
 
     async def stop(
         self, thread_id: str, run_id: str, *, rollback: bool = False, tenant: str | None = None
     ) -> bool:
-        """End an open run, keeping what it stored, or taking it back; whether it was open."""
+        """End an open run and keep what it stored, or remove that with ``rollback``. Return True if the run
+        was open."""
         partition = self._partition(thread_id, tenant)
         how = ROLLBACK if rollback else INTERRUPT
         now = await self._clock.now()
@@ -442,9 +501,9 @@ class Runtime:
     async def cancel(
         self, thread_id: str, run_id: str, *, rollback: bool = False, tenant: str | None = None
     ) -> bool:
-        """End a run, whether it waits or is open; whether there was one to end."""
+        """End a run that waits or is open. Return True if there was one."""
         for end in (self.withdraw, self.stop, self.withdraw):
-            # One that is put off for its next attempt stops being open, and one that waits begins.
+            # Meanwhile an open run may be put off until its next attempt, and a waiting one may begin.
             if await end(thread_id, run_id, rollback=rollback, tenant=tenant):
                 return True
         return False
@@ -452,7 +511,7 @@ class Runtime:
     async def withdraw(
         self, thread_id: str, run_id: str, *, rollback: bool = False, tenant: str | None = None
     ) -> bool:
-        """Take back a message that still waits; whether it did."""
+        """Withdraw a message that still waits. Return True if it did."""
         partition = self._partition(thread_id, tenant)
         how = ROLLBACK if rollback else INTERRUPT
         now = await self._clock.now()
@@ -470,23 +529,23 @@ class Runtime:
         return withdrawn
 
     async def retry_reply(self, thread_id: str, number: int, *, tenant: str | None = None) -> Reply:
-        """Send a reply again that was given up or is held in doubt, after all others of its thread."""
+        """Send a dead or held reply again, after all others of its thread."""
         now, partition = await self._clock.now(), self._partition(thread_id, tenant)
         reply = await self._database.arun(outbox.retry(partition, number, now))
         self._signals.due(partition)
         return reply
 
     async def delete(self, thread_id: str, *, tenant: str | None = None) -> None:
-        """Remove a thread with everything in it: checkpoints, messages, runs and replies. A run that is under
-        way, here or elsewhere, can store nothing more."""
+        """Remove a thread with its checkpoints, messages, runs and replies. A current run, in any process,
+        can store nothing more."""
         partition = self._partition(thread_id, tenant)
         await self._database.arun(retention.delete_thread(partition))
         self._stop_asked(partition, DELETED)
         self._removed(partition)
 
     async def remove_resting(self, thread_id: str, may_go: MayGo, *, tenant: str | None = None) -> bool:
-        """Remove a thread of which nothing is under way, if ``may_go``; whether it was removed. What is
-        accepted, stored or said of it meanwhile keeps it."""
+        """Remove a thread without current work if ``may_go`` allows it, and return True if it was removed.
+        Any change of the thread meanwhile keeps it."""
         partition = self._partition(thread_id, tenant)
         removed = await self._database.arun(removal.remove_resting(partition, may_go))
         if removed:
@@ -500,7 +559,7 @@ class Runtime:
         self._observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)
 
     def _stop_asked(self, partition: Partition, how: str) -> None:
-        """Let whoever works on a thread's run know that it is to be ended."""
+        """Notify the worker of a thread's run that the run has to end."""
         self._worker.runner.stop_asked(partition, how)
         self._signals.stop(partition)
 

@@ -1,4 +1,4 @@
-"""How a runtime behaves: the limits and times that a deployment chooses."""
+"""Settings of a runtime: limits and times that a deployment chooses."""
 
 from __future__ import annotations
 
@@ -12,22 +12,33 @@ from perdure.model.queue import Debounce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Times in seconds. A setting that cannot work raises ``ValueError`` with the mend.
+    """Settings of a runtime; times are in seconds.
 
-    ``lease`` is for how long a run is held without a sign of life from its worker: after a crash the run goes
-    on that much later. It is renewed three times as often, so a run may take any time. ``debounce`` and
-    ``max_wait`` are how long messages wait for more of them, where a call says nothing else; 0 is not at all.
-    ``attempts`` is how often a run is tried before its messages are given up, ``backoff`` the pause after the
-    first failure, doubled each time up to ``max_backoff``. With ``on_failure="rollback"`` a thread is then as
-    it was before them, so that nothing which fails each time stays in it; ``"keep"`` leaves what the run had
-    stored. ``deadline`` is how long a run may take in all,
-    from its first attempt. ``concurrency`` is how many runs this process works on at once, ``per_tenant`` how
-    many of them for one tenant. ``max_pending`` is how many messages may wait on a thread, ``max_batch`` how
-    many of them one run takes. ``poll`` is how often the database is asked for what is due. ``drain`` is how
-    long a stopping worker lets its runs go on. ``keep`` is for how long what became of a message is
-    remembered, and with it that it was accepted: a message that is sent again later is taken for a new one.
-    ``keep_told`` is for how long what a run told can be followed after its end.
-    ``warn_bytes`` is how large a channel of a graph's state may be before its name is told as a warning.
+    Args:
+        lease: The time for which a run is held without a renewal by its worker: after a crash the run
+            continues that much later. It is renewed three times as often, so a run may take any time.
+        debounce: The time for which messages wait for more of them, unless a call sets its own; 0 is not at
+            all.
+        max_wait: The maximum of that wait, unless a call sets its own.
+        attempts: The number of attempts at a run before its messages are given up.
+        backoff: The pause after the first failure, doubled each time up to ``max_backoff``.
+        max_backoff: The longest pause between attempts.
+        on_failure: With ``"rollback"`` the thread of a failed run returns to its state before the run, so
+            that no permanent cause of failure stays in it; ``"keep"`` leaves what the run had stored.
+        deadline: The time that a run may take in all, from its first attempt; ``None`` for no limit.
+        concurrency: The number of runs on which this process works at once.
+        per_tenant: The number of them for one tenant; ``None`` for no limit.
+        max_pending: The number of messages that may wait on a thread.
+        max_batch: The number of them that one run takes.
+        poll: The interval of polls for due queues.
+        drain: The time for which a stopping worker lets its runs continue.
+        keep: The time for which the outcome of a message is remembered, and its dedupe key: a message that is
+            sent again later counts as new.
+        keep_told: The time for which a run's events can be followed after its end.
+        warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
+
+    Raises:
+        ValueError: A setting is out of range; the message has the valid range.
     """
 
     lease: float = 30.0
@@ -88,7 +99,11 @@ class Settings:
         return round(self.lease * 1_000_000)
 
     def debounce_for(self, debounce: float | None = None, max_wait: float | None = None) -> Debounce:
-        """What a call's own times, or these where it has none, come to."""
+        """Return the times of a call in microseconds, by default those of the settings.
+
+        Raises:
+            ValueError: A time is negative.
+        """
         debounce = self.debounce if debounce is None else debounce
         most = self.max_wait if max_wait is None else max_wait
         if debounce < 0 or most < 0:
@@ -96,7 +111,7 @@ class Settings:
         return Debounce(round(debounce * 1_000_000), round(max(debounce, most) * 1_000_000))
 
     def pause_us(self, attempt: int, spread: float) -> int:
-        """How long to wait after a failed attempt, from 1; ``spread`` from 0 to 1 parts those that failed
-        together."""
+        """Return the pause in microseconds after a failed attempt, counted from 1. ``spread``, from 0 to 1,
+        is the jitter that separates runs that failed together."""
         pause = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 40))
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)

@@ -1,10 +1,11 @@
-"""How large the state of runs is: told for every checkpoint, by channel, so that what grows without end has a
-name.
+"""Sizes of the state of runs, emitted with every checkpoint by channel, so that unlimited growth can be
+located.
 
-Sizes are those of whole values, serialised: what a step loads, not what it adds to the database. What the
-saver has forgotten of a value that did not change is left out, rather than read for this.
+Sizes are those of whole serialised values: the data that a step loads, not the data that it adds to the
+database. An unchanged value whose size the saver has dropped from its cache is left out, rather than read
+again.
 
-The savers report from any thread; what else they report goes to the event loop here, too.
+Savers report from any thread; all their reports are forwarded to the event loop here.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ FieldsOf = Callable[[Partition], dict[str, Any] | None]
 
 
 class Sizes:
-    """Tells of checkpoints that a runtime's savers stored, on the event loop on which it was started.
-    ``fields_of`` says which run is at work on a thread in this process; what no run stored is not told of."""
+    """Emits events for checkpoints that a runtime's savers stored, on the event loop on which it was started.
+    ``fields_of`` returns the run that works on a thread in this process; checkpoints outside of runs are
+    ignored."""
 
     def __init__(self, observers: Observers, warn_bytes: int, fields_of: FieldsOf) -> None:
         self._observers = observers
@@ -38,14 +40,17 @@ class Sizes:
         self._thread = 0
 
     def start(self) -> None:
+        """Use the current event loop."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
-        """A checkpoint is durable. A graph that a plain function invokes stores its own in another thread."""
-        self._on_loop(lambda: self._tell(partition, namespace, sizes))
+        """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
+        thread."""
+        self._on_loop(lambda: self._emit(partition, namespace, sizes))
 
     def older(self, partition: Partition) -> None:
-        """A thread was found older than this process knew it: the database came back to an earlier state."""
+        """Report a thread whose stored state is older than a known one: the database was restored to an
+        earlier state."""
         fields = {"tenant": partition.tenant, "thread": partition.thread}
         self._on_loop(lambda: self._observers.event("thread.older", **fields))
 
@@ -55,12 +60,12 @@ class Sizes:
         elif self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(report)
 
-    def _tell(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+    def _emit(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         fields = self._fields_of(partition)
         if fields is None:
             return
         place = _place(namespace)
-        # A step's triggers are channels without a value; a run's input is gone after its first checkpoint.
+        # Triggers of a step are channels without a value; a run's input is gone after its first one.
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
         for channel, size in channels.items():
@@ -68,7 +73,7 @@ class Sizes:
                 self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)
 
     def _is_news(self, partition: Partition, run_id: str, channel: str) -> bool:
-        """Whether a run's channel was not told of before."""
+        """Return True the first time that a channel of a run is reported."""
         warned_run, channels = self._warned.get(partition, ("", set[str]()))
         if warned_run != run_id:
             channels = set()
@@ -82,6 +87,7 @@ class Sizes:
 
 
 def _place(namespace: str) -> str:
-    """A subgraph by the nodes that lead to it, without the ids of their tasks: names of the program alone."""
+    """Return the path of a subgraph by its nodes, without the ids of their tasks: only names of the
+    program."""
     nodes = [part.partition(":")[0] for part in namespace.split("|") if part and not part.isdigit()]
     return "".join(f"{node}/" for node in nodes)

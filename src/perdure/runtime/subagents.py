@@ -1,4 +1,5 @@
-"""A graph as one step of another: it works without checkpoints of its own, and only its result is kept."""
+"""Isolated subgraphs: a graph as one step of another, without checkpoints of its own; only its result is
+stored."""
 
 from __future__ import annotations
 
@@ -20,9 +21,16 @@ def isolated_subgraph(
     *,
     name: str | None = None,
 ) -> RunnableLambda[State, Mapping[str, Any]]:
-    """A node that runs ``graph`` on ``give(state)`` and returns ``take(result)``. None of its steps is
-    checkpointed, nor of graphs inside it, so the thread stays as thin as what it hands back. A crash in the
-    middle repeats the whole step: let its side effects go through ``effect``, whose keys stay the same."""
+    """Return a node that runs ``graph`` without checkpoints of its steps or of graphs inside it, so that the
+    thread stores only its result. A crash repeats the whole step: pass its side effects through ``effect``,
+    whose keys stay the same.
+
+    Args:
+        graph: The graph to run.
+        give: Returns the graph's input from the state.
+        take: Returns the node's update from the graph's result.
+        name: The name of the node; by default the graph's.
+    """
     unsaved = graph.copy(update={"checkpointer": False})
 
     async def step(state: State, config: RunnableConfig) -> Mapping[str, Any]:

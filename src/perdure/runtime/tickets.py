@@ -1,4 +1,4 @@
-"""What a caller hands in and gets for it: the message that is stored, and the ticket of its acceptance."""
+"""Tickets of accepted messages, and the messages that are stored for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from perdure.runtime.options import WEBHOOK, Options
 
 
 class Ticket(NamedTuple):
-    """An accepted message: it is durable. ``number`` is its place on the thread and ``id`` its own, the same
-    however often it was sent; ``is_duplicate`` says that it had been accepted before."""
+    """Receipt of an accepted message, which is durable. ``number`` is its place on the thread, and ``id`` its
+    identity however often it was sent; ``is_duplicate`` is True if it had been accepted before."""
 
     thread_id: str
     number: int
@@ -31,8 +31,20 @@ def message_of(
     options: Options,
     answers: Sequence[str] | None = None,
 ) -> Message:
-    """What is stored of something said, under an id of its own. ``answers`` are the interrupts that an answer
-    names."""
+    """Return the message to store, under a new id.
+
+    Args:
+        graph: The name of the graph; empty for an answer.
+        payload: The message, input, answer or command.
+        mode: The way in which it joins messages that wait.
+        dedupe_key: The sender's key, if any.
+        channel: The channel for replies; empty for none.
+        options: The options of its run.
+        answers: The ids of the interrupts that an answer names.
+
+    Raises:
+        ValueError: The channel does not match the webhook option.
+    """
     if (channel == WEBHOOK) != (options.webhook is not None):
         raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
     stored = options.stored()
@@ -43,7 +55,11 @@ def message_of(
 
 
 def options_of(config: Mapping[str, Any] | None, options: Options | None) -> Options:
-    """The options with the config that was given beside them."""
+    """Return the options with the config that was given beside them.
+
+    Raises:
+        ValueError: The config is given twice.
+    """
     if config is None:
         return options or Options()
     if options is not None and options.config:

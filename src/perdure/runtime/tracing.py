@@ -1,7 +1,7 @@
-"""A runtime's spans for OpenTelemetry.
+"""OpenTelemetry spans of a runtime.
 
-A run is a trace of its own: who accepted its messages is long gone when it goes on after a crash, and one run
-may answer several messages. What its graph does while it runs, model calls above all, becomes part of it.
+A run is a trace of its own: the request that accepted its messages has ended long ago when it continues after
+a crash, and one run may answer several messages. Work of its graph, such as model calls, becomes part of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _OF_THE_SPAN = frozenset({"tenant", "thread", "run", "graph", "attempts"})
 
 
 class Tracing:
-    """Makes the spans ``perdure.run`` and ``perdure.send`` with ``tracer_provider``, without one with the
-    process's own. A span is the current one while the graph runs, or the channel's sender."""
+    """Observer that creates the spans ``perdure.run`` and ``perdure.send`` with ``tracer_provider``, by
+    default the process's own. A span is the current one while the graph or the channel's sender runs."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = get_tracer("perdure", tracer_provider=tracer_provider)
@@ -36,7 +36,7 @@ class Tracing:
         span = self._run.get()
         if span is None or not name.startswith("run."):
             return
-        # The span began before its run ended, so that the end is told while it is open.
+        # The run's end is emitted while its span is open.
         span.add_event(name, {f"perdure.{k}": v for k, v in fields.items() if k not in _OF_THE_SPAN})
         if "took" in fields:
             span.set_attribute("perdure.state", name.removeprefix("run."))
@@ -53,7 +53,7 @@ class Tracing:
             context=Context(),
             kind=_KINDS.get(name, SpanKind.INTERNAL),
             attributes={f"perdure.{key}": value for key, value in fields.items()},
-            # An error's message may quote what somebody wrote.
+            # An error's message may quote a user.
             record_exception=False,
             set_status_on_exception=False,
         ) as span:

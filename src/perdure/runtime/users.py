@@ -1,6 +1,6 @@
-"""The verified user of a run, as its graph sees it.
+"""Verified user of a run, as its graph sees it.
 
-A user's own fields may hold tokens, so they are kept in this process's memory and stored nowhere. A worker in
+A user's own fields may hold tokens, so they are kept in this process's memory and never stored. A worker in
 another process gives its graph the fields that every user has.
 """
 
@@ -13,12 +13,12 @@ from threading import Lock
 from typing import Any
 
 USER = "langgraph_auth_user"
-"""The configurable name under which LangGraph's server gives a graph the verified user."""
+"""Configurable name under which LangGraph's server passes the verified user to a graph."""
 
 
 class GraphUser(Mapping[str, Any]):
-    """A verified user: ``user.identity`` and ``user["identity"]``, and so every other field. It is no dict:
-    no field can make it pass for a user of LangGraph's studio."""
+    """Verified user with all fields as items and attributes: ``user.identity`` and ``user["identity"]``. It
+    is no dict: no field can make it pass for a user of LangGraph's studio."""
 
     __slots__ = ("_fields",)
 
@@ -42,7 +42,7 @@ class GraphUser(Mapping[str, Any]):
         return list(self._fields.get("permissions") or ())
 
     def dict(self) -> dict[str, Any]:
-        """All fields as JSON data."""
+        """Return all fields as JSON data."""
         return dict(self._fields)
 
     def __getitem__(self, key: str) -> Any:
@@ -59,7 +59,7 @@ class GraphUser(Mapping[str, Any]):
         return "GraphUser(…)"
 
     def __getattr__(self, name: str) -> Any:
-        # While a copy is being made it lacks its own part too.
+        # While a copy is being made, ``_fields`` does not exist yet.
         if name == "_fields" or name.startswith("__") or name not in self._fields:
             raise AttributeError(f"the user has no field {name!r}")
         return dotted(self._fields[name])
@@ -99,7 +99,7 @@ def user_of(fields: Any) -> GraphUser | None:
 
 
 class _Dotted(dict[str, Any]):
-    """A dict whose entries are attributes too."""
+    """Dict whose entries are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:

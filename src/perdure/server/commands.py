@@ -19,7 +19,7 @@ from perdure.engine import inbox
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting, PerdureError, QueueFull, Unavailable
 from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
-from perdure.runtime.options import Told
+from perdure.runtime.options import StreamMode
 from perdure.runtime.run_context import OF_LANGGRAPH
 from perdure.server import error_handlers, requests, streams
 from perdure.server import responses as shapes
@@ -31,7 +31,7 @@ from perdure.server.run_creation import submit
 from perdure.server.state import Caller
 from perdure.server.thread_rows import ThreadRow
 
-_MODES: tuple[Told, ...] = ("protocol",)
+_MODES: tuple[StreamMode, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)
 _STOPPING_S = 5.0
 
@@ -234,7 +234,7 @@ async def _stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
 
 
 async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
-    after = await caller.host.runtime.told(row.thread_id, tenant=caller.user.tenant)
+    after = await caller.host.runtime.latest_event(row.thread_id, tenant=caller.user.tenant)
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOPPING_S):
             async for item in streams.followed(caller, row.thread_id, run_id, after):

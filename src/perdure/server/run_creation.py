@@ -12,7 +12,7 @@ from perdure.engine.inbox import Strategy
 from perdure.errors import Conflict, NotFound
 from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.encoding import plain
-from perdure.runtime.options import WEBHOOK, Told
+from perdure.runtime.options import WEBHOOK, StreamMode
 from perdure.runtime.run_context import is_reserved
 from perdure.runtime.users import USER, storable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
@@ -65,7 +65,7 @@ async def submit(
     thread_id: str | None,
     new: NewRun,
     *,
-    modes: tuple[Told, ...],
+    modes: tuple[StreamMode, ...],
     is_kept: bool,
     subgraphs: bool | None = None,
     interrupt_id: str | None = None,

@@ -82,7 +82,7 @@ def test_a_follower_who_comes_in_the_middle_hears_the_end(
             ticket = await say(works, "hold on", how)
             await eventually(lambda: talk.under_way)
             ears = [
-                asyncio.create_task(until(one.follow_thread("ada", after=await one.told("ada")), 1))
+                asyncio.create_task(until(one.follow_thread("ada", after=await one.latest_event("ada")), 1))
                 for one in (looks, works)
             ]
             await eventually_stored(lambda: _followed(near))

@@ -75,7 +75,7 @@ def test_who_comes_back_goes_on_after_what_was_heard_last(storage: Storage, talk
                 rest, standing = await told(runtime, ticket, whole[heard].seq)
                 assert rest == whole[heard + 1 :]
                 assert standing.is_over
-            assert await runtime.told("ada") > whole[-1].seq, "the end has a number, too"
+            assert await runtime.latest_event("ada") > whole[-1].seq, "the end has a number, too"
             second, _ = await told(runtime, await say(runtime, "two"))
             assert second[0].seq > whole[-1].seq
         async with working(storage.database(), talk.graph, works=False) as later:

@@ -113,7 +113,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
     async def main() -> None:
         async with working(memory.database(), talk.graph, name="here") as works:
             unkept = StreamOptions(modes=("values", "updates", "tasks"), kept=False, by="here")
-            before = await works.told("ada")
+            before = await works.latest_event("ada")
             ticket = await say(works, "hold on", unkept)
             events = works.follow_thread("ada", after=before)
             await eventually(lambda: talk.under_way)

@@ -62,7 +62,7 @@ async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> J
     if not isinstance(method, str) or not isinstance(params, dict | None):
         raise Refusal(400, "a command needs a method, which is text, and params, which are an object")
     # Events up to this number precede the command.
-    before = max(0, await caller.host.runtime.told(thread_id, tenant=caller.user.tenant))
+    before = max(0, await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant))
     answer = {**await commands.do(caller, request, thread_id, method, params or {}), "id": number}
     # A user without access to a thread must not learn that it has events.
     return Json({**answer, "meta": {"applied_through_seq": before}} if "result" in answer else answer)
@@ -151,7 +151,7 @@ async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     an answer. A run that has just ended is included, as a client learns of its run before it subscribes; but
     only once, or the next turn would begin with the end of the last."""
     runtime, partition = caller.host.runtime, caller.partition(thread_id)
-    through = await runtime.told(thread_id, tenant=caller.user.tenant)
+    through = await runtime.latest_event(thread_id, tenant=caller.user.tenant)
     latest = await caller.host.database.arun(inbox.latest(partition, _LATEST))
     run = next((standing.run for standing in latest if standing.run is not None), None)
     if run is None:

@@ -20,7 +20,7 @@ from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime.encoding import encoded
-from perdure.runtime.options import Told
+from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
@@ -35,7 +35,7 @@ from perdure.server.webhooks import delivered
 router = APIRouter(tags=["runs"])
 
 _PAGE = 100
-_DEFAULT: tuple[Told, ...] = ("values",)
+_DEFAULT: tuple[StreamMode, ...] = ("values",)
 
 Action = Literal["interrupt", "rollback"]
 
@@ -56,7 +56,7 @@ def path_of(thread_id: str, run_id: str) -> str:
     return f"/threads/{quoted}/runs/{run_id}"
 
 
-def _modes(new: NewRun) -> tuple[Told, ...]:
+def _modes(new: NewRun) -> tuple[StreamMode, ...]:
     return tuple(dict.fromkeys(new.stream_mode)) if new.stream_mode else _DEFAULT
 
 
@@ -237,7 +237,7 @@ async def join_stream(
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
     after = streams.cursor_of(request, last_event_id) if is_kept else None
     if after is None:
-        after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)
+        after = await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant)
     # The client sends an empty value where it was given none.
     modes = [mode for mode in _listed(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:

@@ -59,7 +59,7 @@ async def thread_events(
                 if await _sees(caller, thread_id, conditions):
                     yield slow
                     return
-                after, slow = await host.runtime.told(thread_id, tenant=caller.user.tenant), None
+                after, slow = await host.runtime.latest_event(thread_id, tenant=caller.user.tenant), None
             items = host.runtime.follow_thread(thread_id, after=after, tenant=caller.user.tenant)
             async for event in streams.until(host.closing, items):
                 if event.run_id not in visible:
@@ -100,7 +100,7 @@ async def join(
     await caller.host.runtime.expect_followers(thread_id, tenant=caller.user.tenant)
     after = streams.cursor_of(request)
     if after is None:
-        after = await caller.host.runtime.told(thread_id, tenant=caller.user.tenant)
+        after = await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant)
     frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
     return streams.stream(caller.host, frames, {}, has_end=wants_end(request))
 

@@ -1,4 +1,4 @@
-"""Opening a database by URL, and what an open one offers."""
+"""Opening of a database by URL, and the operations of an open one."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ from perdure.storage.url import open_driver, redacted
 R = TypeVar("R")
 
 DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langgraph_auth_user_id")
-"""The configurable values that are persisted in checkpoint metadata unless told otherwise."""
+"""Configurable values that are stored in checkpoint metadata by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """An entry of the catalogue. ``updated_at`` is when the thread was changed last, ISO 8601; where it is
-    read from the latest checkpoint, and that cannot be read, ``error`` says why."""
+    """Entry of the thread listing.
+
+    ``updated_at`` is the time of the last change, ISO 8601. If it is read from the latest checkpoint, and
+    that cannot be read, it is ``None`` and ``error`` is the reason.
+    """
 
     tenant: str
     thread_id: str
@@ -57,8 +60,8 @@ class Thread:
 
 
 class Database:
-    """An open database. Make one with ``connect`` or ``connect_sync``; safe to share between threads and
-    event loops."""
+    """An open database, made by ``connect`` or ``connect_sync``; it can be shared between threads and event
+    loops."""
 
     def __init__(self, driver: Driver, *, tenant: str, digest: Digester) -> None:
         self._driver = driver
@@ -77,17 +80,21 @@ class Database:
         metadata_keys: Collection[str] = DEFAULT_METADATA_KEYS,
         serde: None = None,
     ) -> PerdureSaver:
-        """A checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
+        """Return a checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
 
-        ``allow`` says which types checkpoints may hold beyond LangChain's messages and the standard
-        library's values. ``"imported"``: every pydantic model, dataclass, enum and named tuple that this
-        program has imported. ``"listed"``: none. A list: those in it, classes (their fields' types are
-        included) or ``(module, name)``. Unless given it is ``"imported"``, or ``"listed"`` when
-        ``LANGGRAPH_STRICT_MSGPACK`` is set. ``codecs`` say how objects of other types are stored. With
-        ``on_conflict="raise"`` a run that loses the race for its thread gets ``HeadConflict``; ``"fork"``
-        lets both stand, as the stock savers do. ``may_list_all_threads`` permits ``list(None)``.
-        ``metadata_keys`` are the configurable values that are persisted as metadata; all others stay out.
-        A serializer cannot be passed: ``serde`` is there to say so.
+        Args:
+            tenant: owner of the threads; that of the database unless given.
+            allow: types that checkpoints may hold beyond LangChain's messages and the standard library's
+                values. ``"imported"``: every pydantic model, dataclass, enum and named tuple that this
+                program has imported. ``"listed"``: none. A list: those in it, classes (the types of their
+                fields are included) or ``(module, name)``. The default is ``"imported"``, or ``"listed"`` if
+                ``LANGGRAPH_STRICT_MSGPACK`` is set.
+            codecs: store objects of other types.
+            on_conflict: with ``"raise"`` a run that loses the race for its thread gets ``HeadConflict``;
+                ``"fork"`` keeps both, as the stock savers do.
+            may_list_all_threads: permits ``list(None)``.
+            metadata_keys: configurable values that are stored as metadata; all others are left out.
+            serde: not supported; anything but ``None`` raises ``TypeError``.
         """
         if serde is not None:
             raise TypeError(SERDE)
@@ -106,17 +113,19 @@ class Database:
         )
 
     def store(self, *, tenant: str | None = None, ttl: TTLConfig | None = None) -> PerdureStore:
-        """A store for ``graph.compile(store=…)``, sync and async.
+        """Return a store for ``graph.compile(store=…)``, sync and async.
 
-        ``ttl`` is LangGraph's ``TTLConfig``: ``default_ttl`` and ``sweep_interval_minutes`` in minutes,
-        ``refresh_on_read``. An item that is over is never returned, swept or not.
+        Args:
+            tenant: owner of the items; that of the database unless given.
+            ttl: LangGraph's ``TTLConfig``: ``default_ttl`` and ``sweep_interval_minutes`` in minutes,
+                ``refresh_on_read``. An expired item is never returned, swept or not.
         """
         store = PerdureStore(self._driver, tenant=self._tenant if tenant is None else tenant, ttl=ttl)
         self._stores.add(store)
         return store
 
     async def threads(self) -> AsyncIterator[Thread]:
-        """The tenant's threads, by id."""
+        """Iterate over the tenant's threads, by id."""
         after: Partition | None = None
         while page := await arun(_page(self._tenant, after), self._driver):
             for found in page:
@@ -125,7 +134,7 @@ class Database:
             after = page[-1].partition
 
     def threads_sync(self) -> Iterator[Thread]:
-        """As ``threads``, blocking."""
+        """Blocking variant of ``threads``."""
         after: Partition | None = None
         while page := run(_page(self._tenant, after), self._driver):
             for found in page:
@@ -134,36 +143,37 @@ class Database:
             after = page[-1].partition
 
     def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
-        """Anchor a checkpoint, the latest when no id is given, so that no pruning removes it; its id."""
+        """Tag a checkpoint, the latest if no id is given, so that it is never pruned; return its id."""
         return run(
             tags.set_tag(Partition(self._tenant, thread_id), name, checkpoint_id=checkpoint_id), self._driver
         )
 
     def untag(self, thread_id: str, name: str) -> None:
-        """Take a tag away; ``NotFound`` when there is none."""
+        """Remove a tag; raises ``NotFound`` if there is none."""
         run(tags.remove_tag(Partition(self._tenant, thread_id), name), self._driver)
 
     def tags(self, thread_id: str) -> dict[str, str]:
-        """The tags of a thread: name to checkpoint id."""
+        """Return the tags of a thread: name to checkpoint id."""
         found = run(tags.list_tags(Partition(self._tenant, thread_id)), self._driver)
         return {record.key[0]: record.fields["checkpoint_id"] for record in found}
 
     def show(self, thread_id: str) -> CheckpointView:
-        """The latest checkpoint of a thread in plain data; no type is built. ``NotFound`` without one."""
+        """Return the latest checkpoint of a thread as plain data, without building types; raises ``NotFound``
+        if there is none."""
         return run(inspect.latest(Partition(self._tenant, thread_id), self._digest), self._driver)
 
     def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
-        """The newest checkpoints of a thread's namespace, newest first, without values."""
+        """Return the newest checkpoints of a thread's namespace, newest first, without values."""
         return run(inspect.timeline(Partition(self._tenant, thread_id), namespace, limit), self._driver)
 
     def export(self, thread_id: str) -> dict[str, Any]:
-        """A thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
+        """Return a thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
         return run(inspect.export(Partition(self._tenant, thread_id), self._digest), self._driver)
 
     def fsck(self, thread_id: str | None = None) -> list[Finding]:
-        """What is wrong with a thread, or with any thread of the tenant; nothing is changed.
+        """Check a thread, or every thread of the tenant, and return what is wrong; nothing is changed.
 
-        It reads everything: links, heads, tags, every reference, every chunk against its name, and the queue.
+        The check reads everything: links, heads, tags, references, chunks against their names, and the queue.
         """
         if thread_id is not None:
             return self._check(Partition(self._tenant, thread_id))
@@ -184,8 +194,8 @@ class Database:
         return found
 
     def examine(self) -> list[str]:
-        """What the backend's own check finds wrong with the database, the tenant's store and what a server
-        keeps for it, beside what ``fsck`` finds in each thread; nothing where a backend has no such check."""
+        """Return what the backend's own check finds wrong with the database, the tenant's store and a
+        server's records for it, in addition to ``fsck``; empty if the backend has no such check."""
         found = examine(self._driver, None)
         for space in (STORE, SERVER):
             try:
@@ -196,31 +206,36 @@ class Database:
         return found
 
     def repair(self, thread_id: str) -> Repaired:
-        """Mend the holes and heads of a thread that ``fsck`` finds; what was mended, and what is left.
+        """Repair the holes and heads of a thread that ``fsck`` finds.
 
-        Nothing is invented: lost bytes stay lost and are reported. ``Fenced`` while a run is open.
+        Nothing is invented: lost bytes stay lost and are reported. Raises ``Fenced`` while a run is open.
         """
         return run(repair_thread(Partition(self._tenant, thread_id), self._digest), self._driver)
 
     def stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
-        """Count by graph or channel what was due ``older`` seconds ago and no worker has taken, and what is
-        tried again and again. At most ``most`` queues are looked at, those due longest first."""
+        """Count, by graph or channel, work that no worker has taken or that fails again and again.
+
+        Args:
+            older: seconds after which due work counts as not taken.
+            all_tenants: include the other tenants.
+            most: most queues to examine, those due longest first.
+        """
         tenant = None if all_tenants else self._tenant
         return run(survey(tenant, round(older * 1_000_000), most), self._driver)
 
     def digest(self, thread_id: str) -> Digest:
-        """The digest of a thread's content, the same wherever the thread is, whatever its key and backend."""
+        """Return the digest of a thread's content, which is the same under every key and on every backend."""
         return self.digest_of(Partition(self._tenant, thread_id))
 
     def digest_of(self, partition: Partition, report: Report = content.silent) -> Digest:
-        """As ``digest``, of any tenant's thread, or of a namespace of its store."""
+        """Return the digest of any tenant's thread, or of a namespace of its store."""
         if partition.space == STORE:
             return run(transfer_items.digest_items(partition, _now(), report), self._driver)
         return run(content.digest_thread(partition, self._digest, report), self._driver)
 
     def partitions(self, tenant: str | None) -> list[Partition]:
-        """Every thread of a tenant, or of all with ``None``, then every namespace of its store, then what a
-        server keeps for it, in order."""
+        """Return every thread of a tenant, or of all if ``None``, then every namespace of its store, then a
+        server's records for it, in order."""
         return [
             partition
             for space in (THREADS, STORE, SERVER)
@@ -237,10 +252,19 @@ class Database:
         dry_run: bool = False,
         report: Report = content.silent,
     ) -> TransferResult:
-        """Bring a thread, or a namespace of the store, to another database, as ``into`` if given, and compare
-        its digest there. What is there already and the same is left alone; what differs raises ``Conflict``
-        unless ``replace``. ``dry_run`` only looks. ``report`` is told of bytes as they are read. Cut short at
-        any moment it can be called again, and goes on.
+        """Transfer a thread, or a namespace of the store, to another database and compare its digest there.
+
+        An interrupted transfer can be repeated and continues. Content that is there already and equal stays.
+
+        Args:
+            into: name at the target; the same unless given.
+            replace: replace different content at the target.
+            dry_run: compare only.
+            report: called with the number of bytes just read.
+
+        Raises:
+            Conflict: the target has different content and ``replace`` is false, or the thread's queue is
+            busy. NotFound: there is no such thread.
         """
         terms = TransferOptions(
             self._digest,
@@ -260,64 +284,74 @@ class Database:
 
     @property
     def tenant(self) -> str:
-        """Whose threads these are unless a call says otherwise."""
+        """Tenant of these threads unless a call names another."""
         return self._tenant
 
     @property
     def limits(self) -> CommitLimits:
-        """What one commit may carry."""
+        """Limits of one commit."""
         return self._driver.limits
 
     def run(self, program: Program[R]) -> R:
-        """Drive a use case of ``perdure.engine`` over this database, blocking."""
+        """Run a use case of ``perdure.engine`` on this database, blocking."""
         return run(program, self._driver)
 
     async def arun(self, program: Program[R]) -> R:
-        """As ``run``, awaiting each request."""
+        """Run a use case of ``perdure.engine`` on this database, awaiting each request."""
         return await arun(program, self._driver)
 
     def fresh(self) -> int:
-        """Where versions of a thread that may be new start: far from where those of an earlier one of its
-        name can be."""
+        """Return a start for the versions of a thread that may be new, far from any version of an earlier
+        thread of its name."""
         return (1 + secrets.randbelow(1 << 30)) << 24
 
     @property
     def has_listing(self) -> bool:
-        """Whether threads can be listed by time and status without reading them."""
+        """True if threads can be listed by time and status without reading them."""
         return has_listing(self._driver)
 
     @property
     def has_bell(self) -> bool:
-        """Whether processes on this database can tell each other at once that something changed."""
+        """True if processes on this database can notify each other of changes."""
         return bell_of(self._driver) is not None
 
     def ring(self, *words: str) -> None:
-        """Tell all processes on this database, soon and perhaps never. Blocks for nothing, never raises, and
-        does nothing without a bell. Words are short, have no spaces, and are for all to see."""
+        """Notify all processes on this database, soon but without a guarantee; a no-op without a bell.
+
+        It neither blocks nor raises. Words are short, have no spaces, and are visible to all.
+        """
         if (bell := bell_of(self._driver)) is not None:
             bell.ring(words)
 
-    def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``heard``, in another thread, for every word that is rung here or elsewhere, until what is
-        returned is called. Nothing is heard without a bell."""
+    def listen(self, notify: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``notify``, in another thread, for every word that any process rings; a no-op without a bell.
+
+        The returned function ends the subscription.
+        """
         bell = bell_of(self._driver)
-        return (lambda: None) if bell is None else bell.listen(heard)
+        return (lambda: None) if bell is None else bell.listen(notify)
 
     def alias(self, *names: str) -> str:
-        """16 hex digits that stand for names. With an encryption key they tell nothing to whoever has not the
-        key; the first key makes them."""
-        told = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
-        return self._digest(told.encode("utf-8", "surrogatepass")).hex()[:16]
+        """Return 16 hex digits that stand for names. With an encryption key, the first key makes them, and
+        they reveal nothing without it."""
+        text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
+        return self._digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
 
     async def take_back(self, partition: Partition, run_id: str, *, epoch: int | None = None) -> None:
-        """Remove what a run stored in a thread; the thread is as it was before the run. ``epoch`` is the
-        lease under which the caller holds the run, ``None`` for a run that is over. ``Fenced`` when that
-        lease is over, ``CannotTakeBack`` when the checkpoint to go back to was pruned since."""
+        """Roll back a run: remove what it stored in a thread, which is then as before the run.
+
+        Args:
+            epoch: lease under which the caller holds the run, ``None`` for a run that is over.
+
+        Raises:
+            Fenced: the lease is over.
+            CannotTakeBack: the checkpoint to return to was pruned since.
+        """
         budget = Budget(self.limits.ops, self.limits.bytes)
         await self.arun(retention.take_back(partition, run_id, self._digest, budget, epoch))
 
     async def measure(self, partition: Partition) -> Measure:
-        """How many bytes a thread holds, by channel. All of it is read for this."""
+        """Measure the bytes of a thread, by channel, by reading all of it."""
         return await self.arun(measure(partition, self._digest))
 
     def close(self) -> None:
@@ -353,7 +387,7 @@ def _thread(partition: Partition) -> Program[Thread]:
 
 
 class _Between:
-    """Two drivers, for programs that say at which one an effect is to be performed."""
+    """Two drivers, for programs whose effects name the side at which they are performed."""
 
     def __init__(self, source: Driver, target: Driver) -> None:
         self._drivers = {Side.SOURCE: source, Side.TARGET: target}
@@ -372,7 +406,7 @@ class _Between:
         return answer
 
     def close(self) -> None:
-        """The databases are their owners' to close."""
+        """Leave the databases open: their owners close them."""
 
 
 def open_database(
@@ -385,7 +419,8 @@ def open_database(
 ) -> Database:
     """Open a database; the caller closes it. Prefer ``connect`` and ``connect_sync``.
 
-    ``wrap`` may put a driver of the caller's around the one of the URL, e.g. one that fails on purpose.
+    Arguments are those of ``connect``; ``wrap`` may return another driver around that of the URL, e.g. one
+    that fails on purpose.
     """
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_driver(url, migrate=migrate)
@@ -403,8 +438,8 @@ def open_database(
 
 @contextmanager
 def new_archive(path: Path, *, encryption_key: bytes | Collection[bytes] | None = None) -> Iterator[Database]:
-    """A file to move threads into. It is at ``path``, whole, when the block ends, and not there if it fails.
-    With a key everything that a user could have typed is sealed."""
+    """Create a file to move threads into. It appears at ``path``, complete, when the block ends without an
+    error. With a key everything that a user could have typed is encrypted."""
     archive = Archive.create(path)
     try:
         yield _archived(archive, path, encryption_key)
@@ -417,16 +452,23 @@ def new_archive(path: Path, *, encryption_key: bytes | Collection[bytes] | None 
 def open_archive(
     path: Path, *, encryption_key: bytes | Collection[bytes] | None = None, sealed_only: bool = False
 ) -> Iterator[Database]:
-    """The threads in a file, as a database to read. ``encryption_key`` is used if the file is sealed;
-    with ``sealed_only`` one in the clear is refused. ``BadArchive`` when the file is not whole,
-    ``DecryptionError`` when the key is not its own."""
+    """Open the threads in a file as a read-only database.
+
+    Args:
+        encryption_key: used if the file is encrypted.
+        sealed_only: refuse a file that is not encrypted.
+
+    Raises:
+        BadArchive: the file is not complete.
+        DecryptionError: the key is another one, or the file is refused.
+    """
     archive = Archive.read(path)
     try:
         (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
         if sealed_only and not sealed:
             raise DecryptionError(
                 f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
-                "trust whoever wrote it, import it without that key"
+                "trust its author, import it without that key"
             )
         yield _archived(archive, path, encryption_key if sealed else None)
     finally:
@@ -452,7 +494,7 @@ def connect_sync(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
 ) -> Iterator[Database]:
-    """As ``connect``, for programs without an event loop."""
+    """Blocking variant of ``connect``, for programs without an event loop."""
     database = open_database(url, migrate=migrate, tenant=tenant, encryption_key=encryption_key)
     try:
         yield database
@@ -470,11 +512,17 @@ async def connect(
 ) -> AsyncIterator[Database]:
     """Open a database for the length of a ``with`` block.
 
-    ``url`` is ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db`` or ``memory://``. A URL that
-    cannot be used raises ``BadUrl`` or ``Unavailable``, a database without this release's schema
-    ``MigrationRequired`` unless ``migrate`` is true. ``tenant`` separates threads of equal names.
-    ``encryption_key`` is 32 bytes, or several such keys of which the first seals and all open; a database
-    that is encrypted otherwise, or not at all, raises ``DecryptionError``.
+    Args:
+        url: ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db``, ``memory://`` or the URL of a
+        server. migrate: create or upgrade the schema.
+        tenant: separates threads of equal names.
+        encryption_key: 32 bytes, or several such keys of which the first encrypts and all decrypt.
+
+    Raises:
+        BadUrl: the URL cannot be used.
+        Unavailable: the database does not answer.
+        MigrationRequired: the schema is not this release's, and ``migrate`` is false.
+        DecryptionError: the database is encrypted with other keys, or not at all.
     """
     opening = asyncio.create_task(
         asyncio.to_thread(open_database, url, migrate=migrate, tenant=tenant, encryption_key=encryption_key)
@@ -482,7 +530,7 @@ async def connect(
     try:
         database = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # The thread cannot be stopped, and nobody else would close what it opens.
+        # The thread cannot be stopped, and no other code would close what it opens.
         await asyncio.wait([opening])
         if opening.exception() is None:
             await asyncio.to_thread(opening.result().close)

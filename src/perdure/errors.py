@@ -1,46 +1,46 @@
-"""Every error that Perdure raises, in one tree.
+"""Errors that Perdure raises, in one tree.
 
     PerdureError
-    ├── Conflict            somebody else changed the thread first
+    ├── Conflict            another writer changed the thread first
     │   ├── HeadConflict    a run lost the race for the head of its thread
     │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
     │   ├── Contention      a commit lost every one of its bounded retries
-    │   ├── CannotTakeBack  what was there before a run is not stored any more
-    │   ├── RunInProgress   a run is open or messages wait, and the caller did not want to
-    │   └── NotWaiting      an answer to a thread that waits for none, or no more
+    │   ├── CannotTakeBack  a rollback needs a checkpoint that is not stored any more
+    │   ├── RunInProgress   a run is open or messages wait, and the strategy is to reject
+    │   └── NotWaiting      an answer to a thread that does not wait for it
     ├── NotFound            the named checkpoint, thread or tag is not stored
-    ├── NotAllowed          the caller did not ask for this right by name
-    ├── Corrupt             stored bytes are not what their name says
-    │   └── DecryptionError stored bytes do not open with the keys at hand, or ought to be encrypted
-    ├── Unreadable          stored values are whole, and this program does not build them
-    │   ├── TypeNotAllowed  a value's type is none that this checkpointer builds
-    │   └── TypeNotFound    a stored value's type is not here, under its name: renamed, removed, not imported
-    ├── Unserialisable      a value cannot be written so that it comes back
-    ├── TooLarge            a value passes what the backend takes
+    ├── NotAllowed          the call needs a right that was not requested by name
+    ├── Corrupt             stored bytes do not match their name
+    │   └── DecryptionError stored bytes cannot be decrypted with the given keys, or are not encrypted
+    ├── Unreadable          stored values are intact, but this program does not build them
+    │   ├── TypeNotAllowed  the checkpointer does not build this type
+    │   └── TypeNotFound    the type is missing under its name: renamed, removed, not imported
+    ├── Unserialisable      a value cannot be written so that it can be read back
+    ├── TooLarge            a value exceeds the backend's limit
     ├── QueueFull           a queue is full
-    ├── SubscriberTooSlow   a run tells more than its follower takes
+    ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
-    │   └── DatabaseReplaced  the database is no more what was opened
+    │   └── DatabaseReplaced  the database is not the one that was opened
     ├── MigrationRequired   the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
-    ├── BadArchive          a file to import is no export, or not a whole one
+    ├── BadArchive          a file to import is no export, or is incomplete
     ├── BadSetting          a setting cannot work
-    ├── GraphLoadError      what was named cannot be loaded, or is no graph
+    ├── GraphLoadError      the name cannot be loaded, or is no graph
     └── MissingExtra        an optional dependency is not installed
 
-A message says what happened, to which thread, and what to do; the client library's own exception is kept
-as ``__cause__``.
+A message states what happened, to which thread, and the fix; the client library's own exception is kept as
+``__cause__``.
 """
 
 from __future__ import annotations
 
 
 class PerdureError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of Perdure."""
 
 
 class Conflict(PerdureError):
-    """Somebody else changed the thread first; nothing of this write was stored."""
+    """Another writer changed the thread first; nothing of this write was stored."""
 
 
 class HeadConflict(Conflict):
@@ -48,7 +48,7 @@ class HeadConflict(Conflict):
 
 
 class Fenced(Conflict):
-    """The writer may not write: its lease epoch is over, or a run is open and it holds no lease."""
+    """The writer may not write: its lease is over, or a run is open and it holds no lease."""
 
 
 class Contention(Conflict):
@@ -56,16 +56,17 @@ class Contention(Conflict):
 
 
 class CannotTakeBack(Conflict):
-    """A run cannot be taken back: the latest checkpoint before it was pruned since. Nothing was removed."""
+    """A rollback is impossible: the latest checkpoint before the run was pruned since. Nothing was
+    removed."""
 
 
 class RunInProgress(Conflict):
-    """A run is open on the thread or messages wait for one, and the message was to be rejected then: send it
+    """A run is open on the thread or messages wait for one, and the message's strategy is ``reject``: send it
     again when they are done, or choose another strategy."""
 
 
 class NotWaiting(Conflict):
-    """The thread waits for no answer, no more, or for the answer to another question: look at its state."""
+    """The thread waits for no answer, or for the answer to another question: look at its state."""
 
 
 class NotFound(PerdureError):
@@ -73,39 +74,39 @@ class NotFound(PerdureError):
 
 
 class NotAllowed(PerdureError):
-    """The call needs a right that its caller did not ask for by name."""
+    """The call needs a right that its caller did not request by name."""
 
 
 class Corrupt(PerdureError):
-    """Stored bytes are missing or are not what their name says: run ``perdure fsck``."""
+    """Stored bytes are missing or do not match their name: run ``perdure fsck``."""
 
 
 class DecryptionError(Corrupt):
-    """Stored bytes do not open with the keys at hand, or are in the clear although a key is set."""
+    """Stored bytes cannot be decrypted with the given keys, or are in the clear although a key is set."""
 
 
 class Unreadable(PerdureError):
-    """Stored values are whole, and this program does not build them; the thread can be read when it does."""
+    """Stored values are intact, but this program does not build them; see the subclasses."""
 
 
 class TypeNotAllowed(Unreadable):
-    """A value's type is none that this checkpointer builds: name it in ``checkpointer(allow=[...])``.
+    """The checkpointer does not build the type of a value: name it in ``checkpointer(allow=[...])``.
 
-    ``types`` has the module and name of each type that was refused."""
+    ``types`` has the module and name of each refused type."""
 
     types: tuple[tuple[str, ...], ...] = ()
 
 
 class TypeNotFound(Unreadable):
-    """A stored value's type is not in this program: it was renamed, removed, or its module not imported."""
+    """The type of a stored value is not in this program: renamed, removed, or its module not imported."""
 
 
 class Unserialisable(PerdureError):
-    """A value cannot be written in a form that comes back."""
+    """A value cannot be written in a form that can be read back."""
 
 
 class TooLarge(PerdureError):
-    """A value passes what the backend takes."""
+    """A value exceeds the backend's limit."""
 
 
 class QueueFull(PerdureError):
@@ -113,17 +114,17 @@ class QueueFull(PerdureError):
 
 
 class SubscriberTooSlow(PerdureError):
-    """A run told more than its follower took, and what it told is not kept: read the thread's state."""
+    """A run emitted more events than its subscriber took, and they are not kept: read the thread's state."""
 
 
 class Unavailable(PerdureError):
     """The database does not answer or takes no writes. Nothing of the failed write was stored, unless the
-    message says that its answer was lost: then repeat the call by its run id."""
+    message states that its answer was lost: then repeat the call with its run id."""
 
 
 class DatabaseReplaced(Unavailable):
-    """The open database is not what its URL names any more: it was removed, replaced, or brought back to an
-    older state. Nothing is read or acknowledged until it is opened again."""
+    """The open database is not the one that its URL names any more: it was removed, replaced, or restored to
+    an older state. Nothing is read or acknowledged until it is opened again."""
 
 
 class MigrationRequired(PerdureError):
@@ -135,15 +136,15 @@ class BadUrl(PerdureError):
 
 
 class BadArchive(PerdureError):
-    """A file to import is no export of threads, is damaged, cut short, or newer than this release."""
+    """A file to import is no export of threads, is damaged, incomplete, or newer than this release."""
 
 
 class BadSetting(PerdureError):
-    """A setting that cannot work; the message has its name and the mend."""
+    """A setting that cannot work; the message has its name and the fix."""
 
 
 class GraphLoadError(PerdureError):
-    """What was named cannot be loaded, or is not what a runtime needs."""
+    """The name cannot be loaded, or is not what a runtime needs."""
 
 
 class MissingExtra(PerdureError):

@@ -73,9 +73,8 @@ def test_a_suite_runs_on_what_it_is_given(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_run_has_failed(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    file = tmp_path / "tests" / "test_it.py"
-    file.write_text("import os\nos._exit(3)\n")
-    found = run_files(Path(sys.executable), tmp_path, [file], Backend("memory", {}), jobs=1)
+    (tmp_path / "tests" / "test_it.py").write_text("import os\nos._exit(3)\n")
+    found = run_tests(Path(sys.executable), tmp_path, ["tests/test_it.py"], Backend("memory", {}))
     assert found["tests/test_it.py"].result == "failed"
     assert "ended with 3" in found["tests/test_it.py"].reason
 
@@ -103,14 +102,6 @@ def test_what_passes_when_it_is_run_again_alone_is_told_apart() -> None:
     again = found.after({"f::a": PASSED, "f::b": FAILED})
     assert (again.passed, again.failed, again.unsteady) == (1, {"f::b": "it was not run"}, {"f::a": "no"})
     assert "s on memory, failed, but passed when run again alone:" in "\n".join(lines([again]))
-
-
-def test_a_single_test_can_be_run(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_it.py").write_text(SUITE)
-    node = "tests/test_it.py::test_of_a_saver"
-    memory = Backend("memory", {"PERDURE_SUITE_URL": "memory://"})
-    assert run_tests(Path(sys.executable), tmp_path, [node], memory) == {node: PASSED}
 
 
 def test_a_reason_covers_what_is_in_a_class_of_its_suite_only() -> None:

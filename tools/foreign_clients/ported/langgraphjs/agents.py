@@ -4,21 +4,10 @@ costs nothing: its answer depends on what it is asked, and comes letter by lette
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, TypedDict
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    AnyMessage,
-    BaseMessage,
-    HumanMessage,
-    ToolMessage,
-)
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AnyMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, StateGraph
@@ -27,56 +16,11 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Send, interrupt
 
 
-class Letters(BaseChatModel):
-    """Answers ``last`` to what a tool returned and ``first`` to all else."""
-
-    first: str = "begin"
-    last: str = "end"
-
-    @property
-    def _llm_type(self) -> str:
-        return "letters"
-
-    def _answer(self, messages: list[BaseMessage]) -> str:
-        return self.last if messages and isinstance(messages[-1], ToolMessage) else self.first
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(self._answer(messages)))])
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        message_id = str(uuid.uuid4())
-        for letter in self._answer(messages):
-            chunk = ChatGenerationChunk(message=AIMessageChunk(content=letter, id=message_id))
-            if run_manager is not None:
-                run_manager.on_llm_new_token(letter, chunk=chunk)
-            yield chunk
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        message_id = str(uuid.uuid4())
-        for letter in self._answer(messages):
-            await asyncio.sleep(0)
-            chunk = ChatGenerationChunk(message=AIMessageChunk(content=letter, id=message_id))
-            if run_manager is not None:
-                await run_manager.on_llm_new_token(letter, chunk=chunk)
-            yield chunk
+def _answer(messages: list[AnyMessage], last: str = "end") -> FakeListChatModel:
+    """What answers ``last`` to what a tool returned and "begin" to all else, letter by letter."""
+    return FakeListChatModel(
+        responses=[last if messages and isinstance(messages[-1], ToolMessage) else "begin"]
+    )
 
 
 _SHARED = ("sharedState", "data")
@@ -116,7 +60,7 @@ async def _think(state: _State, config: RunnableConfig, *, store: BaseStore) -> 
             for step in range(asked["steps"]):
                 write({"type": "sleep", "step": step})
                 await asyncio.sleep(asked["ms"] / 1000)
-    answer = await Letters().ainvoke(state["messages"])
+    answer = await _answer(state["messages"]).ainvoke(state["messages"])
     if not state.get("sharedStateFromStoreConfig"):
         await store.aput(_SHARED, "user_id", {"id": _user(config)})
     return {"interrupt": False, "messages": [answer]}
@@ -177,7 +121,8 @@ async def _simply(state: _Simple, config: RunnableConfig, *, store: BaseStore) -
     namespace = (user["identity"] if user is not None else "ALL",)
     if await store.aget(namespace, "key_one") is None:
         await store.aput(namespace, "key_one", {"text": state["messages"][-1].content})
-    return {"messages": [await Letters(last="end\u2028").ainvoke(state["messages"])]}
+    model = _answer(state["messages"], last="end\u2028")
+    return {"messages": [await model.ainvoke(state["messages"])]}
 
 
 async def _simply_use(message: AnyMessage) -> dict[str, Any]:

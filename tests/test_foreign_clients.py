@@ -13,7 +13,7 @@ from tools.foreign_clients.report import Comparison
 from tools.foreign_clients.running import NotRun, read_junit, read_vitest
 from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
-from tools.foreign_suites.reasons import read_entries
+from tools.foreign_suites.reasons import read_entries, read_unsteady
 from tools.foreign_suites.running import Outcome
 
 PASSED, FAILED = Outcome("passed"), Outcome("failed", "no")
@@ -64,6 +64,14 @@ def test_what_fails_without_a_reason_is_noticed() -> None:
         "  left out  b: Crons.",
         "  passes, and need not be left out any more: c",
     ]
+
+
+def test_what_passes_at_times_keeps_its_reason(tmp_path: Path) -> None:
+    entry = '[[test]]\nsuite = "s"\nid = "{}"\n{}reason = "x"\n'
+    file = tmp_path / "excluded.toml"
+    file.write_text(entry.format("a", "unsteady = true\n") + entry.format("b", ""))
+    found = Comparison("s", {"a": PASSED, "b": PASSED}, {}, read_entries(file), read_unsteady(file))
+    assert (found.wrong, found.stale) == ([], ["b"])
 
 
 def test_reasons_are_given_once(tmp_path: Path) -> None:

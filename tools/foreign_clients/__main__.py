@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
-from tools.foreign_suites.reasons import read_entries
+from tools.foreign_suites.reasons import read_entries, read_unsteady
 from tools.foreign_suites.running import Outcome
 
 from . import running, sources
@@ -29,14 +29,14 @@ _BY_NAME = {suite.name: suite for suite in SUITES}
 def main(arguments: list[str]) -> int:
     """Run what the arguments name; the exit status."""
     options = _parsed(arguments)
-    reasons = read_entries(REASONS)
+    reasons, unsteady = read_entries(REASONS), read_unsteady(REASONS)
     comparisons: list[Comparison] = []
     try:
         for name in options.suites:
             suite = _BY_NAME[name]
             ours = _outcomes(suite, "perdure", options)
             reference = _outcomes(suite, "reference", options) if options.reference else {}
-            comparisons.append(Comparison(suite.name, ours, reference, reasons))
+            comparisons.append(Comparison(suite.name, ours, reference, reasons, unsteady))
             print("\n".join(comparisons[-1].lines()), flush=True)
     except (Unobtainable, NotStarted, running.NotRun) as error:
         print(error, file=sys.stderr)

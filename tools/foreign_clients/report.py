@@ -16,6 +16,7 @@ class Comparison:
     ours: Outcomes
     reference: Outcomes
     reasons: Mapping[tuple[str, str], str]
+    unsteady: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def wrong(self) -> list[str]:
@@ -28,9 +29,10 @@ class Comparison:
 
     @property
     def stale(self) -> list[str]:
-        """The reasons that name no test that fails."""
+        """The reasons that name no test that fails, but for those of tests that pass at times."""
         failing = {name for name, outcome in self.ours.items() if outcome.result == "failed"}
-        return [name for suite, name in self.reasons if suite == self.suite and name not in failing]
+        held = [name for suite, name in self.reasons if suite == self.suite and name not in failing]
+        return [name for name in held if (self.suite, name) not in self.unsteady]
 
     def _reason(self, name: str) -> str | None:
         return self.reasons.get((self.suite, name))

@@ -74,7 +74,7 @@ def talks(url: str, admin: psycopg.Connection, tmp_path: Path) -> str:
 
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
     with pytest.raises(
-        perdure.MigrationRequired, match="has schema version 1, not 4; run `perdure migrate postgres"
+        perdure.MigrationRequired, match="has schema version 1, not 4; run `perdure migrate --db postgres"
     ):
         open_driver(url)
     assert backend.schema_version(url) == 1

@@ -157,10 +157,14 @@ class Database:
         found = run(tags.list_tags(Partition(self._tenant, thread_id)), self._driver)
         return {record.key[0]: record.fields["checkpoint_id"] for record in found}
 
-    def show(self, thread_id: str) -> CheckpointView:
-        """Return the latest checkpoint of a thread as plain data, without building types; raises ``NotFound``
-        if there is none."""
-        return run(inspect.latest(Partition(self._tenant, thread_id), self._digest), self._driver)
+    def show(self, thread_id: str, checkpoint_id: str | None = None, namespace: str = "") -> CheckpointView:
+        """Return a checkpoint of a thread in plain data, the latest without an id; no type is built.
+
+        Raises:
+            NotFound: There is no such checkpoint.
+        """
+        program = inspect.load(Partition(self._tenant, thread_id), namespace, checkpoint_id, self._digest)
+        return run(program, self._driver)
 
     def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
         """Return the newest checkpoints of a thread's namespace, newest first, without values."""

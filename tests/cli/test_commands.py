@@ -153,6 +153,39 @@ def test_a_tag_outlives_pruning_and_export_has_everything(shell: Shell, tmp_path
     assert "no tag 'approved'" in missing.stderr
 
 
+def test_a_checkpoint_is_shown_as_it_was(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 2)
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    rows = [
+        json.loads(line) for line in shell("threads", "history", "ada", "--json", **url).stdout.splitlines()
+    ]
+    assert [row["step"] for row in rows] == sorted((row["step"] for row in rows), reverse=True)
+    assert all("channels" not in row for row in rows)
+    first = next(row for row in rows if row["step"] == 1)["checkpoint_id"]
+    latest = json.loads(shell("threads", "show", "ada", "--json", **url).stdout)
+    assert (latest["thread_id"], latest["checkpoint_id"]) == ("ada", rows[0]["checkpoint_id"])
+    then = json.loads(shell("threads", "show", "ada", "--checkpoint", first, "--json", **url).stdout)
+    assert then["checkpoint_id"] == first
+    lengths = [
+        next(channel["length"] for channel in shown["channels"] if channel["name"] == "messages")
+        for shown in (then, latest)
+    ]
+    assert lengths == [2, 4]
+    assert "question 1" not in shell("threads", "show", "ada", "--checkpoint", first, **url).stdout
+    missing = shell("threads", "show", "ada", "--checkpoint", "1ef", **url)
+    assert missing.returncode == 1
+    assert "has no checkpoint 1ef" in missing.stderr
+    assert json.loads(shell("threads", "digest", "ada", "--json", **url).stdout)["thread_id"] == "ada"
+
+
+@pytest.mark.parametrize("command", ["show", "history", "inbox", "delete", "tag"])
+def test_a_url_in_place_of_a_thread_is_recognised(shell: Shell, command: str) -> None:
+    done = shell("threads", command, "postgresql://me:secret@host/threads")
+    assert done.returncode == 2
+    assert "is a database; pass it as --db" in " ".join(done.stderr.replace("│", " ").split())
+    assert "secret" not in done.stderr
+
+
 def test_damage_is_found_in_a_thread_that_does_not_open(shell: Shell, tmp_path: Path) -> None:
     for name in ("ada", "bob"):
         converse(tmp_path / "t.db", name, 1)

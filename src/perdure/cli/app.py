@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from perdure.errors import BadUrl, DecryptionError
+from perdure.storage.url import SCHEMES, redacted
 
 if TYPE_CHECKING:
     from perdure.database import Database
@@ -42,7 +43,20 @@ KeyFile = Annotated[
         help="The file with the encryption key, 32 bytes or 64 hex digits",
     ),
 ]
-ThreadId = Annotated[str, typer.Argument(help="The thread's id, as in configurable.thread_id")]
+
+
+def _thread_id(value: str) -> str:
+    """Return a thread's id; refuse the URL of a database, which belongs to ``--db``."""
+    if value.partition("://")[0] in SCHEMES and "://" in value:
+        raise typer.BadParameter(
+            f"{redacted(value)} is a database; pass it as --db, and the thread's id here"
+        )
+    return value
+
+
+ThreadId = Annotated[
+    str, typer.Argument(help="The thread's id, as in configurable.thread_id", callback=_thread_id)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,6 +24,7 @@ threads = typer.Typer(
 )
 threads.command()(export)
 threads.command("import")(import_)
+Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 _TIME_WIDTH = len("2026-01-01T00:00:00.000000+00:00")
 for command in (inbox, runs, outbox, dead, retry, stuck):
     threads.command()(command)
@@ -57,10 +59,21 @@ def list_threads(
 
 
 @threads.command()
-def show(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
-    """Show the latest state of a thread: its channels with sizes, and its messages."""
+def show(
+    thread_id: ThreadId,
+    checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
+    namespace: Namespace = "",
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state of a thread, now or at a checkpoint: its channels with sizes, and its messages."""
     with opened(db, tenant, key_file) as database:
-        view = database.show(thread_id)
+        view = database.show(thread_id, checkpoint, namespace)
+    if as_json:
+        _print_json({"thread_id": thread_id, **asdict(view)})
+        return
     out.print(f"[bold]{escape(thread_id)}[/]  checkpoint {view.checkpoint_id}")
     tags = f"  tags {', '.join(view.tags)}" if view.tags else ""
     out.print(f"{view.created_at}  source {view.source}  step {view.step}{escape(tags)}")
@@ -82,11 +95,18 @@ def history(
     tenant: Tenant = "",
     key_file: KeyFile = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first")] = 30,
-    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+    namespace: Namespace = "",
+    as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a thread, newest first."""
     with opened(db, tenant, key_file) as database:
         views = database.timeline(thread_id, namespace, limit)
+    if as_json:
+        for view in views:
+            entry = asdict(view)
+            del entry["channels"], entry["pending"]  # they are not read here
+            _print_json(entry)
+        return
     table = Table(box=None, pad_edge=False)
     table.add_column("checkpoint", no_wrap=True)
     for heading in ("parent", "step", "source", "created", "updated", "tags"):
@@ -112,6 +132,7 @@ def digest(
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the digest of a thread's content: history, values, pending writes, tags and heads.
 
@@ -128,7 +149,10 @@ def digest(
                 continue
             if not found.checkpoints and not found.writes:
                 raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
-            out.print(f"{found.hex}  {escape(name)}", soft_wrap=True)
+            if as_json:
+                _print_json({"thread_id": name, "digest": found.hex})
+            else:
+                out.print(f"{found.hex}  {escape(name)}", soft_wrap=True)
     if unreadable:
         raise typer.Exit(1)
 
@@ -188,6 +212,11 @@ def delete(
             raise typer.Exit(1)
         database.checkpointer().delete_thread(thread_id)
     out.print(f"{escape(thread_id)} is gone")
+
+
+def _print_json(entry: dict[str, Any]) -> None:
+    """Print an object on a line of its own."""
+    typer.echo(json.dumps(entry, default=jsonable))
 
 
 def _print_messages(channel: ChannelView) -> None:

@@ -77,9 +77,18 @@ class CheckpointView:
     pending: tuple[tuple[str, str, Any], ...] = ()
 
 
-def latest(partition: Partition, digest: Digester) -> Program[CheckpointView]:
-    """Return the latest checkpoint of a thread with its values; raise ``NotFound`` if there is none."""
-    found = yield from checkpoints.load(partition, "", None)
+def load(
+    partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
+) -> Program[CheckpointView]:
+    """Return a checkpoint of a thread with its values, the latest of the namespace without an id; raise
+    ``NotFound`` if there is none."""
+    found = yield from checkpoints.load(partition, namespace, checkpoint_id)
+    if found.checkpoint is None and (checkpoint_id is not None or namespace):
+        raise NotFound(
+            f"thread {partition.thread!r} has no checkpoint {checkpoint_id or 'yet'} in namespace "
+            f"{namespace!r}; "
+            "`perdure threads history` lists those that it has"
+        )
     if found.checkpoint is None:
         raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
     names = yield from _tag_names(partition)

@@ -48,6 +48,8 @@ _BACKENDS = {
     "dynamodb": ("perdure.storage.dynamodb.driver", "dynamodb"),
     "d1": ("perdure.storage.d1.driver", "d1"),
 }
+SCHEMES = frozenset(_BACKENDS)
+"""The schemes of database URLs."""
 FORMS = (
     "sqlite:///relative/path.db, sqlite:////absolute/path.db, postgresql://user@host/database, "
     "redis://host:6379/0, dynamodb://table?region=…, d1://account/database, or memory:// (nothing is kept)"

@@ -267,8 +267,8 @@ class Database:
             report: called with the number of bytes just read.
 
         Raises:
-            Conflict: the target has different content and ``replace`` is false, or the thread's queue is
-            busy. NotFound: there is no such thread.
+            Conflict: the target has different content and ``replace`` is false, or a message is under way.
+            NotFound: there is no such thread.
         """
         terms = TransferOptions(
             self._digest,
@@ -517,8 +517,8 @@ async def connect(
     """Open a database for the length of a ``with`` block.
 
     Args:
-        url: ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db``, ``memory://`` or the URL of a
-        server. migrate: create or upgrade the schema.
+        url: ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db``, ``memory://`` or a server's URL.
+        migrate: create or upgrade the schema.
         tenant: separates threads of equal names.
         encryption_key: 32 bytes, or several such keys of which the first encrypts and all decrypt.
 

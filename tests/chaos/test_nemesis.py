@@ -33,7 +33,7 @@ from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import LANE, Partition
 from perdure.storage.url import open_driver
-from perdure.testing.hirelings import SCENARIOS, JsonLines, ProcessJob, said_in
+from perdure.testing.hirelings import SCENARIOS, JsonLines, ProcessJob, messages_of
 from perdure.testing.history import Expected, audit
 from perdure.testing.nemesis import Agency, Battery, forks, repetitions
 from tests.backends import BACKENDS, EMPTY
@@ -177,13 +177,13 @@ def end_of(agency: Agency, job: ProcessJob) -> int:
 
 
 def threads_of(scenario: str) -> list[str]:
-    return sorted({thread for thread, _ in said_in(scenario)})
+    return sorted({thread for thread, _ in messages_of(scenario)})
 
 
 def violations(database: Database, scenario: str, journal: list[list[Any]]) -> list[str]:
     """What is wrong by what is stored and by what processes have seen."""
     expected = Expected({thread: [] for thread in threads_of(scenario)})
-    for thread, text in said_in(scenario):
+    for thread, text in messages_of(scenario):
         expected.acknowledged[thread].append(text)
     delivered = [line[1] for line in journal if line[0] == "delivered"]
     expected.delivered.update(delivered)

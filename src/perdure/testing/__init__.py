@@ -1,1 +1,1 @@
-"""What users and drivers test with: the storage conformance suite, faults, and pytest fixtures."""
+"""Test support for users and drivers: the storage conformance suite, faults, and pytest fixtures."""

@@ -1,4 +1,4 @@
-"""A deployment to simulate: senders that send again, workers, and a provider; and what came of it."""
+"""Simulated deployment: senders that repeat messages, workers, a provider; and an audit of the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perdure.testing.history import Expected, audit, logging_agent
 from perdure.testing.simulation import Faults, Process, Simulation
 
 SETTINGS = Settings(lease=10.0, poll=1.0, attempts=1000, backoff=0.2, max_backoff=2.0, drain=0.0)
-"""Short times and endless patience: a simulation has crashes enough to use up any number of attempts."""
+"""Short times and many attempts: the crashes of a simulation would use up any small number."""
 
 FAULTS = Faults(kill=0.01, pause=0.01, lose=0.01)
 REST_S = 600.0
@@ -35,7 +35,7 @@ BUSY_S = 3600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulated history came to: what is ``wrong`` with it, and how much happened in it."""
+    """Result of a simulated history: what is ``wrong`` with it, counts of its events, and its trace."""
 
     seed: int
     wrong: tuple[str, ...]
@@ -53,9 +53,13 @@ def simulate(
     kill_at: tuple[int, str] | None = None,
     driver: Driver | None = None,
 ) -> Outcome:
-    """One history: each thread's sender sends its messages one after the other, and again until they are
-    acknowledged; ``workers`` processes work on them. With ``kill_at`` the process whose request has that
-    number is killed ``"before"`` or ``"after"`` it happens."""
+    """Simulate one history: each thread's sender sends its messages in order, repeating each until it is
+    acknowledged, and ``workers`` processes work on them.
+
+    Args:
+        kill_at: number of a request whose process is killed ``"before"`` or ``"after"`` it is performed.
+        driver: storage to use instead of memory.
+    """
     random.seed(seed)
     simulation = Simulation(seed, faults, driver=driver)
     simulation.kill_at = kill_at

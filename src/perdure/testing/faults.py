@@ -1,6 +1,6 @@
-"""Faults on demand: a driver that fails, or ends its process, before or after a chosen storage effect.
+"""Fault injection: a driver that fails, or ends its process, before or after a chosen storage effect.
 
-Everything above the port reaches storage by effects, so failing at every effect in turn visits every state
+Everything above the port uses storage through effects, so failing at every effect in turn covers every state
 that a crash can leave behind. First count an undisturbed run, then repeat it once for each effect:
 
 >>> with faulty("sqlite:///threads.db") as (db, driver):
@@ -37,7 +37,7 @@ WRITES: tuple[type[Effect[Any]], ...] = (Stage, Commit, Drop)
 ALL = READS + WRITES
 
 Action = Callable[[Effect[Any]], object]
-"""What a fault does with the effect that it meets. What it raises, the caller of the driver gets."""
+"""Action of a fault on its effect. The caller of the driver gets what it raises."""
 
 ErrorName = Literal["unavailable", "conflict", "fenced", "contention"]
 _ERRORS: dict[ErrorName, type[PerdureError]] = {
@@ -50,8 +50,8 @@ _ERRORS: dict[ErrorName, type[PerdureError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``action`` happens at the ``at``-th counted effect, the first being 1: before it is performed, or
-    when it is durable and its answer is not yet given."""
+    """A fault: ``action`` happens at the ``at``-th counted effect, from 1, before it is performed or after it
+    is durable, before its answer."""
 
     at: int
     action: Action
@@ -75,7 +75,7 @@ def fail(error: ErrorName | Exception) -> Action:
     """
 
     def action(effect: Effect[Any]) -> None:
-        # By name it is a new one each time: an exception collects notes and frames on its way.
+        # A name makes a new error each time, as an exception collects notes and frames.
         raise error if isinstance(error, Exception) else _ERRORS[error](f"a fault made for a test: {error}")
 
     return action
@@ -83,7 +83,7 @@ def fail(error: ErrorName | Exception) -> Action:
 
 def refuse(effect: Effect[Any]) -> object:
     """Answer a commit as if another writer had changed its first guarded record: nothing is written, and the
-    caller plans anew. Only for a fault before a commit."""
+    caller plans again. Only for a fault before a commit."""
     if not isinstance(effect, Commit):
         raise TypeError(f"only a commit can be refused, not {type(effect).__name__}; count commits only")
     guarded = next((op for op in effect.ops if op.expect is not Expect.ANY), effect.ops[0])
@@ -91,10 +91,10 @@ def refuse(effect: Effect[Any]) -> object:
 
 
 class FaultyDriver:
-    """A driver around another one, which it obeys but for the faults. Safe to share between threads.
+    """A driver around another one that adds faults. Safe to share between threads.
 
-    ``counts`` names the kinds of effect that count; the others pass. ``count`` is how many have begun, and
-    ``on_effect`` is called with each of them and its number, before any fault.
+    ``counts`` names the kinds of effect that count; the others pass. ``count`` is the number of those that
+    have begun, and ``on_effect`` is called with the number and the effect before any fault.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class FaultyDriver:
         self._inner.close()
 
     def _begin(self, effect: Effect[Any]) -> int:
-        """The number of an effect, 0 when its kind does not count."""
+        """Return the number of an effect, 0 if its kind does not count."""
         if not isinstance(effect, self._counts):
             return 0
         with self._lock:
@@ -156,7 +156,7 @@ class FaultyDriver:
         return at
 
     def _strike(self, at: int, when: str, effect: Effect[Any]) -> Refused | None:
-        """Let the faults of this moment act; before an effect, a refusal stands for its own answer."""
+        """Apply the faults of this moment; before an effect, a refusal replaces its answer."""
         for fault in self._faults:
             if fault.at == at and fault.when == when:
                 answer = fault.action(effect)
@@ -175,8 +175,8 @@ def faulty(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
 ) -> Iterator[tuple[Database, FaultyDriver]]:
-    """Open a database as ``perdure.connect_sync`` does, with faults under its savers, and the driver that
-    makes them."""
+    """Open a database as ``perdure.connect_sync`` does, with faults; yields the database and the driver that
+    makes them. Arguments are those of ``connect_sync`` and ``FaultyDriver``."""
     made: list[FaultyDriver] = []
 
     def wrap(driver: Driver) -> Driver:

@@ -1,8 +1,8 @@
-"""Processes that are hired to be killed: workers, senders, and lone ones that do everything themselves.
+"""Child processes made to be killed: workers, senders, and single processes that do both.
 
-A zygote imports everything once and does nothing but fork, so that a process which opens the database for
-the first time costs a hundredth of a cold start. What a process has seen it notes in files, a line in one
-``write``: a line is there exactly when what it says has happened. Only for systems that can fork.
+A zygote imports everything once and only forks, so that a process which opens the database for the first time
+costs a hundredth of a cold start. Processes record their observations in files, a line in one ``write``, so
+that a line is there exactly if its event has happened. Only for systems that can fork.
 """
 
 from __future__ import annotations
@@ -49,16 +49,25 @@ from perdure.testing.history import Log, Pause, logging_agent
 R = TypeVar("R")
 
 FOREVER = 1 << 52
-"""A time that no lane is due after."""
+"""Time later than every due time."""
 
 _THINKS_S = (0.0, 0.02, 0.2, 0.5)
 
 
 @dataclass(frozen=True)
 class ProcessJob:
-    """What one process does until it is killed. ``enough`` in its folder tells a sender that its ``messages``
-    are; ``at`` and ``when`` are the storage effect at which a lone process ends itself. ``breaks`` names a
-    function that takes a guard away, ``module:function``, for a check of the checks."""
+    """Work of one process until it is killed.
+
+    Attributes:
+        folder: place of the shared files. A file ``enough`` in it ends a sender that has sent ``messages``.
+        skew_s: seconds by which its clock is ahead.
+        lease: lease of its runs in seconds.
+        threads: threads of a sender.
+        every_s: mean seconds between two messages.
+        poll: seconds between two polls.
+        at: number of the storage effect at which a single process ends itself, ``before`` or ``after`` it.
+        breaks: function that removes a guard, as ``module:function``, to check the checks.
+    """
 
     role: Literal["worker", "sender", "lone"]
     name: str
@@ -79,7 +88,7 @@ class ProcessJob:
 
 
 class JsonLines:
-    """Lines of JSON in a file that several processes append to."""
+    """JSON lines in a file that several processes append to."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._file = os.open(Path(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -94,7 +103,7 @@ class JsonLines:
 
 
 class _Noted:
-    """An observer that notes what it is told."""
+    """Observer that records events."""
 
     def __init__(self, journal: JsonLines, job: ProcessJob) -> None:
         self._journal, self._job = journal, job
@@ -108,8 +117,11 @@ class _Noted:
 
 
 class _Watched:
-    """A driver that notes which tasks' writes were stored, and under which epoch. With ``suspects`` it looks
-    before each write of a run whose the thread is, and notes one that a stranger was let store."""
+    """Driver that records the tasks whose writes were stored, and the epoch of each.
+
+    With ``suspects`` it reads the thread's lease holder before each write of a run, and records a write that
+    another process was allowed to store.
+    """
 
     def __init__(self, inner: Driver, journal: JsonLines, owner: str, *, suspects: bool) -> None:
         self._inner, self._journal, self._owner, self._suspects = inner, journal, owner, suspects
@@ -151,7 +163,7 @@ class _Watched:
 
 
 def _of_a_run(effect: Effect[Any]) -> Commit | None:
-    """A commit that stores a checkpoint or a task's writes; anything else is none."""
+    """Return the commit if it stores a checkpoint or a task's writes, otherwise ``None``."""
     if isinstance(effect, Commit) and any(
         isinstance(op, Put) and op.kind in (CHECKPOINT, WRITE) for op in effect.ops
     ):
@@ -183,7 +195,7 @@ def _is_noted(job: ProcessJob, name: str) -> bool:
 
 
 def _ran(journal: JsonLines) -> None:
-    """Note that a step begins, by its task, and under which epoch."""
+    """Record the start of a step, by its task, and the epoch."""
     configurable = get_config().get("configurable", {})
     thread = carried(configurable)
     if thread is None or thread.epoch is None:
@@ -192,7 +204,7 @@ def _ran(journal: JsonLines) -> None:
 
 
 def _provider(journal: JsonLines) -> Callable[[str, Reply], Any]:
-    """A provider that notes the key of each delivery, with some time before and after it does."""
+    """Return a provider that records the key of each delivery, with delays before and after."""
 
     async def send(thread: str, reply: Reply) -> str:
         await asyncio.sleep(random.choice((0.0, 0.01)))
@@ -236,7 +248,7 @@ async def _work(job: ProcessJob) -> None:
 
 
 async def _nothing(step: int) -> None:
-    """No step is taken where messages are only accepted."""
+    """Do nothing: no step is taken where messages are only accepted."""
 
 
 async def _send(job: ProcessJob) -> None:
@@ -279,7 +291,7 @@ async def _insist(app: Runtime, thread: str, text: str, journal: JsonLines) -> T
 
 
 def _asking_agent(pause: Pause) -> Agent:
-    """A graph that asks once, and goes on with the answer."""
+    """Return an agent whose graph asks one question and continues with the answer."""
 
     async def begin(state: Log) -> dict[str, list[str]]:
         await pause(0)
@@ -308,17 +320,17 @@ def _asking_agent(pause: Pause) -> Agent:
 
 
 SCENARIOS = ("plain", "debounce", "threads", "failing", "interrupt")
-"""What a lone process goes through: two messages on a thread; two that wait for each other; two threads; a
-step that fails at first; a question, its answer, and a message after it."""
+"""Scenarios of a single process: two messages on a thread; two that are debounced; two threads; a step that
+fails at first; a question, its answer, and a message after it."""
 
 
-def said_in(scenario: str) -> list[tuple[str, str]]:
-    """The messages of a scenario, each with its thread."""
+def messages_of(scenario: str) -> list[tuple[str, str]]:
+    """Return the messages of a scenario, each with its thread."""
     return [("a", "one"), ("b" if scenario == "threads" else "a", "two")]
 
 
 async def _live(job: ProcessJob) -> None:
-    """Say what is to be said, work on it, and come to rest; from wherever the process before was ended."""
+    """Send the messages, work on them, and come to rest; continues where the process before was ended."""
     journal = JsonLines(job.folder, "journal")
     acknowledged = {tuple(line[1:3]) for line in JsonLines.lines(job.folder, "journal") if line[0] == "acked"}
 
@@ -329,11 +341,11 @@ async def _live(job: ProcessJob) -> None:
             raise RuntimeError("a step that fails at first")
 
     agent = (_asking_agent if job.scenario == "interrupt" else logging_agent)(pause)
-    clean = open_database(job.url)  # what is looked at here is no step of the scenario
+    clean = open_database(job.url)  # reads here are no steps of the scenario
     try:
         with _opened(job, journal) as (database, driver):
             async with _runtime(job, database, agent, journal) as app:
-                for thread, text in said_in(job.scenario):
+                for thread, text in messages_of(job.scenario):
                     if (thread, text) not in acknowledged:
                         quiet = 0.1 if job.scenario == "debounce" else 0.0
                         await app.accept(thread, text, dedupe_key=text, channel="chat", debounce=quiet)
@@ -342,7 +354,7 @@ async def _live(job: ProcessJob) -> None:
                         await _over(clean, thread, 1)
                         await app.answer(thread, "this", dedupe_key="answer", channel="chat")
                         await _over(clean, thread, 2)
-                # Nobody could set an event: what is waited for stands in the database.
+                # No event exists for this: the state is in the database.
                 while await clean.arun(ask(Find("due", "", until=FOREVER))):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 _note(job, "effects", str(driver.count))
@@ -351,7 +363,7 @@ async def _live(job: ProcessJob) -> None:
 
 
 async def _over(database: Database, thread: str, count: int) -> None:
-    """Wait until a thread has that many runs which are not open."""
+    """Wait until a thread has ``count`` runs that are not open."""
     while True:
         found = await database.arun(runs.latest(Partition("", thread), 10))
         if len(found) >= count and found[-count].state != OPEN:
@@ -361,13 +373,13 @@ async def _over(database: Database, thread: str, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-# Being one of them
+# Roles
 
 _ROLES = {"worker": _work, "sender": _send, "lone": _live}
 
 
 def skew(seconds: float) -> None:
-    """Let this process believe that it is so much later, in every module that is there."""
+    """Set this process's clock ahead by ``seconds``, in every module that is loaded."""
     real_time, real_time_ns, real = time.time, time.time_ns, datetime.datetime
     ahead = datetime.timedelta(seconds=seconds)
 
@@ -397,7 +409,7 @@ def skew(seconds: float) -> None:
 
 
 def _break(place: str) -> None:
-    """Take a guard away, for good: this process ends with it."""
+    """Remove a guard for the rest of this process."""
     import pytest
 
     module, _, name = place.partition(":")
@@ -432,7 +444,7 @@ def _fork(job: ProcessJob) -> int:
 
 
 def serve() -> None:
-    """Fork as told, a line of JSON on standard input each; at its end no process is left."""
+    """Fork a process for each line of JSON on standard input; kill the rest at its end."""
     children: set[int] = set()
     try:
         for line in sys.stdin:

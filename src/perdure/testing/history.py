@@ -1,8 +1,8 @@
-"""Whether a history kept the promises: what is stored at the end, against what was acknowledged.
+"""Audit of a history: compares the stored state at the end with what was acknowledged.
 
 The graph under test keeps a log: ``m:<text>`` for each message that it was given, ``s:<n>`` for each step
-that it took. What the log has to be follows from the inbox and its runs, so a message that was lost or
-applied twice, a step that was committed twice, and an order that was not kept can all be read off it.
+that it took. The expected log follows from the inbox and its runs, so it shows a message that was lost or
+applied twice, a step that was committed twice, and a wrong order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
 from perdure.runtime.agents import MESSAGE, Agent
 
 STEPS = 3
-"""The steps of each run of the logging graph."""
+"""Number of steps in each run of the logging graph."""
 
 
 class Log(TypedDict):
@@ -36,11 +36,11 @@ class Log(TypedDict):
 
 
 Pause = Callable[[int], Awaitable[None]]
-"""Awaited within each step, with its number: where a model would be called."""
+"""Awaited within each step, with its number, in place of a model call."""
 
 
 def logging_graph(pause: Pause) -> Pregel[Any, Any, Any, Any]:
-    """The graph under test."""
+    """Return the graph under test."""
 
     def step(number: int) -> RunnableLambda[Log, dict[str, list[str]]]:
         async def taken(state: Log) -> dict[str, list[str]]:
@@ -59,7 +59,7 @@ def logging_graph(pause: Pause) -> Pregel[Any, Any, Any, Any]:
 
 
 def logging_agent(pause: Pause) -> Agent:
-    """The graph under test as a runtime runs it; the reply to a run is how long the log is then."""
+    """Return the graph under test as an agent; the reply to a run is the length of the log then."""
 
     def to_input(messages: Sequence[Message]) -> dict[str, list[str]]:
         return {"log": [f"m:{message.payload[MESSAGE]['content']}" for message in messages]}
@@ -72,16 +72,20 @@ def logging_agent(pause: Pause) -> Agent:
 
 @dataclass
 class Expected:
-    """What senders know: the texts that were acknowledged, by thread, in the order of acknowledgement (each
-    was sent after the one before was acknowledged), and all that were ever sent."""
+    """State known to the senders.
+
+    Attributes:
+        acknowledged: texts by thread, in the order of acknowledgement; each was sent after the one before was
+            acknowledged.
+        delivered: count of the deliveries under each key.
+    """
 
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
     delivered: Counter[str] = field(default_factory=Counter)
 
 
 def audit(database: Database, expected: Expected, *, tenant: str = "") -> list[str]:
-    """Everything that is wrong with the threads of a history that has come to rest; empty when every promise
-    was kept."""
+    """Return everything that is wrong with the threads of a history at rest; empty if all guarantees hold."""
     wrong = foreign(database, expected, tenant=tenant)
     for thread, texts in expected.acknowledged.items():
         wrong += [
@@ -142,7 +146,7 @@ def _audit_thread(database: Database, at: Partition, texts: Sequence[str], expec
 
 
 def foreign(database: Database, expected: Expected, *, tenant: str = "") -> list[str]:
-    """What was delivered under a key that no reply has."""
+    """Return deliveries under a key that no reply has."""
     own = {
         reply.id
         for thread in expected.acknowledged
@@ -162,19 +166,19 @@ def _audit_log(
     newest: Sequence[Run],
     texts: Sequence[str],
 ) -> list[str]:
-    said = {message.seq: message.payload[MESSAGE]["content"] for message in messages}
+    texts_by_number = {message.seq: message.payload[MESSAGE]["content"] for message in messages}
     due: list[str] = []
     for run in reversed(newest):
-        due += [f"m:{said.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
+        due += [f"m:{texts_by_number.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
         due += [f"s:{n}" for n in range(STEPS)]
     found = database.checkpointer(tenant=at.tenant).get_tuple({"configurable": {"thread_id": at.thread}})
     log: list[str] = [] if found is None else found.checkpoint["channel_values"].get("log", [])
     wrong: list[str] = []
     if log != due:
         wrong.append(f"I3, I8 the log is {log}, and has to be {due}")
-    told = [entry[2:] for entry in log if entry.startswith("m:")]
-    if [text for text in told if text in set(texts)] != list(texts):
-        wrong.append(f"I3 acknowledged in the order {list(texts)}, told {told}")
+    applied = [entry[2:] for entry in log if entry.startswith("m:")]
+    if [text for text in applied if text in set(texts)] != list(texts):
+        wrong.append(f"I3 acknowledged in the order {list(texts)}, applied as {applied}")
     return wrong
 
 

@@ -1,8 +1,8 @@
-"""A battery against real processes: workers, senders and a provider, and somebody who kills and pauses them.
+"""Fault injection against real processes: workers, senders and a provider, killed and paused at random.
 
-Workers are killed with ``SIGKILL`` and stopped for longer than their lease, senders are killed and send again
-what they do not know to be accepted, at moments that a seed chooses; then everybody is left in peace, and
-what is stored is held against what was acknowledged. The moments are a seed's, the interleaving is not.
+Workers are killed with ``SIGKILL`` and stopped for longer than their lease; senders are killed and repeat
+what they do not know to be accepted. A seed chooses the moments. Then the faults stop, and the stored state
+is compared with what was acknowledged. The seed fixes the moments, not the interleaving.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUSY_S, _REST_S = 60.0, 120.0
 
 @dataclass(frozen=True)
 class Hireling:
-    """A process that was hired. ``gone`` becomes readable when it has ended."""
+    """A started process. ``gone`` is a file descriptor that becomes readable when it has ended."""
 
     job: ProcessJob
     pid: int
@@ -44,8 +44,8 @@ class Hireling:
 
 
 class Agency:
-    """Hires processes out, and buries them; a context manager that leaves none behind. They
-    run in ``cwd``. One thread uses it."""
+    """Starts processes in ``cwd`` and reaps them; a context manager that leaves none behind. For use by one
+    thread."""
 
     def __init__(self, cwd: Path | None = None) -> None:
         self._hired: dict[int, Hireling] = {}
@@ -68,9 +68,9 @@ class Agency:
         self._zygote.communicate(timeout=60)
 
     def hire(self, job: ProcessJob) -> Hireling:
-        """Start a process with this process's settings of servers."""
+        """Start a process with this process's environment of servers."""
         environment = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
-        pid = self._told({"hire": asdict(replace(job, environment=environment))})
+        pid = self._request({"hire": asdict(replace(job, environment=environment))})
         hireling = Hireling(job, pid, os.pidfd_open(pid))
         self._hired[pid] = hireling
         return hireling
@@ -81,18 +81,19 @@ class Agency:
         self.bury(hireling)
 
     def bury(self, hireling: Hireling) -> int:
-        """Wait for the end of a process; its exit code, or the signal that ended it as a negative number."""
+        """Wait for the end of a process; return its exit code, or the signal that ended it as a negative
+        number."""
         del self._hired[hireling.pid]
         os.close(hireling.gone)
-        return os.waitstatus_to_exitcode(self._told({"bury": hireling.pid}))
+        return os.waitstatus_to_exitcode(self._request({"bury": hireling.pid}))
 
     def bury_all(self) -> None:
         """Kill every process that is left."""
         for hireling in list(self._hired.values()):
             self.kill(hireling)
 
-    def _told(self, request: dict[str, object]) -> int:
-        # Its pid stays its own until the zygote has waited for it: no stranger is ever killed.
+    def _request(self, request: dict[str, object]) -> int:
+        # The pid stays reserved until the zygote has waited for it: no other process is ever killed.
         assert self._zygote.stdin is not None
         assert self._zygote.stdout is not None
         self._zygote.stdin.write(json.dumps(request) + "\n")
@@ -103,8 +104,8 @@ class Agency:
 
 @dataclass
 class Figures:
-    """What a battery came to. ``losses`` are leases that were lost, ``refused`` stale writes that were
-    refused, ``stale`` those that were not; ``lost``, ``forks``, ``twice`` and ``stuck`` have to be 0."""
+    """Result of a test. ``losses`` counts lost leases, ``refused`` stale writes that were refused, ``stale``
+    those that were not; ``lost``, ``forks``, ``twice`` and ``stuck`` have to be 0."""
 
     backend: str
     seed: int
@@ -127,8 +128,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Battery:
-    """How much is done to whom. ``interval_s`` is the mean time between two strikes, ``every_s`` between two
-    messages of a sender."""
+    """Parameters of a test. ``interval_s`` is the mean time between two faults, ``every_s`` between two
+    messages of a sender, in seconds."""
 
     backend: str
     seed: int
@@ -144,7 +145,7 @@ class Battery:
     breaks: str = ""
 
     def run(self, agency: Agency, url: str, folder: Path) -> tuple[Figures, list[str]]:
-        """Run it on an empty, migrated database; what came of it, and all that is wrong."""
+        """Run it on an empty, migrated database; return the figures and everything that is wrong."""
         return _Run(self, agency, url, str(folder)).run()
 
 
@@ -207,11 +208,11 @@ class _Run:
     def _hire(self, name: str) -> None:
         self.hired += 1
         job = self.jobs[name]
-        # A worker's name is what its leases are held under: nobody may be taken for one who is dead.
+        # A worker's leases are held under its name: a new process must not pass for one that is dead.
         own = f"{name} #{self.hired}" if job.role == "worker" else name
         self.alive[name] = self.agency.hire(replace(job, name=own, seed=self.random.getrandbits(32)))
 
-    # What is done to them
+    # Faults
 
     def _strike_all(self) -> None:
         battery, figures = self.battery, self.figures
@@ -252,7 +253,7 @@ class _Run:
         heapq.heappush(self.later, (time.monotonic() + seconds, what, name, pid))
 
     def _tend(self) -> None:
-        """Do what is due, wait a moment, and see whether anybody has ended without having been told to."""
+        """Do what is due, wait a moment, and report processes that ended by themselves."""
         while self.later and self.later[0][0] <= time.monotonic():
             _, what, name, pid = heapq.heappop(self.later)
             if what == "hire":
@@ -270,11 +271,11 @@ class _Run:
             code = self.agency.bury(hireling)
             if code or hireling.job.role == "worker":
                 error = Path(self.folder, f"error of {hireling.job.name}")
-                said = error.read_text()[-1000:] if error.exists() else ""
-                self.wrong.append(f"{hireling.job.name} ended by itself, with {code}: {said}")
+                output = error.read_text()[-1000:] if error.exists() else ""
+                self.wrong.append(f"{hireling.job.name} ended by itself, with {code}: {output}")
 
     def _calm(self) -> None:
-        """Nobody is struck any more: senders finish, workers come to rest."""
+        """Run without faults until the senders finish and the workers come to rest."""
         end = time.monotonic() + _BUSY_S + self.battery.messages * self.battery.every_s
         while self.later or any(self.jobs[name].role == "sender" for name in self.alive):
             self._tend()
@@ -290,7 +291,7 @@ class _Run:
         finally:
             database.close()
 
-    # What came of it
+    # Results
 
     def _look(self) -> None:
         figures, journal = self.figures, JsonLines.lines(self.folder, "journal")
@@ -322,7 +323,7 @@ class _Run:
         self.wrong += found + repeated
 
     def _count(self, database: Database, at: Partition, texts: Sequence[str]) -> None:
-        """Count what was lost and what happened twice on a thread, by its log alone."""
+        """Count lost and repeated entries of a thread by its log alone."""
         figures = self.figures
         tuple_ = database.checkpointer().get_tuple({"configurable": {"thread_id": at.thread}})
         log: list[str] = [] if tuple_ is None else tuple_.checkpoint["channel_values"].get("log", [])
@@ -336,15 +337,18 @@ class _Run:
 
 
 def forks(database: Database, at: Partition) -> list[str]:
-    """The checkpoints of a thread that have more than one child."""
+    """Return the checkpoints of a thread that have more than one child."""
     (found,) = database.run(ask(Fetch(at, (Range(CHECKPOINT, ("",), bodies=False),))))
     children = Counter(record.fields["parent_id"] for record in found)
     return [f"{at.thread}: {parent} has {n} children" for parent, n in children.items() if n > 1]
 
 
 def repetitions(journal: Sequence[Sequence[object]]) -> list[str]:
-    """Tasks that ran under a later epoch than that under which they were stored: whoever took over knew, or
-    had to, that they were done. One that is out of its lease may run anything; it stores nothing."""
+    """Return tasks that ran under a later epoch than the one they were stored under.
+
+    The worker that took over knew, or had to, that they were done. One without its lease may run any task, as
+    it stores nothing.
+    """
     stored: dict[object, int] = {}
     for what, *line in journal:
         if what == "stored" and isinstance(line[1], int):

@@ -1,9 +1,9 @@
-"""Whole deployments in one thread, with a clock that jumps and a storage that obeys a seed.
+"""Simulation of whole deployments in one thread, with a virtual clock and a seeded scheduler.
 
 Real runtimes, savers and graphs run on an event loop whose time is virtual. Every request to storage, and
-every call to a channel's provider, waits until the scheduler lets it happen; which one is next, and which
-process is killed, paused or left without an answer then, comes from a seeded generator. The same seed makes
-the same history, so a failure found once can be looked at again.
+every call to a channel's provider, waits until the scheduler performs it. A seeded generator chooses the next
+request, and the process that is killed, paused or left without an answer. The same seed makes the same
+history, so that a failure can be reproduced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 _LAST_TIME = "_last_v6_timestamp"
 EPOCH_US = 1_700_000_000_000_000
-"""When a simulation begins, in microseconds since 1970."""
+"""Start of a simulation, in microseconds since 1970."""
 
 
 class Ended(asyncio.CancelledError):
@@ -44,8 +44,8 @@ class Ended(asyncio.CancelledError):
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often, for each request that is let through, its process is killed, paused or left without an
-    answer; and between how many virtual seconds a pause is, and a restart takes."""
+    """Probabilities, for each request, that its process is killed, paused or left without an answer; and the
+    ranges, in virtual seconds, of a pause and of a restart."""
 
     kill: float = 0.0
     pause: float = 0.0
@@ -56,8 +56,8 @@ class Faults:
 
 @dataclass(eq=False)
 class Process:
-    """A process of the deployment: when it is dead nothing that it asked for happens, and nothing that
-    happened is told to it."""
+    """A process of the deployment. Once it is dead, none of its requests is performed and it gets no
+    answer."""
 
     name: str
     skew_s: float = 0.0
@@ -75,7 +75,7 @@ class _Request:
 
 
 class _Selector(selectors.SelectSelector):
-    """Where a loop would wait, the scheduler lets something happen, or the time goes on."""
+    """Selector that lets the scheduler act, or the time pass, instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop with a time of its own."""
+    """Event loop with virtual time."""
 
     def __init__(self, selector: _Selector) -> None:
         self.now = 1000.0
@@ -103,9 +103,10 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Simulation:
-    """One history, a context manager. ``spawn`` starts processes, ``run`` lets them run until ``until`` says
-    that it is enough, or ``limit`` virtual seconds have passed. ``trace`` is what happened, in order;
-    ``wrong`` is what no moment of it may show."""
+    """One history, as a context manager.
+
+    ``spawn`` starts processes; ``run`` lets them run until ``until`` is true, or ``limit`` virtual seconds
+    have passed. ``trace`` lists the events in order, ``wrong`` the violations found."""
 
     def __init__(self, seed: int, faults: Faults | None = None, *, driver: Driver | None = None) -> None:
         self.random = random.Random(seed)
@@ -134,7 +135,7 @@ class Simulation:
         self._real_time_ns = time.time_ns
 
     def __enter__(self) -> Self:
-        time.time_ns = self._host_time_ns  # what checkpoint ids are made of
+        time.time_ns = self._host_time_ns  # the source of checkpoint ids
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,17 +150,17 @@ class Simulation:
 
     @property
     def time_us(self) -> int:
-        """The database's time."""
+        """Time of the database, in microseconds."""
         return EPOCH_US + round(self._loop.now * 1_000_000)
 
     def database(self, process: Process, *, tenant: str = "") -> Database:
-        """The database as a process has it open."""
+        """Return the database as a process has it open."""
         return Database(EncryptedDriver(_Driver(self, process), None), tenant=tenant, digest=Digester())
 
     def spawn(
         self, name: str, main: Callable[[Process], Coroutine[Any, Any, None]], *, skew_s: float = 0.0
     ) -> None:
-        """Start a process whose host's clock is ``skew_s`` seconds ahead; killed, it is started again."""
+        """Start a process whose host's clock is ``skew_s`` seconds ahead; if killed, it is started again."""
         self._made[name] = (main, skew_s)
         process = Process(name, skew_s)
         context = copy_context()
@@ -168,24 +169,24 @@ class Simulation:
         process.main = self._loop.create_task(main(process), name=name, context=context)
 
     async def happen(self, process: Process, action: Callable[[], R], *, is_write: bool = True) -> R:
-        """Let something outside of a process happen, when the scheduler pleases."""
+        """Perform an action outside of a process when the scheduler chooses it."""
         if self._is_over:
             raise Ended
         future: asyncio.Future[R] = self._loop.create_future()
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
-        if not process.is_dead:  # otherwise nothing happens any more: it is a process no longer
+        if not process.is_dead:  # a dead process gets no answer
             self._requests.append(_Request(process, action, future, is_write))
         return await future
 
     def run(self, until: Callable[[], bool], *, limit: float) -> bool:
-        """Let the processes run; whether ``until`` came true. ``limit`` is in virtual seconds."""
+        """Let the processes run; return ``until()`` at the end. ``limit`` is in virtual seconds."""
         self._until, self._deadline = until, self._loop.now + limit
         self._loop.run_until_complete(self._watch())
         return until()
 
     def calm(self) -> None:
-        """No more faults; who is paused goes on."""
+        """Stop the faults; paused processes continue."""
         self.faults, self.kill_at = Faults(), None
 
     def close(self) -> None:
@@ -206,13 +207,13 @@ class Simulation:
         self._loop.close()
 
     async def _watch(self) -> None:
-        # The time is virtual: nobody could set an event.
+        # The time is virtual: no event could be set.
         while not self._until() and self._loop.now < self._deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.25)
 
     def performed(self, process: Process, effect: Effect[R]) -> R:
-        """Let storage obey, and look at what it did: who stores something of a run holds the thread, and says
-        under which epoch."""
+        """Perform an effect and check it: a process that stores data of a run holds the thread, and checks
+        the epoch."""
         answer = self.driver.perform(effect)
         if isinstance(effect, Commit) and isinstance(answer, Refused) and answer.kind is EPOCH:
             self.counts["stale writes refused"] += 1
@@ -232,7 +233,7 @@ class Simulation:
     # The scheduler
 
     def _idle(self, timeout: float | None) -> None:
-        """Everybody waits: let a request happen, or the time go on."""
+        """Perform a request, or advance the time, as all processes wait."""
         if self._is_over:
             self._loop.now += timeout or 0.0
             return
@@ -257,7 +258,7 @@ class Simulation:
             self._kill(process)
             return
         if draw > 1 - faults.pause:
-            # The request is out of the process's hands: it happens, and the answer has to wait.
+            # The request has left the process: it is performed, and the answer has to wait.
             process.paused_until = self._loop.now + self.random.uniform(*faults.pause_s)
             self.counts["pauses"] += 1
             self.trace.append(f"{number} {process.name} paused")
@@ -323,4 +324,4 @@ class _Driver:
         )
 
     def close(self) -> None:
-        """The storage is the simulation's."""
+        """Leave the storage open: it is the simulation's."""

@@ -1,4 +1,4 @@
-"""What the saver contract works with: a backend that several processes share, and small steps on a thread."""
+"""Helpers of the saver contract: a backend that several processes share, and small steps on a thread."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Backend:
         return before + 1
 
     def chunks(self, thread: str = THREAD) -> int:
-        """How many chunks a thread holds."""
+        """Return the count of chunks that a thread holds."""
         (answer,) = self.driver.perform(Fetch(Partition("", thread), (Range(CHUNK, bodies=False),)))
         return len(answer)
 
@@ -152,8 +152,11 @@ def put(
     source: str = "loop",
     root: str | None = None,
 ) -> RunnableConfig:
-    """Store a checkpoint on the one that the config names; every channel has ``version``, and those in
-    ``new`` (all, unless told) are announced as new. ``root`` is the root checkpoint of a subgraph's."""
+    """Store a checkpoint on the one that the config names.
+
+    Every channel has ``version``, and those in ``new`` (all by default) are announced as new. ``root`` is the
+    root checkpoint of a subgraph's.
+    """
     values = {"x": checkpoint_id} if values is None else values
     checkpoint = empty_checkpoint()
     checkpoint["id"] = checkpoint_id

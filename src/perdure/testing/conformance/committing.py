@@ -1,4 +1,4 @@
-"""What a commit does: versions, expectations, all or nothing; and what a stage does beside it."""
+"""Contract of commits, with versions, expectations and atomicity, and of staging."""
 
 from __future__ import annotations
 

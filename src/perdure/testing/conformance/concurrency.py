@@ -1,4 +1,4 @@
-"""What holds when many threads and tasks write at once."""
+"""Contract of concurrent writes by many threads and tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of the storage port, in one class, and a driver seen through each of its two doors."""
+"""Contract of the storage port, in one class, for both the blocking and the awaited methods of a driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class DriverContract(Reading, Committing, Partitions, Queues, Items, Documents, Concurrency):
-    """What every driver promises. Subclass it in a test and give it a fixture ``driver``: an open, empty one.
+    """Contract of every driver. Subclass it in a test and give it a fixture ``driver``: an open, empty one.
 
     >>> class TestMine(DriverContract):
     ...     @pytest.fixture(params=[Blocking, Awaited])

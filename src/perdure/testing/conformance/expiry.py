@@ -1,4 +1,4 @@
-"""When an item of the store ends: never seen after its end, moved on by reading, removed without a race."""
+"""Contract of expiry in the store: never read after it, postponed by reading, removed without a race."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Expiry:
         clock.forward(1e6)
         assert there(store.get(HOME, "k")).value == {"n": 3}, "a put without a ttl kept the old end"
 
-    def test_reading_moves_the_end_on_unless_told(self, backend: Backend) -> None:
+    def test_reading_postpones_the_expiry_unless_disabled(self, backend: Backend) -> None:
         clock = Hand()
         store = backend.store(clock=clock)
         for key in ("got", "found", "batched", "left", "passed"):

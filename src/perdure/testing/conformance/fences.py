@@ -1,4 +1,4 @@
-"""Who may write while a run is open: the lease epoch, checked in the same commit as the write."""
+"""Contract of fences: while a run is open, each commit checks the lease epoch of its writer."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Fences:
     def test_an_edit_from_outside_is_fenced_while_a_run_is_open(self, backend: Backend) -> None:
         graph = asking(backend.saver())
         config = {"configurable": {"thread_id": THREAD}}
-        graph.invoke({"said": ["hello"]}, config)
+        graph.invoke({"notes": ["hello"]}, config)
         epoch = backend.open_run("run-1")
-        refused(Fenced, lambda: graph.update_state(config, {"said": ["edit"]}, as_node="ask"))
-        assert asking(backend.saver()).get_state(config).values == {"said": ["hello"]}
-        graph.update_state(holding(at(), epoch), {"said": ["edit"]}, as_node="ask")
-        assert asking(backend.saver()).get_state(config).values == {"said": ["hello", "edit"]}
+        refused(Fenced, lambda: graph.update_state(config, {"notes": ["edit"]}, as_node="ask"))
+        assert asking(backend.saver()).get_state(config).values == {"notes": ["hello"]}
+        graph.update_state(holding(at(), epoch), {"notes": ["edit"]}, as_node="ask")
+        assert asking(backend.saver()).get_state(config).values == {"notes": ["hello", "edit"]}
 
     def test_a_wrong_epoch_is_fenced_and_the_right_one_passes(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -111,9 +111,9 @@ class Fences:
         epoch = backend.open_run("run-1")
         graph = asking(backend.saver())
         for durability in ("sync", "async"):
-            refused(Fenced, lambda: graph.invoke({"said": ["no"]}, at(), durability=durability))  # noqa: B023
-        graph.invoke({"said": ["hello"]}, holding(at(), epoch))
-        assert asking(backend.saver()).get_state(at()).values == {"said": ["hello"]}
+            refused(Fenced, lambda: graph.invoke({"notes": ["no"]}, at(), durability=durability))  # noqa: B023
+        graph.invoke({"notes": ["hello"]}, holding(at(), epoch))
+        assert asking(backend.saver()).get_state(at()).values == {"notes": ["hello"]}
 
     def test_other_threads_are_not_fenced(self, backend: Backend) -> None:
         backend.open_run("run-1", "other")

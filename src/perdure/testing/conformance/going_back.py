@@ -1,4 +1,4 @@
-"""Where a head goes when what moved it is removed, and what may never be done to a history."""
+"""Contract of rollbacks: the head returns to its earlier checkpoint, and no history becomes invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may move the head of a thread: lost races, declared forks, and what "latest" means."""
+"""Contract of heads: lost races, declared forks, and the meaning of "latest"."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from perdure.testing.conformance.concurrency import at_once
 
 
 class Sayings(TypedDict):
-    said: Annotated[list[str], operator.add]
+    notes: Annotated[list[str], operator.add]
 
 
 def asking(saver: Any) -> Any:
     """A graph that stops to ask, and says what it was answered."""
 
     def ask(state: Sayings) -> Any:
-        return {"said": [interrupt("yes or no?")]}
+        return {"notes": [interrupt("yes or no?")]}
 
     graph = StateGraph(Sayings)
     graph.add_node("ask", ask)
@@ -188,7 +188,7 @@ class Heads:
         for place in range(1, 10):
             backend.saver().delete_thread(THREAD)
             first = asking(backend.saver())
-            first.invoke({"said": ["hello"]}, config)
+            first.invoke({"notes": ["hello"]}, config)
             left = place
 
             def hook(_: int, effect: Effect[Any]) -> None:
@@ -208,5 +208,5 @@ class Heads:
                 assert place > 2, "there were hardly any commits to come between"
                 return
             state = asking(backend.saver()).get_state(config)
-            assert state.values["said"] in (["hello", "theirs"], ["hello", "mine"])
+            assert state.values["notes"] in (["hello", "theirs"], ["hello", "mine"])
             assert state.next == ()

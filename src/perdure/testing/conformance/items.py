@@ -1,4 +1,4 @@
-"""What the store rests on: its own space of partitions, pages of namespaces by prefix, items that expire."""
+"""Contract of the store's storage: its space of partitions, namespaces by prefix, items that expire."""
 
 from __future__ import annotations
 

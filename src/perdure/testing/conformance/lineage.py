@@ -1,4 +1,4 @@
-"""What descends from what: history by ancestry, references, writes, and threads that stay apart."""
+"""Contract of lineage: history by ancestry, references, writes, and isolation of threads."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Lineage:
     def test_a_graph_s_copied_checkpoint_has_the_original_s_values(self, backend: Backend) -> None:
         graph = asking(backend.saver())
         config = {"configurable": {"thread_id": THREAD}}
-        graph.invoke({"said": ["hello " * 30]}, config)
+        graph.invoke({"notes": ["hello " * 30]}, config)
         before = graph.get_state(config)
         graph.update_state(before.config, None, as_node="__copy__")
         after = asking(backend.saver()).get_state(config)
@@ -166,7 +166,7 @@ class Lineage:
 
     def test_a_deleted_thread_leaves_nothing_to_its_successor(self, backend: Backend) -> None:
         """Also where another process deleted it: what this one remembers is of the thread that is gone."""
-        values = {"x": ["said " * 50, "heard " * 50]}
+        values = {"x": ["text " * 50, "heard " * 50]}
         for remember in (
             lambda s: put(s, at(), "c1", values),
             lambda s: s.put_writes(at("c1"), [("x", values)], "t"),
@@ -187,7 +187,7 @@ class Lineage:
 
     def test_no_generation_of_a_deleted_thread_comes_back(self, backend: Backend) -> None:
         """However often it was raised: what was stored under it is not believed of a successor."""
-        values = {"x": long("said")}
+        values = {"x": long("text")}
         for raised in range(8):
             saver, tagging = backend.saver(), backend.database()
             put(saver, at(), "c1", values)

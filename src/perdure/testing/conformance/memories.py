@@ -1,4 +1,4 @@
-"""What a store's operations do: items, searches, listings, batches, and many callers at once."""
+"""Contract of a store's operations: items, searches, listings, batches, and concurrent callers."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ class Operations:
     def test_a_value_that_would_not_come_back_stops_its_whole_batch(self, backend: Backend) -> None:
         store = backend.store()
         ops = [PutOp(HOME, "fine", {}), PutOp(HOME, "k", {"at": object()})]
-        said = refused(Unserialisable, lambda: store.batch(ops))
-        assert "['at'] is an object" in said
-        assert "'k'" in said
+        message = refused(Unserialisable, lambda: store.batch(ops))
+        assert "['at'] is an object" in message
+        assert "'k'" in message
         refused(Unserialisable, lambda: store.put(HOME, "\ud800", {}))
         assert store.search(()) == []
 

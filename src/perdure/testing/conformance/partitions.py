@@ -1,4 +1,4 @@
-"""What separates threads and tenants, what finds them, and what removes them."""
+"""Contract of partitions: isolation of threads and tenants, listing, and removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a thread's queue: its records, the index of what is due, and the database's clock."""
+"""Contract of a thread's queue: its records, the index of due work, and the database's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = 1_700_000_000_000_000
 def due(
     driver: Driver, until: int, tenant: str | None = None, limit: int = 1000, since: int | None = None
 ) -> list[tuple[str, str]]:
-    """What is found, as thread and lane, in order."""
+    """Return the due queues in order, as thread and queue name."""
     out: list[tuple[str, str]] = []
     for found in driver.perform(Find("due", tenant, until=until, limit=limit, since=since)):
         assert found.record is not None

@@ -1,4 +1,4 @@
-"""What a fetch answers: keys, ranges, orders, pages, bodies."""
+"""Contract of fetches: keys, ranges, orders, pages, bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pruning and collection may take, whatever goes on meanwhile; and writes too large for a commit."""
+"""Contract of pruning and collection beside other writers, and of writes too large for a commit."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def _joined(state: list[str], writes: Sequence[list[str]]) -> list[str]:
 
 
 class Replayed(TypedDict):
-    said: Annotated[list[str], DeltaChannel(_joined)]
+    notes: Annotated[list[str], DeltaChannel(_joined)]
 
 
 def _answer(state: Replayed) -> Any:
-    return {"said": [long(f"answer {len(state['said'])}")]}
+    return {"notes": [long(f"answer {len(state['notes'])}")]}
 
 
 def replaying(saver: Any) -> Any:
@@ -114,15 +114,15 @@ class Retention:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LangChainBetaWarning)
             for n in range(4):
-                replaying(backend.saver()).invoke({"said": [long(f"turn {n}")]}, config)
+                replaying(backend.saver()).invoke({"notes": [long(f"turn {n}")]}, config)
             before = replaying(backend.saver()).get_state(config).values
-            assert len(before["said"]) == 8
+            assert len(before["notes"]) == 8
             backend.saver().prune([THREAD])
             assert replaying(backend.saver()).get_state(config).values == before
-            replaying(backend.saver()).invoke({"said": [long("after")]}, config)
+            replaying(backend.saver()).invoke({"notes": [long("after")]}, config)
             after = replaying(backend.saver()).get_state(config).values
-        assert after["said"][:8] == before["said"]
-        assert len(after["said"]) == 10
+        assert after["notes"][:8] == before["notes"]
+        assert len(after["notes"]) == 10
         assert len(listed(backend.saver())) > 1
 
     def test_a_put_planned_before_a_collection_is_planned_again(self, backend: Backend) -> None:
@@ -152,7 +152,7 @@ class Retention:
 
     @staticmethod
     def _put_again(saver: PerdureSaver) -> None:
-        """Say again what an old checkpoint said, in a write and in a checkpoint."""
+        """Store the values of an old checkpoint again, in a write and in a checkpoint."""
         old = {"own": long("own 0"), "shared": [long("item 0"), long("new")]}
         loaded = load(saver)
         saver.put_writes(loaded.config, [("shared", old["shared"])], "t")
@@ -336,7 +336,7 @@ class Retention:
     def test_a_write_that_was_overwritten_during_a_collection_is_not_taken_for_stored(
         self, backend: Backend
     ) -> None:
-        """The reserved slots are overwritten: what one held may be collected by whoever is at it already."""
+        """The reserved slots are overwritten: a collection in progress may remove the old value."""
         saver, other = backend.saver(), backend.saver()
         chain(other, 3)
         other.put_writes(at("c2"), [(ERROR, long("trouble"))], "t")

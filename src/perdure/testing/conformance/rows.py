@@ -1,4 +1,4 @@
-"""Records and operations in short: what the contract writes and reads."""
+"""Short forms of the records and operations that the contract uses."""
 
 from __future__ import annotations
 
@@ -170,12 +170,12 @@ def event(seq: int, body: bytes = b"[]", run_id: str = "run") -> Put:
 
 
 def commit(driver: Driver, *ops: Op, at: Partition = HERE) -> bool:
-    """Whether the commit held."""
+    """Return True if the commit was accepted."""
     return isinstance(driver.perform(Commit(at, ops)), Committed)
 
 
 def stored(driver: Driver, *ops: Op, at: Partition = HERE) -> None:
-    """Commit what has to hold for the test to go on."""
+    """Commit operations that the rest of the test needs."""
     assert commit(driver, *ops, at=at), "a commit without a failing expectation was refused"
 
 

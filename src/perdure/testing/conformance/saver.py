@@ -1,4 +1,4 @@
-"""The contract of a checkpointer over any driver, in one class."""
+"""Contract of a checkpointer over any driver, in one class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.testing.conformance.retention import Retention
 
 
 class SaverContract(Heads, Fences, Lineage, Listing, Retention, GoingBack):
-    """What a checkpointer promises beyond LangGraph's own suite. Subclass it in a test and give it a fixture
+    """Contract of a checkpointer beyond LangGraph's own suite. Subclass it in a test and give it a fixture
     ``backend``: a ``Backend`` around an open, empty driver.
 
     >>> class TestMine(SaverContract):

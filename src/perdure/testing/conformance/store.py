@@ -1,4 +1,4 @@
-"""The contract of a store over any driver, in one class."""
+"""Contract of a store over any driver, in one class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from perdure.testing.conformance.memories import Operations
 
 
 class StoreContract(Operations, Expiry):
-    """What LangGraph's ``BaseStore`` promises, and what it leaves open. Subclass it in a test and give it a
+    """Contract of LangGraph's ``BaseStore`` and of what that leaves open. Subclass it in a test and give it a
     fixture ``backend``: a ``Backend`` around an open, empty driver.
 
     >>> class TestMine(StoreContract):

@@ -1,4 +1,4 @@
-"""Joins the batches that are asked for in one turn of an event loop, so that many small calls cost about as
+"""Joins the batches that are requested in one turn of an event loop, so that many small calls cost about as
 much as one large one.
 
 LangGraph's own asynchronous stores do so, and graphs rely on it: a node that awaits a thousand ``aput`` with
@@ -24,8 +24,8 @@ class _Call(NamedTuple):
 class CallBatcher:
     """Runs batches by ``run``, those of one turn of an event loop as one; safe in many loops and threads.
 
-    ``run`` may be run again with the same operations. An error reaches the call whose operations cause it:
-    a joint batch that fails is run again in halves. That the database is away reaches all of them at once.
+    ``run`` may be called again with the same operations. An error is raised by the call whose operations
+    cause it: a joint batch that fails is run again in halves. ``Unavailable`` is raised by all calls at once.
     """
 
     def __init__(self, run: Callable[[list[Op]], Awaitable[list[Result]]]) -> None:
@@ -34,7 +34,7 @@ class CallBatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, ops: list[Op]) -> list[Result]:
-        """The results of some operations. Raises what ``run`` raises."""
+        """Return the results of some operations; errors of ``run`` are raised."""
         loop = asyncio.get_running_loop()
         joining = self._joining.get(loop)
         if joining is not None:
@@ -43,7 +43,7 @@ class CallBatcher:
             return await call.answer
         self._joining[loop] = joining = []
         try:
-            # Whatever else is ready to run now comes before the rest of this.
+            # Tasks that are ready to run now may join before this continues.
             await asyncio.sleep(0)
         except BaseException:
             del self._joining[loop]
@@ -57,7 +57,7 @@ class CallBatcher:
         return await call.answer
 
     def _begin(self, calls: list[_Call]) -> None:
-        """Answer some calls in a task of their own: none of the callers may be cancelled for the others."""
+        """Answer some calls in a task of their own, so that cancelling one caller leaves the others alone."""
         if calls:
             task = asyncio.get_running_loop().create_task(self._answer(calls))
             self._tasks.add(task)

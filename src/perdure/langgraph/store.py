@@ -284,7 +284,7 @@ def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
 
 
 def _listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
-    """The listings of a batch, those that ask for the same together."""
+    """Group the listings of a batch: equal ones together."""
     same: dict[Any, list[tuple[int, ListNamespacesOp]]] = {}
     for place, op in enumerate(ops):
         if isinstance(op, ListNamespacesOp):

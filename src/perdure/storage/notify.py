@@ -45,15 +45,15 @@ class NotificationConnection(Protocol):
     """A notifier's connection to its server, used by its thread only. Every failure is raised; the notifier
     then closes the connection, and opens it again later."""
 
-    def open(self, *, hears: bool) -> None:
-        """Connect unless connected, and subscribe if ``hears``."""
+    def open(self, *, listens: bool) -> None:
+        """Connect unless connected, and subscribe if ``listens``."""
         ...
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send text to all subscribers, this one included."""
         ...
 
-    def heard(self, within: float, waker: int) -> list[str]:
+    def receive(self, within: float, waker: int) -> list[str]:
         """Return the texts received since the last call.
 
         Args:
@@ -80,24 +80,24 @@ class ServerNotifier:
         self._listeners: dict[object, Callable[[str], None]] = {}
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._hand: socket.socket | None = None
-        self._waker: socket.socket | None = None
+        self._wake_sender: socket.socket | None = None
+        self._wake_receiver: socket.socket | None = None
         # Used by the thread only.
         self._failures = 0
-        self._is_deaf = False
-        self._unheard_at = _NEVER
+        self._is_echo_missing = False
+        self._echo_due_at = _NEVER
 
     def ring(self, words: Collection[str]) -> None:
         """Notify all listeners, soon and perhaps never. Words are short and have no spaces."""
         # Before the lock: in a forked child it may be held for ever by a thread of the parent.
-        if self._is_gone or not words:
+        if self._is_unusable or not words:
             return
         with self._lock:
             is_known = bool(self._words) and self._thread is not None
             if len(self._words) < _WORDS_MOST:
                 self._words.update(dict.fromkeys(words))
             if not is_known:
-                self._rouse()
+                self._start_or_wake()
 
     def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
         """Call ``heard``, in the notifier's thread, for every word that is sent, here or elsewhere.
@@ -105,15 +105,15 @@ class ServerNotifier:
         Returns:
             A function that ends this; a word that is being delivered then may still arrive.
         """
-        if self._is_gone:
+        if self._is_unusable:
             return lambda: None
         key = object()
         with self._lock:
             self._listeners[key] = heard
-            self._rouse()
+            self._start_or_wake()
 
         def stop() -> None:
-            if not self._is_gone:
+            if not self._is_unusable:
                 with self._lock:
                     self._listeners.pop(key, None)
 
@@ -122,33 +122,33 @@ class ServerNotifier:
     def close(self) -> None:
         """Send pending words if the server is available, and end the thread; repeatable. A thread that is
         connecting to a server that does not answer ends after its attempt."""
-        if self._is_gone:
+        if self._is_unusable:
             return
         with self._lock:
             self._stop.set()
-            self._rouse()
+            self._start_or_wake()
             thread = self._thread
         if thread is not None:
             thread.join(_CLOSE_WITHIN_S)
 
     @property
-    def _is_gone(self) -> bool:
+    def _is_unusable(self) -> bool:
         """True if this is closed, or a forked child's copy of its parent's notifier."""
         return self._stop.is_set() or os.getpid() != self._process
 
-    def _rouse(self) -> None:
+    def _start_or_wake(self) -> None:
         """Start the thread, or wake it."""
         try:
             if self._thread is None and not self._stop.is_set():
-                self._hand, self._waker = socket.socketpair()
-                self._hand.setblocking(False)
-                self._waker.setblocking(False)
+                self._wake_sender, self._wake_receiver = socket.socketpair()
+                self._wake_sender.setblocking(False)
+                self._wake_receiver.setblocking(False)
                 self._thread = threading.Thread(target=self._work, name="perdure-bell", daemon=True)
                 self._thread.start()
-            elif self._hand is not None:
+            elif self._wake_sender is not None:
                 # If the buffer is full, a wake-up is pending already.
                 with suppress(BlockingIOError):
-                    self._hand.send(b"!")
+                    self._wake_sender.send(b"!")
         except (OSError, RuntimeError) as error:
             # No file or thread is available; the sender has other work, which must not fail for that.
             _LOG.warning("%s: no notification could be sent (%s)", self._name, type(error).__name__)
@@ -158,63 +158,63 @@ class ServerNotifier:
     def _work(self) -> None:
         try:
             while not self._stop.is_set():
-                self._rest()
+                self._wait_for_work()
                 try:
-                    self._attend()
+                    self._exchange()
                 except Exception as error:
                     # The next connection may succeed; no other thread takes over this one's work.
-                    self._lost(error)
+                    self._note_failure(error)
                 finally:
-                    self._let_go()
+                    self._disconnect()
         finally:
             with self._lock:
-                for end in (self._hand, self._waker):
+                for end in (self._wake_sender, self._wake_receiver):
                     if end is not None:
                         end.close()
-                self._hand = self._waker = None
+                self._wake_sender = self._wake_receiver = None
 
-    def _rest(self) -> None:
+    def _wait_for_work(self) -> None:
         """Wait until there are pending words or a listener."""
         while not (self._stop.is_set() or self._words or self._listeners):
-            wait(None, self._woken())
-            self._calm()
+            wait(None, self._wake_fd())
+            self._drain_wake_ups()
 
-    def _attend(self) -> None:
+    def _exchange(self) -> None:
         """Send and receive words on one connection, until it is of no more use."""
-        hears = bool(self._listeners)
+        listens = bool(self._listeners)
         try:
-            self._wire.open(hears=hears)
+            self._wire.open(listens=listens)
         except Exception:
             with self._lock:
                 self._words.clear()
             raise
         free_at = time.monotonic()
-        self._unheard_at = _NEVER
-        echo_at = _NEVER if not hears else free_at + _ECHO_EVERY_S if self._is_deaf else free_at
-        while hears or not self._listeners:
+        self._echo_due_at = _NEVER
+        echo_at = _NEVER if not listens else free_at + _ECHO_EVERY_S if self._is_echo_missing else free_at
+        while listens or not self._listeners:
             now = time.monotonic()
             if now >= echo_at:
-                echo_at, self._unheard_at = now + _ECHO_EVERY_S, now + _ECHO_WITHIN_S
+                echo_at, self._echo_due_at = now + _ECHO_EVERY_S, now + _ECHO_WITHIN_S
                 with self._lock:
                     self._words[self._echo] = None
             if self._words and (now >= free_at or self._stop.is_set()):
-                self._say()
+                self._send_pending()
                 free_at = time.monotonic() + _BETWEEN_S
             if self._stop.is_set():
                 return
-            if now >= self._unheard_at:
-                self._note_deaf()
+            if now >= self._echo_due_at:
+                self._note_missing_echo()
                 return
-            idle_at = _NEVER if hears else free_at + _IDLE_S
+            idle_at = _NEVER if listens else free_at + _IDLE_S
             if now >= idle_at:
                 return
-            until = min(echo_at, self._unheard_at, free_at if self._words else idle_at)
+            until = min(echo_at, self._echo_due_at, free_at if self._words else idle_at)
             within = max(0.0, until - time.monotonic())
-            for text in self._wire.heard(within, self._woken()):
+            for text in self._wire.receive(within, self._wake_fd()):
                 self._deliver(text)
-            self._calm()
+            self._drain_wake_ups()
 
-    def _say(self) -> None:
+    def _send_pending(self) -> None:
         """Send pending words, as many as one statement carries."""
         with self._lock:
             sent: dict[str, None] = {}
@@ -227,7 +227,7 @@ class ServerNotifier:
             for word in sent:
                 del self._words[word]
         try:
-            self._wire.say(" ".join(sent))
+            self._wire.send(" ".join(sent))
         except Exception:
             with self._lock:
                 self._words = {**sent, **self._words}
@@ -250,22 +250,22 @@ class ServerNotifier:
                     _LOG.exception("%s: a listener failed; the others are notified", self._name)
 
     def _note_echo(self) -> None:
-        self._unheard_at = _NEVER
-        if self._is_deaf:
-            _LOG.info("%s: notifications are heard again", self._name)
-        self._is_deaf = False
+        self._echo_due_at = _NEVER
+        if self._is_echo_missing:
+            _LOG.info("%s: notifications are received again", self._name)
+        self._is_echo_missing = False
 
-    def _note_deaf(self) -> None:
-        if not self._is_deaf:
+    def _note_missing_echo(self) -> None:
+        if not self._is_echo_missing:
             _LOG.warning(
-                "%s sends notifications and hears none, not even its own: a pooler may stand between. What "
-                "is due is found by polling; name a direct connection in the URL, or turn notifications off "
-                "there with notify=off",
+                "%s sends notifications and receives none, not even its own, perhaps because of a pooler. "
+                "What is due is found by polling; name a direct connection in the URL, or turn notifications "
+                "off there with notify=off",
                 self._name,
             )
-        self._is_deaf = True
+        self._is_echo_missing = True
 
-    def _lost(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         """Record that a connection failed, and pause before the next one."""
         self._failures += 1
         if self._failures == 2:
@@ -274,23 +274,23 @@ class ServerNotifier:
                 self._name,
                 type(error).__name__,
             )
-        self._let_go()
+        self._disconnect()
         pause = _PAUSES_S[min(self._failures, len(_PAUSES_S)) - 1]
         self._stop.wait(pause * (0.5 + _chance.random()))
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         try:
             self._wire.close()
         except Exception as error:
             _LOG.debug("%s: a connection was not closed in order (%s)", self._name, type(error).__name__)
 
-    def _woken(self) -> int:
+    def _wake_fd(self) -> int:
         """Return the file descriptor that can be read when the thread has to look for work, -1 for none."""
-        return -1 if self._waker is None else self._waker.fileno()
+        return -1 if self._wake_receiver is None else self._wake_receiver.fileno()
 
-    def _calm(self) -> None:
+    def _drain_wake_ups(self) -> None:
         with suppress(BlockingIOError):
-            while self._waker is not None and self._waker.recv(4096):
+            while self._wake_receiver is not None and self._wake_receiver.recv(4096):
                 pass
 
 

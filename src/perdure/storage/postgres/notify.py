@@ -28,21 +28,21 @@ class PostgresListener:
         self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"
         self._connection: psycopg.Connection | None = None
 
-    def open(self, *, hears: bool) -> None:
+    def open(self, *, listens: bool) -> None:
         self._connection = psycopg.Connection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
-        if hears:
+        if listens:
             self._ask(f"LISTEN {self._channel}", ())
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         self._ask("SELECT pg_notify($1, $2)", (self._channel.encode(), text.encode()))
 
-    def heard(self, within: float, waker: int) -> list[str]:
+    def receive(self, within: float, waker: int) -> list[str]:
         pgconn = self._pgconn()
-        if not (heard := self._notes(pgconn)):
+        if not (received := self._notes(pgconn)):
             wait(within, pgconn.socket, waker)
             pgconn.consume_input()
-            heard = self._notes(pgconn)
-        return heard
+            received = self._notes(pgconn)
+        return received
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -21,41 +21,41 @@ class RedisListener:
         self._channel = settings.prefix + b":bell:%d" % database
         self._topology = topology
         # Connections of the client, most of which has no types.
-        self._hearing: Any = None
-        self._saying: Any = None
+        self._receiving: Any = None
+        self._sending: Any = None
 
-    def open(self, *, hears: bool) -> None:
+    def open(self, *, listens: bool) -> None:
         try:
             node = random.choice(self._topology.nodes())  # noqa: S311 - any node will do
-            self._saying = self._topology.connect(node)
-            if hears:
-                self._hearing = self._topology.connect(node)
-                self._ask(self._hearing, b"SUBSCRIBE", self._channel)
+            self._sending = self._topology.connect(node)
+            if listens:
+                self._receiving = self._topology.connect(node)
+                self._ask(self._receiving, b"SUBSCRIBE", self._channel)
         except Exception:
             self._topology.doubt()
             raise
 
-    def say(self, text: str) -> None:
-        self._ask(self._saying, b"PUBLISH", self._channel, text.encode())
+    def send(self, text: str) -> None:
+        self._ask(self._sending, b"PUBLISH", self._channel, text.encode())
 
-    def heard(self, within: float, waker: int) -> list[str]:
-        if self._hearing is None:
+    def receive(self, within: float, waker: int) -> list[str]:
+        if self._receiving is None:
             wait(within, waker)
             return []
-        if not self._hearing.can_read(0):
-            wait(within, self._hearing._sock.fileno(), waker)
+        if not self._receiving.can_read(0):
+            wait(within, self._receiving._sock.fileno(), waker)
         found: list[str] = []
-        while self._hearing.can_read(0):
-            kind, _, text = self._hearing.read_response()
+        while self._receiving.can_read(0):
+            kind, _, text = self._receiving.read_response()
             if kind == b"message":
                 found.append(text.decode(errors="replace"))
         return found
 
     def close(self) -> None:
-        for connection in (self._hearing, self._saying):
+        for connection in (self._receiving, self._sending):
             if connection is not None:
                 connection.disconnect()
-        self._hearing = self._saying = None
+        self._receiving = self._sending = None
 
     def _ask(self, connection: Any, *parts: bytes) -> None:
         """Send a command and read its answer; raise an error that it is."""

@@ -1,5 +1,5 @@
--- Checks what every operation expects, then writes all of them: 0, or the number of the first that failed.
--- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition, 1 when it
+-- Checks the expectations of all operations, then writes them: 0, or the number of the first that failed.
+-- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition, 1 if it
 -- belongs into the catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation
 -- head, name, and for a put the record, for a delete the fields that must be unchanged.
 -- A head is: operation, kind, expectation, split (4 bytes), and the version that is expected, if one is.
@@ -65,8 +65,8 @@ while ARGV[at] do
   at = at + (code == PUT and 3 or code == DELETE and 3 or 2)
 end
 
--- A script that has written is not stopped for want of memory: what seldom has to be written first is looked
--- for before.
+-- A script that has written is no longer refused for lack of memory, so the rare write below is made only if
+-- it is needed.
 if not existed and redis.call('EXISTS', passing) == 1 then
   -- What was there before has expired, and its passing order outlived it.
   redis.call('UNLINK', passing)
@@ -139,7 +139,7 @@ local function delete(kind, op, n)
   end
 end
 
--- Whether something will be due in the partition when the operations are done.
+-- Returns true if a queue of the partition will be due after the operations.
 local function is_due()
   local written = {}
   for _, op in ipairs(ops) do
@@ -170,7 +170,7 @@ if life > 0 and is_due() then
   life = 0
 end
 
--- Before anything is written: a user who lacks the right is refused with nothing done.
+-- Before anything is written, so that a user without the right is refused with nothing done.
 if life == 0 and existed and has_puts and redis.call('PTTL', records) >= 0 then
   redis.call('PERSIST', records)
   redis.call('PERSIST', order)

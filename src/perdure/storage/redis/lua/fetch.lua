@@ -1,8 +1,8 @@
--- Reads records and ranges of one partition, all of one moment, in one string: for each record asked for by
+-- Reads records and ranges of one partition, in one snapshot, as one string: for each record asked for by
 -- name its size and bytes (the largest size: there is none), then for each range the number of its records,
 -- and for each the size and bytes of its key and of itself.
--- KEYS: records, order, passing order. ARGV: how many names, the names, then for each range head, low, high.
--- A head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
+-- KEYS: records, order, passing order. ARGV: the number of names, the names, then for each range head, low,
+-- high. A head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
 
 local BODIES, REVERSE, BY, PASSING = 1, 2, 4, 8
 local ALL = 4294967295
@@ -13,7 +13,8 @@ local function flag(flags, bit)
   return math.floor(flags / bit) % 2 == 1
 end
 
--- The order of a kind that is seldom read in order is made when it is, and goes a minute after its last use.
+-- The order of a kind that is seldom read in order is built on demand, and expires a minute after its last
+-- use.
 local function make_passing(name)
   if redis.call('EXISTS', passing) == 0 then
     local fields, members = redis.call('HKEYS', records), {}

@@ -1,5 +1,5 @@
--- What the scripts share. A record is packed as perdure/storage/kv/keys.py says. Before this stand the kinds:
--- kind_of, by their numbers, and INDEXED, the numbers of those that have an index, by their names.
+-- Functions that the scripts share. A record is packed as in perdure/storage/kv/keys.py. The kinds precede
+-- this file: kind_of, by their numbers, and INDEXED, the numbers of those that have an index, by their names.
 -- Names of records begin with their kind's and a colon; entries in order of a field with the kind's, an at
 -- sign and the field's. Bodies are never unpacked.
 
@@ -9,7 +9,7 @@ local function u32(number)
   return struct.pack('>I4', number)
 end
 
--- The indexed field of a record as it stands in the index, or nil; and where what follows it begins.
+-- Returns the indexed field of a record in the form of the index, or nil, and the position behind it.
 local function indexed(kind, value)
   local at = kind.head + 1
   if not kind.index then
@@ -22,7 +22,7 @@ local function indexed(kind, value)
   return value:sub(at + 4, at + 3 + size), at + 4 + size
 end
 
--- Where the body begins.
+-- Returns the position of the body.
 local function body_at(kind, value)
   local _, at = indexed(kind, value)
   if kind.rest then
@@ -31,7 +31,7 @@ local function body_at(kind, value)
   return at
 end
 
--- Where the packed value behind `from` ends. The server's reader of such values knows none that are bytes.
+-- Returns the end of the packed value at `from`. The server's own reader of such values knows no bytes.
 local function value_end(packed, from)
   local mark = packed:byte(from + 1)
   if mark >= 196 and mark <= 198 then
@@ -42,7 +42,7 @@ local function value_end(packed, from)
   return to == -1 and #packed or to
 end
 
--- The bytes of a field: the ordered ones first, then the indexed one, then the rest.
+-- Returns the bytes of a field: the ordered ones first, then the indexed one, then the rest.
 local function column(kind, value, place)
   if place < kind.ordered then
     local at = kind.head - 8 * (kind.ordered - place) + 1
@@ -65,7 +65,7 @@ local function column(kind, value, place)
   return rest:sub(from + 1, value_end(rest, from))
 end
 
--- Whether eight bytes stand for a smaller number than eight others.
+-- Returns true if eight bytes encode a smaller number than eight others.
 local function less(left, right)
   local a, b = struct.unpack('>I4', left:sub(1, 4)), struct.unpack('>I4', right:sub(1, 4))
   if a == b then
@@ -99,8 +99,8 @@ local function sliced(list, act)
   end
 end
 
--- The kind of an entry of the index, the name of its record's partition, and the record, unless it is gone or
--- stands in the index elsewhere by now. `prefix` is that of all records' keys in the bucket.
+-- The kind of an entry of the index, the name of its record's partition, and the record, unless it was
+-- removed or has another entry by now. `prefix` is that of all records' keys in the bucket.
 local function indexed_record(entry, prefix)
   local colon = entry:find(':', 1, true)
   local number = INDEXED[entry:sub(1, colon - 1)]

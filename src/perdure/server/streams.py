@@ -1,4 +1,4 @@
-"""Runs as server-sent events: what a run tells, from the beginning or after an event, until its end."""
+"""Server-sent events of a run, from its beginning or after an event, until its end."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _AGAIN_S = 0.5
 
 
 ALL = "-1"
-"""What a client says that has seen nothing and wants all of it."""
+"""``Last-Event-ID`` of a client that has received no event and wants all of them."""
 
 
 def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
-    """The number of the event that a client saw last, 0 for all of them, ``None`` when it says nothing, nor
-    ``otherwise`` for it."""
-    said = request.headers.get("last-event-id", otherwise)
-    if said is None:
+    """Return the number of the last event that a client received, 0 for all events, or None if neither the
+    request nor ``otherwise`` gives one."""
+    given = request.headers.get("last-event-id", otherwise)
+    if given is None:
         return None
-    return int(said) if said.isdecimal() and len(said) < 20 else 0
+    return int(given) if given.isdecimal() and len(given) < 20 else 0
 
 
 def names_of(modes: Collection[str]) -> frozenset[str]:
-    """The names of the events that belong to modes."""
+    """Return the names of the events that belong to stream modes."""
     names = {"metadata"}
     for mode in modes:
         if mode == "messages":
@@ -61,8 +61,19 @@ def respond(
     headers: dict[str, str],
     has_end: bool,
 ) -> EventSourceResponse:
-    """A stream of a run. With ``has_ids`` a client can come back and go on after the last it saw; with
-    ``cancels`` the run ends when the client goes away. ``modes`` are those that it wants of what is told."""
+    """Return a stream of a run's events.
+
+    Args:
+        caller: the authenticated user of the request.
+        thread_id: the thread.
+        run_id: the run.
+        modes: the stream modes that are sent, or None for all.
+        after: the sequence number after which the stream starts.
+        has_ids: send event ids, so that a client can resume after the last one that it received.
+        cancels: cancel the run when the client disconnects.
+        headers: further headers of the response.
+        has_end: send the event that ends the stream.
+    """
     frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
     return stream(
         caller.host,
@@ -74,8 +85,8 @@ def respond(
 
 
 class _Stream(EventSourceResponse):
-    """Frames, which are broken off unless the last of them is one of ``ends``: clients in JavaScript take an
-    orderly end for the end of what they follow, and come back only to what was cut off."""
+    """A stream that is aborted unless its last frame is one of ``ends``: JavaScript clients take an
+    orderly end for the end of the run, and reconnect only to a stream that was cut off."""
 
     def __init__(
         self,
@@ -113,8 +124,16 @@ def stream(
     ends: Collection[str] = (),
     has_end: bool = True,
 ) -> EventSourceResponse:
-    """Frames on an open connection, and something now and then where there are none. One of ``ends`` may be
-    the last; otherwise clients are to come back. Without ``has_end`` frames of that name are not sent."""
+    """Return a stream of frames, with heartbeats while there are none.
+
+    Args:
+        host: the server's state.
+        frames: the frames to send.
+        headers: further headers of the response.
+        ends: names of frames that may end the stream; after any other last frame the connection is
+            aborted, so that clients reconnect.
+        has_end: send frames named ``end``.
+    """
     return _Stream(
         frames,
         ends,
@@ -127,7 +146,7 @@ def stream(
 
 
 def refused(host: ServerState, kind: str, message: str) -> EventSourceResponse:
-    """A stream of an error and nothing else."""
+    """Return a stream that consists of one error."""
 
     async def frames() -> AsyncGenerator[ServerSentEvent, None]:
         yield ServerSentEvent(encoded({"error": kind, "message": message}), event="error")
@@ -159,8 +178,17 @@ def _is_question(event: Event) -> bool:
 async def followed(
     caller: Caller, thread_id: str, run_id: str, after: int
 ) -> AsyncIterator[Event | Standing | SubscriberTooSlow]:
-    """What a run tells, as long as this server goes on; a database that is away for a moment is waited for.
-    Ends without a ``Standing`` when the server stops: the client comes back elsewhere."""
+    """Yield a run's events until the server stops, and its ``Standing`` at the end of the run.
+
+    A database that is unavailable is retried for up to 30 seconds. The stream ends without a ``Standing``
+    if the server stops: the client then resumes at another server.
+
+    Args:
+        caller: the authenticated user of the request.
+        thread_id: the thread.
+        run_id: the run.
+        after: the sequence number after which events are yielded.
+    """
     host = caller.host
     away = 0.0
     while not host.closing.is_set():
@@ -183,7 +211,7 @@ async def followed(
 
 
 async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Items until there are no more or something closes."""
+    """Yield items until there are no more, or until ``closing`` is set."""
     closed = asyncio.ensure_future(closing.wait())
     try:
         while True:
@@ -206,7 +234,7 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
 async def _watched(
     caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[ServerSentEvent]
 ) -> AsyncGenerator[ServerSentEvent, None]:
-    """Frames of a run that ends when nobody takes them any more."""
+    """Yield the frames of a run, and cancel the run if the client disconnects before its end."""
     is_over = False
     try:
         async for frame in frames:
@@ -218,8 +246,8 @@ async def _watched(
 
 
 async def while_waiting(work: asyncio.Task[Any]) -> AsyncIterator[bytes]:
-    """A body that is a JSON document once the work is done, and blank lines before that, which keep the
-    connection alive and mean nothing in JSON."""
+    """Yield a body that is a JSON document once the work is done, and blank lines before that, which keep
+    the connection alive and have no meaning in JSON."""
     while not work.done():
         await asyncio.wait([work], timeout=HEARTBEAT_S)
         if not work.done():

@@ -1,9 +1,9 @@
-"""Which thread a request is for: ``thread_id``, or ``context_id``, which is the same under the name that
-agents use between each other.
+"""Identification of the thread of a request: ``thread_id``, or ``context_id``, its name in protocols
+between agents.
 
-It is named in the path, in the query, or at the top of a JSON body. Metadata, context and config are the
-client's own, and whatever they hold under these names names nothing here. A request that names two threads
-is refused; so is one that needs a thread and names none.
+It is given in the path, in the query, or at the top level of a JSON body. Metadata, context and config are
+the client's own data, and these names have no effect there. A request that names two threads is refused;
+so is one that needs a thread and names none.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ _ID_MAX = 255
 
 
 def thread_id_of(value: str) -> str:
-    """A thread's id, checked: any text of 1 to 255 characters that a database can hold."""
+    """Return a thread's id after checking it: any text of 1 to 255 characters that a database can store."""
     if not 0 < len(value) <= _ID_MAX or not value.isprintable():
         raise Refusal(422, f"a thread id has 1 to {_ID_MAX} characters, all of them visible or plain spaces")
     return value
 
 
 def in_query(request: Request) -> list[str]:
-    """What the query calls the thread."""
+    """Return the thread ids in the query."""
     return [value for name in NAMES for value in request.query_params.getlist(name)]
 
 
-def in_body(said: Mapping[str, Any]) -> list[str]:
-    """What a body calls the thread. ``null`` is as good as absent."""
-    found = [said[name] for name in NAMES if said.get(name) is not None]
+def in_body(body: Mapping[str, Any]) -> list[str]:
+    """Return the thread ids in a body. ``null`` counts as absent."""
+    found = [body[name] for name in NAMES if body.get(name) is not None]
     if not all(isinstance(value, str) for value in found):
         raise Refusal(422, "thread_id and context_id are text")
     return found
 
 
 async def in_request(request: Request) -> list[str]:
-    """What the query and the body call the thread. A body that cannot be read is for its route to refuse,
-    and one that is a list names a thread for each of its parts."""
+    """Return the thread ids in the query and the body. A body that cannot be read is left to its route to
+    refuse, and one that is a list names a thread in each of its items."""
     found = in_query(request)
     if request.method in _WITH_BODY:
         try:
-            said = await request.json()
+            body = await request.json()
         except (ValueError, RecursionError, ClientDisconnect):
             return found
-        if isinstance(said, dict):
-            found += in_body(said)
+        if isinstance(body, dict):
+            found += in_body(body)
     return found
 
 
 def only(named: Iterable[str]) -> str | None:
-    """The one thread of all that was named, ``None`` when none was; ``Refusal`` when two were."""
+    """Return the one thread of all that are named, None if there is none. ``Refusal`` if there are two."""
     different = set(named)
     if len(different) > 1:
         raise Refusal(

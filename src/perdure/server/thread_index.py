@@ -1,8 +1,8 @@
-"""The threads of a tenant as its clients see them: metadata, order and search.
+"""A tenant's threads as its clients see them: metadata, order and search.
 
-What is said of a thread stands in the thread itself, where a run is accepted in one commit with the proof
-that the thread is there. A copy stands in the tenant's catalogue, newest first: a hint, which is checked
-against the thread before it is told to anybody.
+Metadata is stored in the thread itself, where a run is accepted in one commit that also checks that the
+thread exists. A copy is stored in the tenant's index, newest first: a hint, which is checked against the
+thread before it is returned.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from perdure.server.thread_order import Order, SortedThread, count, places, rows
 from perdure.server.thread_rows import EDITED, Status, ThreadRow, look, row_of
 
 THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
-"""What holds of a thread that its clients know: a commit that carries it is refused once the thread is
+"""Condition that a thread is known to clients: a commit that carries it is refused once the thread is
 deleted."""
 
 _FIRST_BATCH, _BATCH = 32, 500
 
 
 class ThreadIndex:
-    """Makes, finds, changes and removes threads. ``ttl`` is that of threads that are made without one."""
+    """Creates, finds, changes and removes threads. ``ttl`` applies to threads that are created without
+    one."""
 
     def __init__(self, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
         self._runtime = runtime
@@ -42,8 +43,8 @@ class ThreadIndex:
         metadata: Mapping[str, Any],
         ttl: Mapping[str, Any] | None = None,
     ) -> ThreadRow | None:
-        """Make a thread; ``None`` when there is one. One that a program made without a server is there, and
-        is known to clients from then on by ``adopt``."""
+        """Create a thread and return it, or None if it exists. A thread that an application created
+        without a server exists, and becomes known to clients by ``adopt``."""
         if await self.look(partition) is not None:
             return None
         now = await self._runtime.now()
@@ -56,18 +57,18 @@ class ThreadIndex:
         return None if made is None else row_of(partition, made)
 
     async def look(self, partition: Partition) -> ThreadRow | None:
-        """A thread as it stands now."""
+        """Return a thread as it is now, or None."""
         return await self._database.arun(look(partition))
 
     async def get(self, partition: Partition) -> ThreadRow:
-        """As ``look``; ``NotFound`` when there is no such thread."""
+        """Return a thread as ``look`` does. ``NotFound`` if it does not exist."""
         row = await self.look(partition)
         if row is None:
             raise missing(partition.thread)
         return row
 
     async def adopt(self, partition: Partition, row: ThreadRow) -> None:
-        """See to it that a thread that a program made without a server is in the catalogue."""
+        """Add a thread that an application created without a server to the index, unless it is there."""
         body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
         now = await self._runtime.now()
         fresh = self._database.fresh()
@@ -77,7 +78,8 @@ class ThreadIndex:
     async def change(
         self, partition: Partition, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
     ) -> ThreadRow:
-        """Merge into a thread's metadata, key by key. ``NotFound`` when there is no such thread."""
+        """Merge into a thread's metadata, key by key, and return the thread. ``NotFound`` if it does not
+        exist."""
         await self._adopted(partition)
         now = await self._runtime.now()
 
@@ -95,7 +97,8 @@ class ThreadIndex:
         return await self.get(partition)
 
     async def edited(self, partition: Partition, run_id: str | None, *, goes_on: bool) -> None:
-        """A thread's state was given new values after a run; ``goes_on`` says that there is more to do."""
+        """Record that a thread's state was edited after a run; ``goes_on`` is true if the graph has steps
+        left to execute."""
 
         now = await self._runtime.now()
         body = {"run_id": run_id, "goes_on": goes_on}
@@ -106,7 +109,8 @@ class ThreadIndex:
             await self._list(partition, found.body, now)
 
     async def touched(self, partition: Partition) -> None:
-        """A thread was spoken to: it comes first from now on, and its time to live starts anew."""
+        """Record an activity on a thread: it is listed first from now on, and its time to live starts
+        again."""
         now = await self._runtime.now()
         found = await self._database.arun(documents.get(partition, *OF_THREAD))
         if found is not None:
@@ -118,20 +122,21 @@ class ThreadIndex:
                 await self._list(partition, body, now)
 
     async def remove(self, partition: Partition) -> bool:
-        """Remove a thread with everything in it; whether there was one. A run that is under way stores
-        nothing more."""
+        """Remove a thread with everything in it, and return True if it existed. A run that is under way
+        stores nothing more."""
         row = await self.look(partition)
         await self._runtime.delete(partition.thread, tenant=partition.tenant)
         await self._database.arun(documents.remove(_listing(partition.tenant), "threads", partition.thread))
         return row is not None
 
     async def remove_resting(self, partition: Partition, *, expired_at: int | None = None) -> bool:
-        """Remove a thread of which nothing is under way, with ``expired_at`` only if its time to live was
-        over by then; whether it was removed. What is accepted meanwhile keeps it."""
+        """Remove a thread without pending work, and return True if it was removed. With ``expired_at`` it
+        is removed only if its time to live had expired by then. A message accepted meanwhile keeps the
+        thread."""
 
         head, is_over = None, True
         if expired_at is not None:
-            # A thread without a document has its time from its last checkpoint on: that of this head.
+            # The time to live of a thread without a document counts from its last checkpoint, this head.
             head = await self._database.arun(removal.latest(partition))
             row = await self.look(partition)
             # That is its host's time: where a clock was set, both have to say that the time is over.
@@ -150,7 +155,7 @@ class ThreadIndex:
         if not await self._runtime.remove_resting(partition.thread, may_go, tenant=partition.tenant):
             return False
         if entry is not None:
-            # A thread of this name that was made since has an entry of its own.
+            # A thread of this name that was created since has an entry of another version.
             gone = documents.remove(listing, "threads", partition.thread, entry.version)
             await self._database.arun(gone)
         return True
@@ -166,15 +171,24 @@ class ThreadIndex:
         order: Order | None = None,
         skip: int = 0,
     ) -> AsyncIterator[ThreadRow]:
-        """The threads of a tenant, past the first ``skip``, each as it stands now: those that were spoken to
-        last first, unless an ``order`` says otherwise. ``sees`` says of a thread's metadata whether it is
-        asked for."""
+        """Yield the threads of a tenant, each as it is now; the ones with the latest activity first by
+        default.
 
-        def is_wanted(said: Mapping[str, Any]) -> bool:
-            return contains(said, metadata or {}) and (sees is None or sees(said))
+        Args:
+            tenant: the tenant.
+            metadata: JSON data that a thread's metadata has to contain.
+            ids: ids of the threads to search in, or None for all.
+            status: the status that a thread has to have, or None for any.
+            sees: predicate over a thread's metadata.
+            order: the sort order.
+            skip: number of threads to leave out at the beginning.
+        """
+
+        def matches(held: Mapping[str, Any]) -> bool:
+            return contains(held, metadata or {}) and (sees is None or sees(held))
 
         def is_asked_for(row: ThreadRow) -> bool:
-            return status in (None, row.status) and is_wanted(row.metadata)
+            return status in (None, row.status) and matches(row.metadata)
 
         order = order or Order()
         if ids is not None:
@@ -186,7 +200,7 @@ class ThreadIndex:
                     yield row
             return
         needs_metadata = bool(metadata) or sees is not None
-        # Without a condition on metadata those that are passed over need not be read.
+        # Without a condition on metadata skipped threads need not be read.
         passed = 0 if needs_metadata else skip
         async for batch in _batches(places(self._database, tenant, order, status, passed)):
             wanted = batch
@@ -195,7 +209,7 @@ class ThreadIndex:
                 wanted = [
                     place
                     for place in batch
-                    if (entry := entries.get(place.partition.thread)) is None or is_wanted(entry["metadata"])
+                    if (entry := entries.get(place.partition.thread)) is None or matches(entry["metadata"])
                 ]
             for row in await rows(self._database, wanted):
                 if not is_asked_for(row):
@@ -214,7 +228,7 @@ class ThreadIndex:
         status: Status | None = None,
         sees: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> int:
-        """How many threads ``search`` finds."""
+        """Return the number of threads that ``search`` finds."""
         if ids is None and not metadata and sees is None:
             return await count(self._database, tenant, status)
         number = 0
@@ -223,9 +237,9 @@ class ThreadIndex:
         return number
 
     async def expired(self, tenant: str, now: int) -> AsyncIterator[ThreadRow]:
-        """The threads whose time is over. Those that nobody gave a time to live have the usual one, from
-        their last checkpoint on. Of the others only the list is read."""
-        # All are found before the first is removed: a page that others have left would begin too late.
+        """Yield the threads whose time to live has expired. For threads without one the default counts
+        from their last checkpoint. Only expired threads are read in full, others only in the index."""
+        # All are listed before the first is removed: removals would shift the following pages.
         every = [place async for place in places(self._database, tenant, Order(descending=False))]
         for at in range(0, len(every), _BATCH):
             batch = every[at : at + _BATCH]
@@ -246,7 +260,7 @@ class ThreadIndex:
         return _ttl(self._usual, updated_at)
 
     async def _entries(self, tenant: str, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
-        """What the tenant's list says of threads, by name; of one that it cannot say anything of, nothing."""
+        """Return the index entries of threads, by name; entries that cannot be read are left out."""
         names = [place.partition.thread for place in found]
         program = documents.several(_listing(tenant), "threads", names)
         return {entry.name: entry.body for entry in await self._database.arun(program) if entry.fault is None}
@@ -271,13 +285,13 @@ class ThreadIndex:
 
 
 def missing(thread_id: str) -> NotFound:
-    """What is told of a thread that is not there, or is another's."""
+    """Return the error for a thread that does not exist, or that belongs to another user."""
     return NotFound(f"Thread {thread_id!r} not found.")
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether JSON data contains other data, as PostgreSQL's ``@>``: every key of a mapping, every entry of a
-    list, anything else by its value."""
+    """Return True if JSON data contains other data, as PostgreSQL's ``@>``: every key of a mapping, every
+    entry of a list, anything else by its value."""
     match whole, part:
         case Mapping(), Mapping():
             return all(key in whole and contains(whole[key], wanted) for key, wanted in part.items())
@@ -312,7 +326,8 @@ def _ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] | None:
 
 
 async def _batches(found: AsyncIterator[SortedThread]) -> AsyncIterator[list[SortedThread]]:
-    """Places in growing groups: the first answers soon, the later ones need few requests."""
+    """Yield places in groups of growing size: the first is answered soon, the later ones need few
+    requests."""
     batch: list[SortedThread] = []
     size = _FIRST_BATCH
     async for place in found:

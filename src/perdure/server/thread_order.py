@@ -1,8 +1,8 @@
-"""In which order a tenant's threads are listed, and which of them are passed over without being read.
+"""Sort order of a tenant's threads, and paging without reading the skipped ones.
 
-Where the database keeps a listing, a page of it is one index scan. Elsewhere (memory, Redis, DynamoDB) every
-thread is looked at for every listing, some hundred at a time; what is held meanwhile is a name, a status and
-a time for each.
+Where the database maintains a listing, a page of it is one index scan. Elsewhere (memory, Redis, DynamoDB)
+every thread is read for every listing, 64 at a time; meanwhile a name, a status and its times are held in
+memory for each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SortedThread(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What threads are ordered by. The newest come first unless ``descending`` is false."""
+    """Sort key and direction of a listing. The newest come first unless ``descending`` is false."""
 
     by: SortBy = "updated_at"
     descending: bool = True
@@ -44,7 +44,15 @@ class Order(NamedTuple):
 async def places(
     database: Database, tenant: str, order: Order, status: Status | None = None, skip: int = 0
 ) -> AsyncIterator[SortedThread]:
-    """The threads of a tenant with a status, or with any, in order, past the first ``skip``."""
+    """Yield the places of a tenant's threads in order.
+
+    Args:
+        database: the database.
+        tenant: the tenant.
+        order: the sort order.
+        status: the status that a thread has to have, or None for any.
+        skip: number of threads to leave out at the beginning.
+    """
     if not database.has_listing:
         every = sorted(
             [place async for place in _scanned(database, tenant) if status in (None, place.listed.status)],
@@ -66,7 +74,7 @@ async def places(
 
 
 async def count(database: Database, tenant: str, status: Status | None = None) -> int:
-    """How many threads a tenant has with a status, or with any."""
+    """Return the number of a tenant's threads with a status, or with any."""
     if not database.has_listing:
         return len([place async for place in places(database, tenant, Order(), status)])
     number = await _size(database, tenant, status or "")
@@ -78,7 +86,7 @@ async def count(database: Database, tenant: str, status: Status | None = None) -
 
 
 async def _size(database: Database, tenant: str, status: str) -> int:
-    """How many rows the listing has: the least number past which there is none, found by halving."""
+    """Return the number of rows in the listing, found by bisection over the offset."""
 
     async def has_more(skip: int) -> bool:
         return bool(await database.arun(ask(Find("listed", tenant, status, skip=skip, limit=1))))
@@ -93,7 +101,7 @@ async def _size(database: Database, tenant: str, status: str) -> int:
 
 
 async def rows(database: Database, found: Sequence[SortedThread]) -> list[ThreadRow]:
-    """The threads at these places as they stand now."""
+    """Return the threads at these places as they are now."""
     out: list[ThreadRow] = []
     for at in range(0, len(found), _AT_ONCE):
         looks = (database.arun(look(place.partition)) for place in found[at : at + _AT_ONCE])
@@ -102,14 +110,14 @@ async def rows(database: Database, found: Sequence[SortedThread]) -> list[Thread
 
 
 def sort_rows(found: Sequence[ThreadRow], order: Order) -> list[ThreadRow]:
-    """Rows that were asked for by name, in order."""
+    """Return rows that were requested by name, in order."""
     return sorted(found, key=attrgetter(order.by), reverse=order.descending)
 
 
 async def _listed(
     database: Database, tenant: str, order: Order, status: Status | None, skip: int = 0
 ) -> AsyncIterator[SortedThread]:
-    """From the listing. Those whose status is not sure are read, and put where they belong."""
+    """Yield places from the listing. Threads whose status is unsure are read, and merged in order."""
     unsure: list[SortedThread] = []
     if status is not None and status != "busy":
         doubtful = [place async for place in _pages(database, tenant, order, UNSURE, 0)]
@@ -118,7 +126,7 @@ async def _listed(
             for place in await _read(database, doubtful)
             if place is not None and place.listed.status == status
         ]
-    # With others to be put between, it takes a look at each to know how many are passed over.
+    # With places to merge in, each place has to be visited to count the skipped ones.
     below = 0 if unsure else skip
     passed = below
     sign = -1 if order.descending else 1
@@ -146,7 +154,7 @@ async def _pages(
         find = Find("listed", tenant, status, by=by, reverse=order.descending, skip=skip, limit=size)
         page = await database.arun(ask(find))
         for found in page:
-            # Threads that are spoken to meanwhile change places.
+            # Threads with new activity move within the listing between pages.
             if found.listed is not None and found.partition not in seen:
                 seen.add(found.partition)
                 yield SortedThread(found.partition, found.listed)
@@ -172,7 +180,8 @@ async def _scanned(database: Database, tenant: str) -> AsyncIterator[SortedThrea
 
 
 async def _read(database: Database, found: Sequence[SortedThread]) -> list[SortedThread | None]:
-    """The same places, with the rows and by what they say; ``None`` where there is no thread any more."""
+    """Return the same places with rows, and times and statuses read from them; None for threads that no
+    longer exist."""
     out: list[SortedThread | None] = []
     for at in range(0, len(found), _AT_ONCE):
         some = found[at : at + _AT_ONCE]

@@ -1,7 +1,8 @@
-"""A thread as its clients see it, read from its own records: whoever made it, a client or a program.
+"""A thread as its clients see it, read from its own records, whether a client or an application created
+it.
 
-A thread that a program made has no document of its own: its times and its metadata are those of its
-checkpoints, and it waits for somebody when its latest checkpoint has an unanswered interrupt.
+A thread that an application created has no document of its own: its times and its metadata are those of
+its checkpoints, and it is interrupted if its latest checkpoint has an unanswered interrupt.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from perdure.runtime.encoding import plain
 Status = Literal["idle", "busy", "interrupted", "error"]
 
 EDITED = ("edited", "")
-"""The key of the document that says that a thread's state was given new values after a run."""
+"""Key of the document that records an edit of a thread's state after a run."""
 
 _RUNS = 10
 _LOOKS = (
@@ -52,10 +53,13 @@ _UUID_EPOCH = 12_219_292_800_000_000
 
 
 class ThreadRow(NamedTuple):
-    """A thread as it stands. Times are microseconds since 1970. ``run`` is the newest that was not taken
-    back; ``has_state`` says whether it has a checkpoint, ``has_document`` whether clients made or adopted it.
-    With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
-    ``error``."""
+    """A thread as it is now.
+
+    Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
+    true if the thread has a checkpoint, ``has_document`` if clients created or adopted it. With a
+    ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
+    ``error``.
+    """
 
     thread_id: str
     metadata: Mapping[str, Any]
@@ -70,13 +74,13 @@ class ThreadRow(NamedTuple):
 
     @property
     def graph_id(self) -> str | None:
-        """The graph that speaks on the thread, if one has."""
+        """The graph that has run on the thread, if any."""
         graph_id = self.metadata.get("graph_id")
         return graph_id if isinstance(graph_id, str) else None
 
 
 def look(partition: Partition) -> Program[ThreadRow | None]:
-    """A thread as it stands now, ``None`` when there is none."""
+    """Return a thread as it is now, None if it does not exist."""
     (found, edits, lanes, runs, heads), fault = yield from _records(partition)
     lane = Lane.read(IN, lanes)
     documents, faults = _readable(found)
@@ -84,7 +88,7 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
     faults += more
     kept: list[Run] = []
     try:
-        # What never began left nothing, as what was taken back.
+        # A run that never began left nothing, like one that was rolled back.
         kept = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
     except Corrupt as error:
         faults.append(error)
@@ -109,7 +113,15 @@ def row_of(
     run: Run | None = None,
     edited: Document | None = None,
 ) -> ThreadRow:
-    """A thread without a state."""
+    """Return a thread without a state, from its records.
+
+    Args:
+        partition: the thread's partition.
+        document: the thread's document, if it has one.
+        lane: the thread's inbox queue.
+        run: the newest run that was not rolled back.
+        edited: the document under ``EDITED``.
+    """
     body = {} if document is None else document.body
     times = [run.updated_at] if run else []
     times += [document.updated_at] if document else []
@@ -127,7 +139,8 @@ def row_of(
 
 
 def time_of(checkpoint_id: str) -> int | None:
-    """When a checkpoint was made, if its id is a version 6 UUID."""
+    """Return the time at which a checkpoint was created in microseconds since 1970, or None if its id is
+    no version 6 UUID."""
     try:
         uuid = UUID(checkpoint_id)
     except ValueError:
@@ -140,7 +153,7 @@ def time_of(checkpoint_id: str) -> int | None:
 
 
 def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:
-    """A thread with what its latest checkpoint says of it."""
+    """Return a thread with the data of its latest checkpoint."""
     row = row._replace(has_state=True)
     at = time_of(head)
     if at is None or not row.has_document:
@@ -169,9 +182,9 @@ def _parsed(record: CheckpointRecord) -> int:
 
 
 def _metadata_of(record: CheckpointRecord) -> dict[str, Any]:
-    """What a program said of its thread: the metadata of a checkpoint but for what LangGraph adds."""
-    said: dict[str, Any] = inspect.metadata_of(record)
-    own = {name: value for name, value in said.items() if name not in _TECHNICAL}
+    """Return the metadata of a checkpoint without the entries that LangGraph adds, as JSON data."""
+    metadata: dict[str, Any] = inspect.metadata_of(record)
+    own = {name: value for name, value in metadata.items() if name not in _TECHNICAL}
     described: dict[str, Any] = plain(
         {n: v for n, v in own.items() if not n.startswith(("__", "langgraph_"))}
     )
@@ -190,7 +203,7 @@ def _readable(records: Iterable[Record]) -> tuple[list[Document], list[Corrupt]]
 
 
 def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
-    """A thread's records, and why one of them is missing if it does not open."""
+    """Return a thread's records, and the error of one that cannot be decoded."""
     try:
         return (yield from ask(Fetch(partition, _LOOKS))), None
     except Corrupt as error:
@@ -211,6 +224,6 @@ def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None
     if edited is not None and edited["run_id"] == (None if run is None else run.id):
         return "interrupted" if edited["goes_on"] else "idle"
     if run is None or run.state in (DONE, INTERRUPTED):
-        # Of one that was stopped nobody is waited for.
+        # An interrupt of a run that was cancelled needs no answer.
         return "idle"
     return "error" if run.state == FAILED else "interrupted"

@@ -1,8 +1,8 @@
-"""Telling a run's end to the URL that it was given: what is told, how it is sent, and when it is sent again.
+"""Webhooks: notices of a run's end, their content, delivery and retries.
 
 A notice is a reply like any other, stored with the run's end in one commit and delivered by the outbox: at
-least once, each time under the same ``Idempotency-Key``. What the run came to is read when it is sent. The
-URL may hold a secret: it is in no log and in no error.
+least once, each time with the same ``Idempotency-Key``. The run's values are read when it is sent. The URL
+may contain a secret: it is never in a log or an error.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from perdure.server.state import ServerState
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 _ATTEMPTS = 40
-"""With the runtime's usual pauses, for half an hour."""
+"""Maximum number of attempts; with the runtime's default backoff about half an hour."""
 _TIMEOUT_S = 15.0
 _CONNECT_S = 5.0
 _AGAIN = (408, 429)
 _PAUSE_S = (0.1, 5.0)
 _EARLIER = 20
-"""How many runs before one that stored nothing are looked at for what it found."""
+"""Number of earlier runs that are searched for the values that a run without checkpoints started from."""
 
 
 class Webhooks:
-    """Sends the notices of one runtime's database, each to where ``reach`` lets it go. The runtime is made
-    with its ``channels`` and then given to ``serve``."""
+    """Sends the notices of one runtime's database, each to addresses that ``reach`` permits. The runtime
+    is created with its ``channels`` and then passed to ``serve``."""
 
     def __init__(self, reach: OutboundPolicy) -> None:
         self.reach = reach
         self._runtime: Runtime | None = None
 
     def channels(self, settings: Settings) -> dict[str, Channel]:
-        """The channel of notices, for a runtime with these settings."""
+        """Return the channel of notices, for a runtime with these settings."""
         timeout = min(_TIMEOUT_S, settings.lease / 2)
         return {WEBHOOK: Channel(send_in=self._send, attempts=_ATTEMPTS, timeout=timeout)}
 
     def serve(self, runtime: Runtime) -> None:
-        """Tell of what this runtime can read."""
+        """Set the runtime that notices read runs from."""
         self._runtime = runtime
 
     async def _send(self, partition: Partition, reply: Reply) -> None:
@@ -71,7 +71,7 @@ class Webhooks:
             raise Undeliverable(f"the webhook's URL may not be called: {error}") from error
         except OSError as error:
             raise NotSent(f"the webhook's host is not known ({type(error).__name__})") from error
-        body = encoded(await self._told(partition, reply)).encode()
+        body = encoded(await self._notice(partition, reply)).encode()
         status = await self._post(url, addresses, body, reply.id)
         if 200 <= status < 300:
             return
@@ -79,11 +79,11 @@ class Webhooks:
             raise Undeliverable(f"the webhook answered {status}")
         raise NotSent(f"the webhook answered {status}")
 
-    async def _told(self, partition: Partition, reply: Reply) -> dict[str, Any]:
-        """The run as its client knows it, with its values."""
+    async def _notice(self, partition: Partition, reply: Reply) -> dict[str, Any]:
+        """Return the notice: the run as its client knows it, with its values."""
         runtime = self._runtime
         if runtime is None:
-            raise NotSent("this process has only begun")
+            raise NotSent("this process is still starting")
         thread_id, tenant = partition.thread, partition.tenant
         standing = await runtime.find(thread_id, reply.payload["run_id"], tenant=tenant)
         if standing is None or standing.run is None:
@@ -91,19 +91,19 @@ class Webhooks:
         run = replace(standing.run, state=reply.payload["state"])
         if run.graph not in runtime.graphs:
             raise NotSent(f"this process does not serve the graph {run.graph!r}, another one may")
-        said = responses.run(standing._replace(run=run), thread_id)
-        said["status"] = said["status"] or "rollback"
-        said["run_started_at"] = responses.when(run.started_at)
-        said["run_ended_at"] = responses.when(run.updated_at)
+        notice = responses.run(standing._replace(run=run), thread_id)
+        notice["status"] = notice["status"] or "rollback"
+        notice["run_started_at"] = responses.when(run.started_at)
+        notice["run_ended_at"] = responses.when(run.updated_at)
         if run.state == FAILED:
-            said["error"] = responses.run_error(run)["message"]
-        said["values"] = await values_of(runtime, partition, run)
-        said["webhook_sent_at"] = responses.when(await runtime.now())
-        return said
+            notice["error"] = responses.run_error(run)["message"]
+        notice["values"] = await values_of(runtime, partition, run)
+        notice["webhook_sent_at"] = responses.when(await runtime.now())
+        return notice
 
     async def _post(self, url: httpx.URL, addresses: list[str], body: bytes, key: str) -> int:
-        """The status that is answered. Nothing else of the answer is read, no redirect is followed, and no
-        proxy is asked: it would look the name up again."""
+        """Send a notice and return the response's status. Nothing else of the response is read, no
+        redirect is followed, and no proxy is used: it would resolve the name again."""
         refused: Exception | None = None
         for address in addresses:
             try:
@@ -131,8 +131,8 @@ class Webhooks:
                 "sni_hostname": url.raw_host.decode("ascii").removesuffix("."),
             },
         )
-        # A connection of its own: a kept one would be of whoever was at this address before. And no client:
-        # that logs URLs.
+        # A new connection each time: a pooled one might belong to the previous host at this address. No
+        # httpx client, as that logs URLs.
         async with httpx.AsyncHTTPTransport(verify=self._trust, trust_env=False) as transport:
             answer = await transport.handle_async_request(request)
             await answer.aclose()
@@ -144,8 +144,8 @@ class Webhooks:
 
 
 async def values_of(runtime: Runtime, partition: Partition, run: Run) -> Any:
-    """The values that a run left, whatever went on since: those of its last checkpoint. One that stored
-    nothing, or was taken back, left what it found."""
+    """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
+    that stored nothing, or was rolled back, left the values that it started from."""
     async with runtime.opened(run.graph, "threads.read", tenant=partition.tenant) as graph:
         return await _values_of(runtime, graph, partition, run)
 
@@ -158,7 +158,7 @@ async def _values_of(
         return responses.outcome(here)
     if (its_last := await _last_of(graph, partition.thread, run)) is not None:
         return responses.outcome(its_last)
-    # Looked for after the state: what is the latest run now has not been followed by that state.
+    # Read after the state: if the run is still the latest, the state is from before or during it.
     (latest,) = await runtime.runs(partition.thread, limit=1, tenant=partition.tenant)
     if latest.id == run.id:
         return responses.outcome(here) if here.created_at is not None else {}
@@ -169,19 +169,19 @@ async def _values_of(
 
 
 async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
-    """The state of a run's last checkpoint."""
+    """Return the state of a run's last checkpoint."""
     async for state in graph.aget_state_history(config_of(thread_id), filter={"run_id": run.id}, limit=1):
         return state
     return None
 
 
 async def delivered(host: ServerState, partition: Partition, run_id: str) -> bool:
-    """Wait until a run's notice was sent, or given up; ``False`` when the server stops before."""
+    """Wait until a run's notice was sent or given up, then return True; False if the server stops first."""
     pause, longest = _PAUSE_S
     while not host.closing.is_set():
         replies = await host.database.arun(outbox.replies(partition, 100))
         notices = [reply for reply in replies if reply.run_id == run_id]
-        # One that was taken back before it began ends without a notice, and gets it when its turn comes.
+        # A run cancelled before it began has no notice yet; it gets one when its turn comes.
         is_coming = notices or await host.runtime.find(partition.thread, run_id, tenant=partition.tenant)
         if not is_coming or (notices and all(notice.state not in (READY, SENDING) for notice in notices)):
             return True
@@ -194,18 +194,18 @@ async def delivered(host: ServerState, partition: Partition, run_id: str) -> boo
 
 
 def webhooks(http: Http, *, development: bool) -> Webhooks | None:
-    """As it is configured; ``None`` where webhooks are disabled."""
+    """Return the webhooks of a configuration, None if they are disabled."""
     if http.disable_webhooks:
         return None
     return Webhooks(OutboundPolicy.of(http.webhook_hosts, loopback=development))
 
 
 def of_variables(environ: Mapping[str, str]) -> Webhooks | None:
-    """As ``webhooks``, for a process that reads no configuration but variables; ``BadSetting`` when one of
-    them cannot be used."""
-    said = of_environment(environ, {}, Path()).said
+    """Return the webhooks of a process that is configured by environment variables alone. ``BadSetting``
+    if one of them cannot be used."""
+    values = of_environment(environ, {}, Path()).said
     keys = ("http.webhook_hosts", "http.disable_webhooks", "development")
     allowed, is_disabled, is_development = (
-        value_of(SETTINGS[key], said[key]) if key in said else SETTINGS[key].default for key in keys
+        value_of(SETTINGS[key], values[key]) if key in values else SETTINGS[key].default for key in keys
     )
     return webhooks(Http(webhook_hosts=allowed, disable_webhooks=is_disabled), development=is_development)

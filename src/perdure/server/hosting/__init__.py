@@ -1,1 +1,1 @@
-"""How a server comes up and goes down: in a process of its own, in several, or in another application."""
+"""Start and stop of a server: in a process of its own, in several, or inside another application."""

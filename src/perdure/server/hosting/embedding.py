@@ -1,7 +1,7 @@
-"""The LangGraph API inside another application, and the thread that a request of that application names.
+"""The LangGraph API inside another application, and the thread id of that application's requests.
 
-The parts that these routes use are opened by ``checkpoint_lifespan(serve=True)`` of the application around
-them. Where the routes are, and what else the application has, is its own affair.
+The resources of these routes are opened by ``checkpoint_lifespan(serve=True)`` of the surrounding
+application, which chooses the routes' prefix.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from perdure.server.config import Http
 
 
 def perdure_app(app: FastAPI, http: Http | None = None) -> FastAPI:
-    """The API as an application for ``app.mount("/agents", perdure_app(app))``. It has all that the server
-    has: answers in its own form, ids with any character, its own ``/openapi.json``."""
+    """Return the API as an application for ``app.mount("/agents", perdure_app(app))``. It behaves as the
+    server does: its own error responses, ids with any character, its own ``/openapi.json``."""
     mounted = create_app(None, http)
-    # Starlette runs no lifespan of what is mounted; the outer one's is for both.
+    # Starlette runs no lifespan of a mounted application; the outer one serves both.
     mounted.state = app.state
     return mounted
 
 
 def perdure_router(http: Http | None = None) -> APIRouter:
-    """The API as a router for ``app.include_router(perdure_router(), prefix="/agents")``: its routes are the
-    application's own, behind its middleware and its dependencies, and in its ``/openapi.json``. A thread's id
-    in a path can have no slash there; ``perdure_app`` takes any."""
+    """Return the API as a router for ``app.include_router(perdure_router(), prefix="/agents")``: its
+    routes are the application's own, behind its middleware and its dependencies, and in its
+    ``/openapi.json``. A thread's id in a path cannot contain a slash there; ``perdure_app`` accepts any."""
     router = APIRouter(route_class=_Answered)
     for part in routers(http):
         for route in part.routes:
@@ -61,7 +61,7 @@ def perdure_router(http: Http | None = None) -> APIRouter:
 
 
 class _Answered(APIRoute):
-    """A route that answers what is wrong in this API's form, whatever the application does with its own."""
+    """A route that returns errors in this API's form, whatever the application's error handlers do."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -76,11 +76,11 @@ class _Answered(APIRoute):
 
 
 async def thread_id_of_request(request: Request) -> str:
-    """The thread that a request names: ``thread_id``, or ``context_id``, which is the same under the name
-    that agents use between each other; in the path, the query, or at the top of a JSON body.
+    """Return the thread of a request: ``thread_id``, or ``context_id``, its name in protocols between
+    agents; from the path, the query, or the top level of a JSON body.
 
-    422 when it names none, since a new thread in its place would answer somebody who is not known; and when
-    it names two. ``null`` is as good as absent. Whether the caller may use the thread is not looked at.
+    Responds with 422 if the request names none, since a new thread in its place would answer an unknown
+    user, and if it names two. ``null`` counts as absent. The caller's access to the thread is not checked.
     """
     in_path = [str(request.path_params[name]) for name in thread_ids.NAMES if name in request.path_params]
     try:
@@ -97,11 +97,11 @@ async def thread_id_of_request(request: Request) -> str:
 
 
 RequestThreadId = Annotated[str, Depends(thread_id_of_request)]
-"""The thread that a request names, for an endpoint's parameter; see ``thread_id_of_request``."""
+"""The thread of a request, as the type of an endpoint's parameter; see ``thread_id_of_request``."""
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The object that a JSON body is; an empty one for any other body."""
+    """Return the object in a JSON body; an empty one for any other body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         return {}

@@ -1,9 +1,8 @@
-"""Perdure in somebody else's FastAPI application: a database, a checkpointer and the graphs over them, open
-for as long as the application runs.
+"""Lifespan for an existing FastAPI application: a database, a checkpointer and the graphs over them, open
+while the application runs.
 
-Decided here: where the database's URL comes from, that nothing is opened before the start, in which order
-everything is closed, and that a start which fails leaves nothing open. What an endpoint does with a graph is
-the application's own.
+Nothing is opened before the start; everything is closed in the reverse order, also after a start that
+fails. The use of the graphs is left to the application's endpoints.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ _log = logging.getLogger("perdure.server")
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """What is open while an application runs: one object, at ``app.state.perdure``.
+    """The resources of a running application, at ``app.state.perdure``.
 
-    ``graphs`` have the checkpointer and the store, and are the same for all requests. ``host`` is there with
+    ``graphs`` have the checkpointer and the store, and are the same for all requests. ``host`` is set with
     ``serve=True``; ``host.runtime`` accepts messages then.
     """
 
@@ -66,7 +65,7 @@ class Opened:
 
     @property
     def graph(self) -> Graph:
-        """The graph, where there is one; ``NotFound`` where there is none, or one of several to be named."""
+        """The only graph. ``NotFound`` if there is none, or more than one."""
         if len(self.graphs) != 1:
             there = f"there are {sorted(self.graphs)}; take graphs[…]" if self.graphs else "there is none"
             raise NotFound(f"which graph? {there}")
@@ -81,7 +80,7 @@ def _opened_now(request: Request) -> Opened:
 
 
 OpenedNow = Annotated[Opened, Depends(_opened_now)]
-"""What is open, for an endpoint's parameter; 503 before the start and after the stop."""
+"""The open resources, as the type of an endpoint's parameter; 503 before the start and after the stop."""
 
 
 def compile_graph(
@@ -92,11 +91,19 @@ def compile_graph(
     allow_in_memory: bool = False,
     **options: Any,
 ) -> Graph:
-    """A graph over a checkpointer: a builder is compiled, with ``options`` for its ``compile``; of a compiled
-    graph a copy is made, whose store stays unless one is given.
+    """Return a graph with a checkpointer: a builder is compiled; a compiled graph is copied, and keeps its
+    store unless one is given.
 
-    ``BadSetting`` without a checkpointer, and for one that keeps threads in this process's memory unless
-    ``allow_in_memory`` or ``LANGGRAPH_DEV`` says so. The checkpointer stays the caller's to close.
+    Args:
+        builder: a graph builder, or a compiled graph.
+        checkpointer: the checkpointer, which the caller closes.
+        store: the store.
+        allow_in_memory: accept a checkpointer that keeps threads in memory; ``LANGGRAPH_DEV`` does so too.
+        options: arguments of the builder's ``compile``.
+
+    Raises:
+        BadSetting: there is no checkpointer, or it keeps threads in this process's memory and that is not
+            allowed.
     """
     if not isinstance(cast(object, checkpointer), BaseCheckpointSaver):
         raise BadSetting(
@@ -130,17 +137,26 @@ def checkpoint_lifespan(
     settings: Settings | None = None,
     encryption_key: bytes | Collection[bytes] | None = None,
 ) -> Lifespan:
-    """A lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own: an ``Opened`` is
-    at ``app.state.perdure`` while it lasts. Every start opens anew, and nothing is opened before.
+    """Return a lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own. An
+    ``Opened`` is at ``app.state.perdure`` while it lasts. Every start opens new resources, and none are
+    opened before.
 
-    Without ``db_url`` it is what ``PERDURE_DB`` or ``DATABASE_URL`` says when the application starts. With
-    neither the start fails, but in development (``LANGGRAPH_DEV=true``), where threads are kept in
-    ``.perdure/dev.db``. A database without this release's schema raises ``MigrationRequired``, which names
-    the command; ``migrate`` brings it there, in development without being told. A single graph is called
-    ``agent``. ``tenant`` is whose threads these are.
+    Args:
+        db_url: the database; by default ``PERDURE_DB`` or ``DATABASE_URL`` at the start. Without any the
+            start fails, except in development (``LANGGRAPH_DEV=true``), where threads are kept in
+            ``.perdure/dev.db``.
+        graphs: graphs by name; a single graph is named ``agent``.
+        serve: run the graphs with a ``Runtime`` too, for the routes of ``perdure_app`` and
+            ``perdure_router``.
+        migrate: migrate a database without this release's schema, as is the default in development;
+            otherwise it raises ``MigrationRequired``, which names the command.
+        tenant: the tenant that owns the threads.
+        gate: authenticates and authorises requests to the routes; without one anyone may use them.
+        settings: settings of the runtime.
+        encryption_key: key, or keys, that encrypt stored data.
 
-    With ``serve`` the graphs are run by a ``Runtime`` with ``settings``, too, for the routes of
-    ``perdure_app`` and ``perdure_router``, and ``gate`` says who may use those; without one everybody may.
+    Raises:
+        BadSetting: arguments that do not fit together.
     """
     if serve and (graphs is None or graphs == {}):
         raise BadSetting("serve=True needs graphs to serve; pass graphs={'agent': builder}")
@@ -170,7 +186,7 @@ def checkpoint_lifespan(
             if serve:
                 if gate is None and not is_development:
                     _log.warning(
-                        "nobody is asked who they are: anyone who reaches the routes is their one user"
+                        "requests are not authenticated: anyone who reaches the routes is their one user"
                     )
                 host = await _serving(stack, database, agents, gate, settings)
             app.state.perdure = _opened(database, agents, host)
@@ -194,9 +210,9 @@ def _opened(database: Database, agents: Mapping[str, Agent], host: ServerState |
                     "serve=True, so that there are runs to make it for"
                 )
             continue
-        # A store that a graph was compiled with is its author's choice, as for the runtime.
+        # A store that a graph was compiled with takes precedence, as in the runtime.
         own = store if agent.graph.store is None else None
-        # Who wrote memory:// was told at the start what that means.
+        # For memory:// a warning was logged at the start.
         graph = compile_graph(agent.graph, checkpointer=checkpointer, store=own, allow_in_memory=True)
         graphs[name] = graph.with_config(dict(agent.config)) if agent.config else graph  # type: ignore[arg-type]
     return Opened(database, checkpointer, store, MappingProxyType(graphs), host)
@@ -209,8 +225,8 @@ async def _serving(
     gate: Gate | None,
     settings: Settings | None,
 ) -> ServerState:
-    """The parts for the routes. They close before the database does, streams first: a run that goes on while
-    its followers are sent away can still be stored."""
+    """Open the runtime and the state of the routes. They close before the database does, streams first: a
+    run that is still under way when its subscribers are disconnected can be stored."""
     hooks = of_variables(os.environ)
     settings = settings or Settings()
     channels = {} if hooks is None else hooks.channels(settings)
@@ -257,7 +273,7 @@ def _url(given: str | None, environ: Mapping[str, str], is_development: bool, ha
 
 
 def _without_client(url: str) -> str:
-    """SQLAlchemy's form of a URL, which names the client as well, without that: applications share theirs."""
+    """Return SQLAlchemy's form of a URL without the driver's name: applications share their URL with it."""
     scheme, colon, rest = url.partition("://")
     name, plus, _ = scheme.partition("+")
     return f"{name}{colon}{rest}" if plus and name in ("postgresql", "postgres") else url

@@ -1,9 +1,9 @@
-"""LangGraph's client without a URL: ``get_client()`` in a graph, or in the application beside the API,
-reaches the server that it runs in.
+"""Support for LangGraph's client without a URL: ``get_client()`` in a graph, or in the application beside
+the API, reaches the server that it runs in.
 
-Such a client is the program itself and not one of its users: it is asked for no credentials and restricted by
-no rule. It sees the threads of the tenant for whose run it is called, and outside of a run those of the
-tenant without a name.
+Such a client acts for the application and not for one of its users: it needs no credentials and no rule
+restricts it. It sees the threads of the tenant whose run calls it, and outside of a run those of the
+nameless tenant.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure.server.state import LOOPBACK
 
 DEFER = "__LANGGRAPH_DEFER_LOOPBACK_TRANSPORT"
-"""The variable that, when it is "true", has the SDK's clients without a URL wait for their application. Where
-LangGraph's own server is installed as well they would reach for that."""
+"""Environment variable that, if "true", makes the SDK's clients without a URL wait for their application.
+Without it they use LangGraph's own server, where that is installed too."""
 
 
 class _Within:
-    """The application, for requests that were made in this process."""
+    """The application, for requests made in this process."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,7 +35,7 @@ class _Within:
 
 
 class _Bound(list[Any]):
-    """The SDK's list of transports that wait for an application: they get it at once."""
+    """The SDK's list of transports that wait for an application: each is bound at once."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__()
@@ -46,20 +46,20 @@ class _Bound(list[Any]):
 
 
 def _bind(transport: Any, app: Any) -> None:
-    """Have a transport of the SDK's reach an application. Where LangGraph's own server is installed as well
-    the SDK takes a transport of that, which works in its process only."""
+    """Make a transport of the SDK reach an application. Where LangGraph's own server is installed too, the
+    SDK uses that server's transport, which works in its process only."""
     transport.app = app
     transport.handle_async_request = MethodType(httpx.ASGITransport.handle_async_request, transport)
 
 
 @contextmanager
 def reachable(app: ASGIApp) -> Iterator[None]:
-    """Have clients without a URL reach an application, those that were made before and those made while the
-    block lasts."""
+    """Make clients without a URL reach an application: those created before, and those created within the
+    block."""
     within = _Within(app)
     sdk: Any = client
     before = sdk._registered_transports
-    # Clients that a module made when it was imported; the SDK keeps them for this.
+    # Clients that modules created when they were imported; the SDK keeps them for this purpose.
     for transport in before:
         _bind(transport, within)
     sdk._registered_transports = _Bound(within)

@@ -1,4 +1,4 @@
-"""The user's own application beside the API's routes: its lifespan, its middleware, and who may use it."""
+"""A custom application beside the API's routes: its lifespan, its middleware, and its authentication."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ _POLICY_VIOLATION = 1008
 
 @asynccontextmanager
 async def mounted(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterator[None]:
-    """Serve ``own`` wherever ``app`` has no route, for as long as the block lasts. Its lifespan runs
-    meanwhile, and its middleware is around the API's routes, too, as on LangGraph's server. With a ``gate``
-    nobody gets to its routes who is not let in."""
+    """Serve ``own`` wherever ``app`` has no route, within the block.
+
+    Its lifespan runs meanwhile, and its middleware wraps the API's routes too, as on LangGraph's server.
+
+    Args:
+        app: the API's application.
+        own: the custom application.
+        gate: authenticates requests to the custom routes, or None to leave them open.
+    """
     inner = own
     if isinstance(own, Starlette):
         for middleware in reversed(own.user_middleware):
             app.add_middleware(middleware.cls, *middleware.args, **middleware.kwargs)
-        # The middleware is around everything now; the user's object stays as it is.
+        # The middleware wraps everything now; the original object stays unchanged.
         inner = copy.copy(own)
         inner.user_middleware, inner.middleware_stack = [], None
     if isinstance(own, FastAPI) and own.openapi_url is not None:
@@ -48,15 +54,16 @@ def _describe(app: FastAPI, own: FastAPI) -> None:
     alone = app.openapi
 
     def both() -> dict[str, Any]:
-        # Each keeps its own description once it is made.
+        # Both cache their descriptions.
         return openapi.joined(alone(), own.openapi())
 
-    # The way that FastAPI documents for a description of one's own.
+    # FastAPI documents this way of replacing the description.
     app.openapi = both  # type: ignore[method-assign]
 
 
 class AuthenticatedApp:
-    """Lets in whom the gate knows. The user stands at ``request.user``, permissions at ``request.auth``."""
+    """Authenticates requests with a gate. The user is at ``request.user``, permissions at
+    ``request.auth``."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -81,7 +88,7 @@ class AuthenticatedApp:
 
 
 class _WithState:
-    """Gives each request what the lifespan of the user's application yielded, as a server does."""
+    """Adds the lifespan state of the custom application to each request, as a server does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

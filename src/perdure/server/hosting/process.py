@@ -1,4 +1,4 @@
-"""A server's process: it starts, serves until it is told to stop, and closes its streams first."""
+"""Process of a server: it starts, serves until it is stopped by a signal, and closes its streams first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.server.state import ServerState
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which says when it is about to stop: streams have to end before it can."""
+    """uvicorn's server with hooks for its start and stop: streams have to end before it can stop."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log = logging.getLogger("uvicorn.error")
-        log.addFilter(_says_more_than_broken_off)
+        log.addFilter(_is_not_about_aborted_stream)
         try:
             await self._stopping()
             await super().shutdown(sockets)
         finally:
-            log.removeFilter(_says_more_than_broken_off)
+            log.removeFilter(_is_not_about_aborted_stream)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # The base class raises the signal again once all is stopped: that would cancel our clean-up.
+        # The base class raises the signal again after the shutdown, which would cancel the clean-up.
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
         }
@@ -60,14 +60,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _says_more_than_broken_off(record: logging.LogRecord) -> bool:
-    """uvicorn takes it for an error of ours that streams are broken off."""
+def _is_not_about_aborted_stream(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's error message about streams that the server aborts on purpose."""
     return record.getMessage() != "ASGI callable returned without completing response."
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; ``BadSetting`` when the address cannot be had."""
-    # Of a socket that says it is TCP's asyncio sends what is small at once, not 40 ms later.
+    """Return a listening socket. ``BadSetting`` if the address cannot be bound."""
+    # With the protocol given as TCP, asyncio sets TCP_NODELAY: small writes go out at once, not 40 ms later.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -85,8 +85,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
-    """The application over what a configuration opened, with the user's own beside it and in reach of clients
-    without a URL, for as long as the block lasts."""
+    """Yield the application over the opened server, with the custom application beside it and reachable by
+    clients without a URL."""
     app = create_app(None, config.http)
     app.state.perdure = host
     own = await own_app(config)
@@ -106,12 +106,20 @@ async def serve(
     encryption_key: bytes | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: the configuration.
+        listener: the listening socket.
+        works: execute runs in this process, too.
+        encryption_key: key that encrypts stored data.
+        ready: called once requests are accepted.
+    """
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(opened(config, works=works, encryption_key=encryption_key))
         app = await stack.enter_async_context(application(config, host))
 
-        async def told() -> None:
+        async def notify_ready() -> None:
             ready()
 
         drain = round(host.runtime.settings.drain)
@@ -123,4 +131,4 @@ async def serve(
             root_path=config.http.mount_prefix or "",
             server_header=False,
         )
-        await Server(settings, told, host.close).serve(sockets=[listener])
+        await Server(settings, notify_ready, host.close).serve(sockets=[listener])

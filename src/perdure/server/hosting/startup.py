@@ -1,6 +1,6 @@
-"""From a configuration to a running server's parts, and back: everything that is opened is closed again.
+"""Start-up of a server's parts from its configuration, and their orderly close.
 
-Nothing is opened before; what cannot be used stops the start with one sentence.
+Nothing is opened before the start; a configuration that cannot be used stops it with one sentence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _log = logging.getLogger("perdure.server")
 async def opened(
     config: Config, *, works: bool = True, encryption_key: bytes | None = None
 ) -> AsyncIterator[ServerState]:
-    """The parts of a server. With ``works=False`` it accepts runs, and leaves them to workers."""
+    """Yield the state of a server, and close it afterwards. With ``works=False`` it accepts runs, and
+    leaves their execution to workers."""
     prepare(config)
     agents = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
     gate = gate_of(config)
@@ -91,13 +92,13 @@ async def _running(
 
 
 def prepare(config: Config) -> None:
-    """Set the variables that the configuration has for graphs, and the one that has their clients without a
-    URL wait for this server; those that are set stay as they are."""
+    """Set the environment variables that the configuration has for graphs, and the one that makes the
+    SDK's clients without a URL wait for this server; variables that are set stay unchanged."""
     set_variables({DEFER: "true", **config.env})
 
 
 def gate_of(config: Config) -> Gate:
-    """Who is let in, as the configuration says."""
+    """Return the gate that the configuration describes."""
     auth, jwt = config.auth, config.auth.jwt
     rules: Auth | None = None
     if auth.handlers is not None:
@@ -112,17 +113,17 @@ def gate_of(config: Config) -> Gate:
     if rules is not None:
         return Handlers(rules, auth.tenant_claims)
     if not config.development:
-        _log.warning("nobody is asked who they are: anyone who reaches this server is its one user")
+        _log.warning("requests are not authenticated: anyone who reaches this server is its one user")
     return Open()
 
 
 def settings_of(config: Config) -> Settings:
-    """How the runtime behaves."""
+    """Return the runtime's settings."""
     return Settings(**config.runtime)
 
 
 async def own_app(config: Config) -> Starlette | Any | None:
-    """The application whose routes are served beside ours, if the configuration names one."""
+    """Return the custom application that is served beside the API, if the configuration names one."""
     if config.http.app is None:
         return None
     app = await asyncio.to_thread(_found, config, config.http.app)

@@ -1,4 +1,4 @@
-"""Several server processes on one socket: one that ends is started again, all end together."""
+"""Several server processes on one socket: a process that ends is replaced, all stop together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
 _PAUSE_S = 1.0
 _HOPELESS = 78
-"""The exit code of a process that could not start and never will, ``EX_CONFIG``."""
+"""Exit code of a process that cannot start with its configuration, ``EX_CONFIG``."""
 
 
 def serve_many(
@@ -36,8 +36,17 @@ def serve_many(
     encryption_key: bytes | None = None,
     log_level: str = "INFO",
 ) -> int:
-    """Serve from several processes until SIGINT or SIGTERM; the exit code. A process that cannot start as it
-    is configured ends all of them."""
+    """Serve from several processes until SIGINT or SIGTERM, and return the exit code. A process that
+    cannot start with its configuration stops all of them.
+
+    Args:
+        config: the configuration.
+        listener: the listening socket, which all processes share.
+        processes: number of processes.
+        works: execute runs in these processes, too.
+        encryption_key: key that encrypts stored data.
+        log_level: level of Perdure's logger.
+    """
     context = multiprocessing.get_context("spawn")
     stopping = threading.Event()
 
@@ -86,7 +95,7 @@ def _child(
     try:
         asyncio.run(serve(config, listener, works=works, encryption_key=encryption_key))
     except Unavailable as error:
-        # The database may come back; who started this process starts another one.
+        # The database may come back; the supervisor starts another process.
         _log.error("%s", error)
         sys.exit(1)
     except PerdureError as error:

@@ -1,4 +1,4 @@
-"""Removing threads and items of the store whose time is over, now and then."""
+"""Periodic removal of expired threads and store items."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST = 1000
 
 
 class Sweeper:
-    """Looks at all tenants' threads every few minutes. An async context manager. Any number of servers may
-    sweep one database: what one has removed the other finds no more."""
+    """Checks all tenants' threads every few minutes. An async context manager. Any number of servers may
+    sweep one database: a thread that one has removed is skipped by the others."""
 
     def __init__(self, catalogue: ThreadIndex, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
         self._catalogue = catalogue
@@ -45,8 +45,8 @@ class Sweeper:
             await asyncio.wait([self._task])
 
     async def sweep(self) -> int:
-        """Remove what is over, or all of it but its latest state; how many threads that were. Items of the
-        store whose time is over go as well."""
+        """Remove expired threads, or prune them to their latest state, and return their number. Expired
+        store items are removed, too."""
         now = await self._runtime.now()
         swept = 0
         tenants, stores = await self._tenants()
@@ -59,28 +59,27 @@ class Sweeper:
                 try:
                     swept += await self._remove(Partition(tenant, row.thread_id), row, now)
                 except (Conflict, Corrupt) as error:
-                    # One thread that cannot be read, or is written to all the time, must not keep the others
-                    # from being swept.
+                    # A thread that cannot be read, or is written to all the time, must not block the others.
                     _log.warning("thread %r was not swept: %s", row.thread_id, type(error).__name__)
         if swept:
-            _log.info("%d threads were swept whose time was over", swept)
+            _log.info("%d expired threads were swept", swept)
         return swept
 
     async def _remove(self, partition: Partition, row: ThreadRow, now: int) -> bool:
-        """Whether the thread was removed or pruned. One for which something was accepted since the look, or
-        is still to be sent, stays."""
+        """Return True if the thread was removed or pruned. A thread with a message accepted since it was
+        read, or with a reply still to be sent, stays."""
         if (row.ttl or {}).get("strategy") == "keep_latest":
             saver = self._runtime.database.checkpointer(tenant=partition.tenant)
             await saver.aprune([partition.thread], strategy="keep_latest")
             if not row.has_document:
-                # From now on its time to live is counted from its last sweep.
+                # From now on its time to live counts from its last sweep.
                 await self._catalogue.adopt(partition, row)
             await self._catalogue.touched(partition)
             return True
         return await self._catalogue.remove_resting(partition, expired_at=now)
 
     async def _tenants(self) -> tuple[list[str], list[str]]:
-        """Those who have threads, and those who have a store."""
+        """Return the tenants that have threads, and those that have a store."""
         found = await asyncio.to_thread(self._runtime.database.partitions, None)
         with_threads = {p.tenant for p in found if p.space == THREADS}
         with_threads |= {p.tenant for p in found if p.space == SERVER and p.thread == "threads"}
@@ -92,5 +91,5 @@ class Sweeper:
             try:
                 await self.sweep()
             except Exception as error:
-                # Whatever it is, the next sweep may succeed; a sweeper that sweeps no more would be silent.
+                # The next sweep may succeed; a sweeper that ended here would stop without a notice.
                 _log.warning("threads were not swept: %s", type(error).__name__)

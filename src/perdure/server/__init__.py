@@ -1,6 +1,6 @@
-"""The HTTP server: graphs served to LangGraph's own clients, over any of the databases.
+"""HTTP server: graphs served to LangGraph's clients, over any of the databases.
 
-What is named here is for other people's FastAPI applications. It is imported when it is asked for.
+The names exported here are for existing FastAPI applications. They are imported on first use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OF = {
     "RequestThreadId": ("hosting.embedding", "RequestThreadId"),
     "thread_id_of_request": ("hosting.embedding", "thread_id_of_request"),
 }
-"""The module of each name, and what it is called there."""
+"""Module of each exported name, and its name there."""
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def routers(http: Http | None = None) -> Sequence[APIRouter]:
-    """The routes that a server has."""
+    """Return the routers of a server's routes."""
     http = http or Http()
     chosen = (
         (health.router, False),
@@ -44,7 +44,8 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
 
 
 def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> FastAPI:
-    """The application. Its ``lifespan`` puts a ``Host`` at ``app.state.perdure``; nothing is open before."""
+    """Return the application. Its ``lifespan`` sets ``app.state.perdure`` to a ``ServerState``; nothing is
+    open before."""
     http = http or Http()
     app = FastAPI(
         title="Perdure",
@@ -60,7 +61,7 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
     for router in chosen:
         app.include_router(router)
     if http.app is None:
-        # The user's own application may have something there.
+        # A custom application may have a route there.
         app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)
     if http.page:
         chat.serve_page(app)
@@ -85,7 +86,7 @@ def _allow_origins(app: FastAPI, cors: Cors) -> None:
 
 
 def release() -> str:
-    """The release of this package."""
+    """Return the release of this package."""
     try:
         return version("perdure")
     except PackageNotFoundError:
@@ -96,8 +97,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Outermost:
-    """Matches a path as it came, so that an id in it may have any character, and gives every answer the id
-    of its request."""
+    """Matches paths in their encoded form, so that an id in them may have any character, and adds a
+    request id to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,8 +1,8 @@
-"""Assistants: a graph under a name, with a configuration. Every graph has one of its own.
+"""Assistants: a graph under a name, with a configuration. Every graph has a default assistant.
 
-A graph's own assistant, the system's, needs no storage: it follows from the graph, under an id that follows
-from its name. Once a tenant has changed it, it is stored as the others are, under the same id, in that
-tenant's partition. Who may see which is not decided here.
+The default assistant of a graph needs no storage: it is derived from the graph, under an id derived from
+its name. Once a tenant has changed it, it is stored as the others are, under the same id, in that tenant's
+partition. Access is not checked here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from perdure.runtime import Runtime
 from perdure.server.auth.identity import Refusal
 
 NAMESPACE = uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
-"""From which the ids of graphs' own assistants are derived, as LangGraph's server derives them: what clients
-have stored goes on working."""
+"""UUID namespace of the default assistants' ids, the same as of LangGraph's server: ids that clients have
+stored stay valid."""
 
 NONE_TO_RUN = "Thread or assistant not found."
-"""What clients of LangGraph's server know as the answer to a run of what is not there."""
+"""Error text of LangGraph's server for a run whose thread or assistant does not exist."""
 
 _COLLECTION = "assistant"
 _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
@@ -32,8 +32,8 @@ _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
 
 @dataclass(frozen=True, slots=True)
 class Assistant:
-    """An assistant at one of its versions. Times are microseconds since 1970; a graph's own assistant that
-    nobody changed has none."""
+    """An assistant at one of its versions. Times are microseconds since 1970, and 0 for an unchanged
+    default assistant."""
 
     assistant_id: str
     graph_id: str
@@ -48,12 +48,12 @@ class Assistant:
 
 
 Change = Callable[[Assistant], Assistant]
-"""From an assistant to what it is to be. It may be called more than once, and may refuse."""
+"""Function from an assistant to its new version. It may be called more than once, and may raise."""
 
 
 class Assistants:
-    """The assistants of a server, by id or by their graph's name. ``descriptions`` and
-    ``configs`` are those of the graphs' own, by name."""
+    """The assistants of a server, by id or by their graph's name. ``descriptions`` and ``configs`` are
+    those of the default assistants, by graph name."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Assistants:
         self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
 
     def id_of(self, named: str) -> str | None:
-        """The id that an id, or a graph's name, stands for; ``None`` when it can be neither."""
+        """Return the id for an id or a graph's name, None if it can be neither."""
         if named in self._runtime.graphs:
             return str(uuid.uuid5(NAMESPACE, named))
         try:
@@ -77,16 +77,17 @@ class Assistants:
             return None
 
     def is_own(self, assistant_id: str) -> bool:
-        """Whether it is the assistant of a graph itself, which all users share and none can delete."""
+        """Return True for the default assistant of a graph, which all users share and none can delete."""
         return assistant_id in self._own
 
     def check_graph(self, graph_id: str) -> None:
-        """``Refusal`` when no such graph is served."""
+        """Raise ``Refusal`` unless such a graph is served."""
         if graph_id not in self._runtime.graphs:
             raise Refusal(422, f"There is no graph {graph_id!r}; {self._known()}.")
 
     async def find(self, tenant: str, named: str) -> Assistant:
-        """As ``look``. ``NotFound`` when nobody has made it, ``Refusal`` when nobody can have."""
+        """Return an assistant as ``look`` does. ``NotFound`` if it does not exist, ``Refusal`` if the name
+        can be neither an id nor a graph."""
         if self.id_of(named) is None:
             raise Refusal(422, f"There is no graph or assistant {named!r}; {self._known()}.")
         found = await self.look(tenant, named)
@@ -95,7 +96,7 @@ class Assistants:
         return found
 
     async def look(self, tenant: str, named: str) -> Assistant | None:
-        """The assistant of an id, or of a graph's name."""
+        """Return the assistant of an id, or of a graph's name, or None."""
         assistant_id = self.id_of(named)
         if assistant_id is None:
             return None
@@ -105,13 +106,13 @@ class Assistants:
         return self._system(assistant_id) if assistant_id in self._own else None
 
     async def everything(self, tenant: str) -> list[Assistant]:
-        """All assistants of a tenant, with those of the graphs."""
+        """Return all assistants of a tenant, including the default ones."""
         stored = await self._database.arun(versioned.everything(_of(tenant), _COLLECTION))
         changed = {held.name for held in stored}
         return [*(self._system(own) for own in self._own if own not in changed), *map(_assistant, stored)]
 
     async def create(self, tenant: str, new: Assistant) -> Assistant | None:
-        """Store a new one; ``None`` when there is one of this id. Its times and version are set here."""
+        """Store a new assistant, and return it with its times and version; None if the id is in use."""
         if self.is_own(new.assistant_id):
             return None
         now, fresh = await self._runtime.now(), self._database.fresh()
@@ -120,7 +121,7 @@ class Assistants:
         return None if made is None else _assistant(made)
 
     async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
-        """Make a new version; ``None`` when there is no such assistant."""
+        """Store a new version and return it; None if there is no such assistant."""
         now, fresh = await self._runtime.now(), self._database.fresh()
         before: Versioned | None = None
         if self.is_own(assistant_id):
@@ -138,25 +139,25 @@ class Assistants:
         return None if held is None else _assistant(held)
 
     async def choose(self, tenant: str, assistant_id: str, version: int) -> Assistant | None:
-        """Make a version of the past the current one; ``None`` when there is no such version."""
+        """Make an earlier version the current one, and return it; None if there is no such version."""
         now, fresh = await self._runtime.now(), self._database.fresh()
         program = versioned.choose(_of(tenant), _COLLECTION, assistant_id, version, now, fresh)
         held = await self._database.arun(program)
         if held is not None:
             return _assistant(held)
-        # What nobody has changed has the one version.
+        # An unchanged default assistant has one version.
         found = await self.look(tenant, assistant_id)
         return found if found is not None and found.version == version else None
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
-        """Every version, the newest first."""
+        """Return every version, the newest first."""
         held = await self._database.arun(versioned.past(_of(tenant), _COLLECTION, assistant_id))
         if not held and self.is_own(assistant_id):
             return [self._system(assistant_id)]
         return list(map(_assistant, held))
 
     async def remove(self, tenant: str, assistant_id: str) -> bool:
-        """Take one away with its versions; whether there was one."""
+        """Remove an assistant with its versions, and return True if it existed."""
         return await self._database.arun(versioned.remove(_of(tenant), _COLLECTION, assistant_id))
 
     def _system(self, assistant_id: str) -> Assistant:
@@ -177,7 +178,7 @@ class Assistants:
 
 
 def no_assistant(named: str) -> NotFound:
-    """What is told of an assistant that is not there, or is another's."""
+    """Return the error for an assistant that does not exist, or that belongs to another user."""
     return NotFound(f"Assistant {named!r} not found.")
 
 

@@ -1,7 +1,7 @@
-"""The checkpoints that requests name: from which of them a run starts, and whether they are there.
+"""Checks of the checkpoints that requests name.
 
-One that is not stored, or is another thread's, is answered with 404 before anything is changed. A checkpoint
-that is removed later, while a run waits, is the run's to fail with.
+A checkpoint that is not stored, or belongs to another thread, causes a 404 before anything is changed. If
+it is removed later, while the run is queued, the run fails.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from perdure.server.state import Caller
 
 
 class NoCheckpoint(Refusal):
-    """A checkpoint that a request names is not there."""
+    """The checkpoint that a request names does not exist."""
 
     def __init__(self, thread_id: str, checkpoint_id: str) -> None:
         super().__init__(404, f"Thread {thread_id!r} has no checkpoint {checkpoint_id!r}.")
 
 
 def start_of(new: NewRun) -> Ref | None:
-    """The checkpoint that a run is to start from, ``None`` for the latest. A client may name it beside the
-    input, or among what can be configured."""
+    """Return the checkpoint that a run is to start from, None for the latest. A client may name it beside
+    the input, or in ``config.configurable``."""
     configured = (new.config.get("configurable") or {}).get("checkpoint_id")
     if not isinstance(configured, str | None):
         raise Refusal(422, "config.configurable.checkpoint_id is the id of a checkpoint, which is text")
@@ -36,7 +36,7 @@ def start_of(new: NewRun) -> Ref | None:
 
 
 async def require(caller: Caller, thread_id: str, ref: Ref) -> None:
-    """``NoCheckpoint`` unless the thread has the checkpoint that a reference names, if it names one."""
+    """Raise ``NoCheckpoint`` unless the thread has the checkpoint that a reference names, if it names one."""
     if not ref.checkpoint_id:
         return
     if ref.thread_id not in (None, thread_id):
@@ -47,8 +47,20 @@ async def require(caller: Caller, thread_id: str, ref: Ref) -> None:
 
 
 async def require_start(caller: Caller, thread_id: str, ref: Ref, key: str | None) -> None:
-    """As ``require``, for a run that is accepted under a key. One that was accepted before is answered as
-    the first time, whatever became of its checkpoint since."""
+    """Check the start of a run as ``require`` does, for a run with an idempotency key.
+
+    A run that was accepted before under this key gets the same response as the first time, even if its
+    checkpoint was removed since.
+
+    Args:
+        caller: the authenticated user of the request.
+        thread_id: the run's thread.
+        ref: the checkpoint to start from.
+        key: the idempotency key, if any.
+
+    Raises:
+        NoCheckpoint: the checkpoint does not exist, and no run was accepted under the key.
+    """
     try:
         await require(caller, thread_id, ref)
     except NoCheckpoint:

@@ -1,8 +1,8 @@
-"""What a server is told: which graphs, on which database, for whom, within which limits.
+"""Configuration of a server: graphs, database, authentication, routes and limits.
 
-``load`` reads all of it once, before anything is imported or opened. Which source wins is decided in
-``perdure.config``. What cannot work raises ``BadSetting``; nothing is guessed, and no secret is shown. The
-graphs themselves are not looked at here.
+``load`` reads it once, before anything is imported or opened. ``perdure.config`` decides which source
+takes precedence. A setting that cannot work raises ``BadSetting``; nothing is guessed, and no secret is
+shown. The graphs themselves are not loaded here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from perdure.errors import BadSetting
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """Who may come in. ``handlers`` is the place of a ``langgraph_sdk.Auth``, ``jwt`` what ``JwtSettings`` of
-    ``perdure.server.auth.jwt`` takes. ``tenant_claims`` are the claims, or the fields of a handler's user,
-    that together name a tenant; without any, all users share one."""
+    """Authentication settings. ``handlers`` is the place of a ``langgraph_sdk.Auth``, ``jwt`` the
+    arguments of ``perdure.server.auth.jwt.JwtSettings``. ``tenant_claims`` are the claims, or the fields
+    of a handler's user, that together name a tenant; without any, all users share one."""
 
     handlers: str | None = None
     jwt: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -33,8 +33,8 @@ class Auth:
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """What pages of other origins may do. ``expose_headers`` always has those that the SDK reads.
-    ``max_age`` is in seconds."""
+    """Settings of cross-origin requests. ``expose_headers`` always includes the headers that the SDK
+    reads. ``max_age`` is in seconds."""
 
     allow_origins: tuple[str, ...] = ()
     allow_origin_regex: str | None = None
@@ -47,12 +47,14 @@ class Cors:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Where the server listens, and which routes it has. ``app`` is the place of the user's own ASGI
-    application; with ``enable_custom_route_auth`` its routes are behind the same door as ours, inside of
-    its middleware, which is what ``middleware_order`` can say. ``configurable_headers`` are the patterns of
-    names of headers that runs can read, and of those that they cannot.
-    ``webhook_hosts`` may be called at the end of runs although they are not public. With ``page`` there is a
-    chat page at ``/chat``. Port 0 takes a free one."""
+    """Address and routes of the server.
+
+    ``app`` is the place of a custom ASGI application; with ``enable_custom_route_auth`` its routes need
+    the same authentication as the API's, inside of its middleware, which is what ``middleware_order`` can
+    express. ``configurable_headers`` are patterns of the header names that runs can read, and of those
+    that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public. With
+    ``page`` there is a chat page at ``/chat``. Port 0 takes a free one.
+    """
 
     host: str = "127.0.0.1"
     port: int = 2024
@@ -74,8 +76,9 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """``requests_per_minute`` and ``streams``, those open at once, are a user's; ``None`` is no limit.
-    ``page_max`` is how many entries one page of a listing may have."""
+    """Limits per request and user. ``requests_per_minute`` and ``streams``, which are open at the same
+    time, count per user; None is no limit. ``page_max`` is the maximum number of entries in a page of a
+    listing."""
 
     body_bytes: int = 4 * 1024 * 1024
     requests_per_minute: int | None = None
@@ -85,7 +88,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ThreadTtl:
-    """What becomes of threads that nobody speaks to for ``default_ttl`` minutes. A sweep takes at most
+    """Removal of threads without activity for ``default_ttl`` minutes. A sweep takes at most
     ``sweep_limit`` of them."""
 
     default_ttl: float
@@ -96,12 +99,12 @@ class ThreadTtl:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A server's configuration, checked.
+    """The validated configuration of a server.
 
-    ``runtime`` has what was said of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
-    ``env`` are variables to set before a graph is imported; none of them is set yet. ``root`` is the folder
-    of the configuration file, the project's. ``sources`` are the files and the names of the variables that
-    were used, ``ignored`` what was said in vain: both may be logged.
+    ``runtime`` are arguments of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
+    ``env`` are variables to set before a graph is imported; none of them is set yet. ``root`` is the
+    folder of the configuration file, the project's. ``sources`` are the files and the names of the
+    variables that were used, ``ignored`` the settings without effect: both may be logged.
     """
 
     database_url: str = field(repr=False)
@@ -132,10 +135,22 @@ def load(
     environ: Mapping[str, str],
     has_key: bool = False,
 ) -> Config:
-    """The configuration of a server. Without ``file`` the current folder's ``perdure.toml`` and
-    ``langgraph.json`` are read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE``
-    and replace those of files; the other arguments are flags, ``None`` where one was not given. ``has_key``
-    says that what is stored is sealed.
+    """Return the configuration of a server. Flags take precedence over files.
+
+    Args:
+        file: the only configuration file to read; None reads ``perdure.toml`` and ``langgraph.json`` in
+            the current folder, each if it exists.
+        graphs: graphs as ``[NAME=]PLACE``, which replace the files' graphs.
+        db: URL of the database, or None, as with all flags that follow, if not given.
+        host: address to listen on.
+        port: port to listen on.
+        development: development mode.
+        page: serve the chat page.
+        environ: environment variables.
+        has_key: stored data is encrypted with a key that is given elsewhere.
+
+    Raises:
+        BadSetting: a setting is missing or cannot work.
     """
     settled = settle(
         file=file,
@@ -196,7 +211,7 @@ def _cors(settled: ResolvedConfig, is_development: bool) -> Cors:
         origins = settled.name("http.cors.allow_origins")
         raise BadSetting(
             f"{settled.name('http.cors.allow_credentials')} is true and {origins} has '*': any page could "
-            "act for whoever is signed in; name the origins, or leave credentials out"
+            "act for a signed-in user; name the origins, or leave credentials out"
         )
     if is_development and "http.cors.allow_origin_regex" not in settled:
         cors["allow_origin_regex"] = LOOPBACK_ORIGIN
@@ -209,16 +224,16 @@ def _thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
     if not settled.given("checkpointer.ttl."):
         return None
     if table["default_ttl"] is None:
-        said = next(each for key, each in settled.said.items() if key.startswith("checkpointer.ttl."))
+        given = next(each for key, each in settled.said.items() if key.startswith("checkpointer.ttl."))
         raise BadSetting(
-            f"{said.name} says what becomes of old threads, and nothing says when; set "
+            f"{given.name} is set for old threads, but the age at which it applies is not; set "
             "checkpointer.ttl.default_ttl, in minutes"
         )
     return ThreadTtl(**table)
 
 
 def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
-    """What ``perdure.server.auth.jwt.JwtSettings`` takes; it knows what is safe."""
+    """Return the arguments of ``perdure.server.auth.jwt.JwtSettings``, which decides what is safe."""
     given = settled.given("auth.jwt.")
     if not given:
         return None
@@ -242,13 +257,14 @@ def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | N
     return jwt
 
 
-def _public_key(said: GivenValue, key: str) -> str:
-    """A key in PEM form, or of the file that was named. The environment may write line ends as ``\\n``."""
+def _public_key(given: GivenValue, key: str) -> str:
+    r"""Return a key in PEM form, given as such or as the path of a file. The environment may write line
+    ends as ``\\n``."""
     if "-----BEGIN" in key:
         return key.replace("\\n", "\n")
     try:
-        return (said.base / key).read_text(encoding="ascii")
+        return (given.base / key).read_text(encoding="ascii")
     except (OSError, ValueError):
         raise BadSetting(
-            f"{said.name} is neither a key in PEM form nor the path of a file with one; check the path"
+            f"{given.name} is neither a key in PEM form nor the path of a file with one; check the path"
         ) from None

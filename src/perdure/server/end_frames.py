@@ -1,7 +1,7 @@
-"""Which clients get the frame that ends a stream of a run.
+"""Selection of clients that receive the frame that ends a stream of a run.
 
-It lets a client tell a finished stream from one that was cut off without another request. A client that does
-not know it takes it for one more part of the result.
+The frame lets a client distinguish a finished stream from one that was cut off, without another request. A
+client that does not know it takes it for one more part of the result.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import re
 from starlette.requests import Request
 
 HEADER = "x-end-frame"
-"""The header with which any client says whether it wants the frame: ``true`` or ``false``."""
+"""Header by which any client requests or declines the frame: ``true`` or ``false``."""
 
 _PYTHON = re.compile(r"langgraph-sdk-py/(\d+)\.(\d+)\.(\d+)")
 _KNOWS_IT = (0, 4, 14)
 _BROWSERS = re.compile(r"^(node|undici|Deno/|Bun/|Mozilla/)", re.IGNORECASE)
-"""Where LangGraph's SDK for JavaScript runs, which sends no name of its own and knows no such frame."""
+"""User agents of LangGraph's SDK for JavaScript, which sends no name of its own and does not know the
+frame."""
 
 
 def wants_end(request: Request) -> bool:
-    """Whether the client of a request gets the frame: as its header says; else LangGraph's SDK for Python
-    from the release on that reads it, and what is neither an older one nor a JavaScript runtime."""
+    """Return True if the client of a request gets the frame: as its header states; by default LangGraph's
+    SDK for Python from the release on that reads it, and any client that is neither an older one nor a
+    JavaScript runtime."""
     asked = request.headers.get(HEADER, "").lower()
     if asked in ("true", "false"):
         return asked == "true"

@@ -1,4 +1,4 @@
-"""What is answered when something is wrong: one sentence under ``detail``, and the status that fits."""
+"""Error responses: one sentence under ``detail``, and the matching status."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
 
 _FOR_CLIENTS = (Conflict, NotFound, NotAllowed, QueueFull, SubscriberTooSlow, Unreadable)
-"""Errors whose sentences are of threads, runs and types alone. What others say is for whoever runs the
-server: it may name the database and its user, and quote its driver."""
+"""Errors whose messages concern threads, runs and types alone. The messages of others are for the operator
+of the server: they may name the database and its user, and quote its driver."""
 
 _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (Unavailable, "The database does not answer; try again."),
@@ -39,11 +39,11 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
 )
 
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
-"""Errors that say what is wrong with a request, or why it cannot be carried out now."""
+"""Errors that describe what is wrong with a request, or why it cannot be carried out now."""
 
 
 def install(app: FastAPI) -> None:
-    """Answer every kind of failure in one form."""
+    """Install the handlers that give all errors one form."""
     app.exception_handler(Refusal)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
@@ -53,8 +53,8 @@ def install(app: FastAPI) -> None:
 
 
 async def answer(request: Request, error: Exception) -> JSONResponse:
-    """What an error that is ``KNOWN`` comes to. An application of its own may take it for what its endpoints
-    raise: ``app.exception_handler(PerdureError)(answer_error)``."""
+    """Return the response for an error that is ``KNOWN``. An application may use it for the errors of its
+    own endpoints: ``app.exception_handler(PerdureError)(answer_error)``."""
     match error:
         case Refusal():
             return await _refused(request, error)
@@ -68,15 +68,15 @@ async def answer(request: Request, error: Exception) -> JSONResponse:
             return await _perdure(request, error)
 
 
-def told(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An error's answer."""
-    # It may quote what was sent, and that need not be text.
+def error_response(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return the response of an error."""
+    # The detail may quote input that is not valid Unicode.
     text = detail.encode(errors="backslashreplace").decode()
     return JSONResponse({"detail": text}, status, headers)
 
 
 def status_of(error: PerdureError) -> int:
-    """The status that fits an error of ours."""
+    """Return the HTTP status of an error."""
     match error:
         case NotFound():
             return 404
@@ -97,19 +97,20 @@ def status_of(error: PerdureError) -> int:
 
 
 def sentence(error: PerdureError) -> str:
-    """What a client is told of an error. The database's address, its user and what its driver says are
-    nothing for clients."""
+    """Return the message of an error for clients, without the database's address, its user and its
+    driver's messages."""
     return str(error) if isinstance(error, _FOR_CLIENTS) else _plain(type(error))
 
 
-def sentence_of(kind: str, said: str) -> str:
-    """As ``sentence``, for an error that was noted by the name of its type and its text."""
+def sentence_of(kind: str, text: str) -> str:
+    """Return the message as ``sentence`` does, for an error that was recorded by the name of its type and
+    its text."""
     known = _kinds(PerdureError).get(kind)
-    return said if known is None or issubclass(known, _FOR_CLIENTS) else _plain(known)
+    return text if known is None or issubclass(known, _FOR_CLIENTS) else _plain(known)
 
 
 def _plain(kind: type[PerdureError]) -> str:
-    return next((said for known, said in _SENTENCES if issubclass(kind, known)), _somewhere(kind))
+    return next((text for known, text in _SENTENCES if issubclass(kind, known)), _somewhere(kind))
 
 
 def _somewhere(kind: type[Exception]) -> str:
@@ -117,7 +118,7 @@ def _somewhere(kind: type[Exception]) -> str:
 
 
 def _kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
-    """Every kind of error that is known by now, by name."""
+    """Return the subclasses of an error that are imported by now, by name, and the error itself."""
     found = {root.__name__: root}
     for kind in root.__subclasses__():
         found |= _kinds(kind)
@@ -126,12 +127,12 @@ def _kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)  # noqa: S101 - what it was installed for
-    return told(error.status, error.detail, dict(error.headers))
+    return error_response(error.status, error.detail, dict(error.headers))
 
 
 async def _invalid(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it was installed for
-    return told(422, "; ".join(map(_fault, error.errors())))
+    return error_response(422, "; ".join(map(_fault, error.errors())))
 
 
 def _fault(error: dict[str, Any]) -> str:
@@ -141,11 +142,11 @@ def _fault(error: dict[str, Any]) -> str:
 
 async def _http(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it was installed for
-    return told(error.status_code, str(error.detail), dict(error.headers or {}))
+    return error_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
 
 async def _halved(_: Request, __: Exception) -> JSONResponse:
-    return told(422, "A text holds half of a character (a lone surrogate) and cannot be stored.")
+    return error_response(422, "A text holds half of a character (a lone surrogate) and cannot be stored.")
 
 
 async def _perdure(request: Request, error: Exception) -> JSONResponse:
@@ -153,22 +154,24 @@ async def _perdure(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if not isinstance(error, _FOR_CLIENTS):
         _note(logging.ERROR if status == 500 else logging.WARNING, request, error)
-    return told(status, sentence(error), {"Retry-After": _AGAIN_S} if status in (429, 503) else None)
+    return error_response(
+        status, sentence(error), {"Retry-After": _AGAIN_S} if status in (429, 503) else None
+    )
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     _note(logging.ERROR, request, error)
-    return told(500, _somewhere(type(error)))
+    return error_response(500, _somewhere(type(error)))
 
 
 def _note(level: int, request: Request, error: Exception) -> None:
-    # The text may hold what somebody wrote; the type and the place say enough to find it.
+    # The text may contain users' data; the type and the place are enough to find the cause.
     route = getattr(request.scope.get("route"), "path", "a request")
     _log.log(level, "%s %s failed: %s at %s", request.method, route, type(error).__name__, _place(error))
 
 
 def _place(error: Exception) -> str:
-    """The line of code where an error was raised."""
+    """Return the module and line where an error was raised."""
     frames = list(walk_tb(error.__traceback__))
     if not frames:
         return "an unknown place"

@@ -1,6 +1,7 @@
-"""What a compiled graph looks like from outside: its nodes and edges, and the JSON schemas of what it takes.
+"""Description of a compiled graph: its nodes and edges, and the JSON schemas of its input, output and
+state.
 
-What has no schema is null, never an error: a state may hold what JSON cannot describe.
+A missing schema is null, never an error: a state may contain types that JSON schema cannot describe.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ Graph = Pregel[Any, Any, Any, Any]
 Schema = dict[str, Any]
 
 _LACKS_ONE = (PydanticUserError, NameError, NotImplementedError, TypeError, ValueError)
-"""What is raised of types that have no schema: those of which pydantic knows nothing, names that were only
-there for a type checker, and what is neither a model, a data class nor a TypedDict."""
+"""Errors raised for types without a schema: types unknown to pydantic, names that exist only for a type
+checker, and anything that is neither a model, a data class nor a TypedDict."""
 
 
 async def drawn(graph: Graph, xray: int | bool) -> dict[str, list[dict[str, Any]]]:
-    """Nodes and edges. ``xray`` shows what is in subgraphs, at most that many levels of them."""
+    """Return nodes and edges. ``xray`` includes those of subgraphs, down to that depth."""
     try:
         return (await graph.aget_graph(xray=xray)).to_json()
     except NotImplementedError as error:
         raise Refusal(
-            422, "This graph cannot be drawn: one of its nodes does not say where it leads"
+            422, "This graph cannot be drawn: one of its nodes does not declare its destinations"
         ) from error
 
 
 def schemas(graph_id: str, graph: PregelProtocol[Any, Any, Any, Any]) -> dict[str, Any]:
-    """The JSON schemas of a graph's input, output, state, config and context."""
-    said: dict[str, Any] = {
+    """Return the JSON schemas of a graph's input, output, state, config and context."""
+    described: dict[str, Any] = {
         "graph_id": graph_id,
         "input_schema": None,
         "output_schema": None,
@@ -48,17 +49,22 @@ def schemas(graph_id: str, graph: PregelProtocol[Any, Any, Any, Any]) -> dict[st
     # A graph that runs on another server has none of these.
     if isinstance(graph, Pregel):
         whole: Graph = graph
-        said["input_schema"] = _schema(whole.get_input_jsonschema)
-        said["output_schema"] = _schema(whole.get_output_jsonschema)
-        said["state_schema"] = _schema(lambda: _state(whole))
-        said["context_schema"] = _schema(whole.get_context_jsonschema)
-        said["config_schema"] = _config(whole, said["context_schema"])
-    return said
+        described["input_schema"] = _schema(whole.get_input_jsonschema)
+        described["output_schema"] = _schema(whole.get_output_jsonschema)
+        described["state_schema"] = _schema(lambda: _state(whole))
+        described["context_schema"] = _schema(whole.get_context_jsonschema)
+        described["config_schema"] = _config(whole, described["context_schema"])
+    return described
 
 
 async def subgraphs(graph: Graph, namespace: str | None, *, recurse: bool) -> dict[str, Any]:
-    """The schemas of subgraphs by the namespace they run in, without the ids of tasks. A namespace of several
-    parts names what only ``recurse`` comes to."""
+    """Return the schemas of subgraphs by their namespace, without the ids of tasks.
+
+    Args:
+        graph: the graph.
+        namespace: the only namespace to return, or None; one of several parts needs ``recurse``.
+        recurse: include subgraphs of subgraphs.
+    """
     found = graph.aget_subgraphs(namespace=namespace, recurse=recurse)
     return {name: schemas(below.get_name(), below) async for name, below in found}
 
@@ -75,7 +81,7 @@ def _state(graph: Graph) -> Schema:
     for name in graph.stream_channels_list:
         channel = graph.channels[name]
         kind = channel.UpdateType if isinstance(channel, BaseChannel) else Any
-        # One channel without a schema hides no other.
+        # A channel without a schema must not hide the others.
         known = _schema(partial(_of_channel, kind))
         fields[name] = (kind if known is not None else Any, None)
     schema: Schema = create_model(graph.get_name("State"), **fields).model_json_schema()
@@ -88,7 +94,7 @@ def _of_channel(kind: Any) -> Schema:
 
 
 def _config(graph: Graph, context: Schema | None) -> Schema | None:
-    """What may stand in a config's ``configurable``: where a graph has no schema for it, anything."""
+    """Return the schema of a config: its ``configurable`` has the schema of the context."""
     if context is None:
         return None
     definitions = context.get("$defs")

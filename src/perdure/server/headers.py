@@ -1,4 +1,4 @@
-"""The headers of a request that its run can read among what is configurable."""
+"""Request headers that a run can read in ``config.configurable``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import dataclass
 _SECRET = frozenset(
     ("authorization", "proxy-authorization", "cookie", "x-api-key", "x-service-key", "x-tenant-id")
 )
-"""Names that no pattern reaches: what is configurable is stored with the run."""
+"""Header names that no pattern matches: configurable values are stored with the run."""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Patterns of header names, in which ``*`` is any text: those to take, and of these those to leave."""
+    """Patterns of header names to include, and to exclude from these; ``*`` is any text."""
 
     includes: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
 
     def of(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers that a run can read, their names in lower case. Credentials are never among them."""
+        """Return the headers that a run can read, with names in lower case. Credentials are never among
+        them."""
         return {
             name.lower(): value
             for name, value in headers.items()

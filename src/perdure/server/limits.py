@@ -1,8 +1,8 @@
-"""How much one user, and one request, may ask of a server.
+"""Limits on the requests and streams of a user, and on the size of a request.
 
-Requests and streams are counted in this process's memory, for each user who was let in: several servers let
-in several times as much, and whoever is not let in is not counted. Everybody who comes in without a name is
-one user. The size of a body and of a page is the same for all.
+Requests and streams are counted in this process's memory, for each authenticated user: several servers
+admit several times as much, and requests that fail to authenticate are not counted. All users without an
+identity count as one. The limits of bodies and pages are the same for all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import RequestLimits
-from perdure.server.error_handlers import told
+from perdure.server.error_handlers import error_response
 from perdure.server.requests import page_max
 
 USERS_MOST = 10_000
-"""How many users are counted at once. The one seen longest ago is forgotten, and begins anew."""
+"""Maximum number of users that are counted. Beyond it the least recently seen one is dropped, and starts
+anew."""
 
 _HELD = "perdure.held"
 _STREAMS = ("/stream", "/stream/events")
@@ -38,13 +39,13 @@ class Throttle:
     def __init__(self, limits: RequestLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        # What is left of a user's requests, and when that was so.
+        # Remaining requests of a user, and the time at which they were computed.
         self._left: OrderedDict[_Key, tuple[float, float]] = OrderedDict()
         self._open: dict[_Key, int] = {}
 
     def admit(self, user: User, scope: MutableMapping[str, Any]) -> None:
-        """Count a request of a user, and the stream that it asks for until that has ended; ``Refusal`` when
-        it is one too many, before anything was done for it."""
+        """Count a request of a user, and its stream, if it opens one, until that has ended. ``Refusal`` if
+        a limit is exceeded, before the request has any effect."""
         self.request(user)
         route = getattr(scope.get("route"), "path", "")
         held: ExitStack | None = scope.get(_HELD)
@@ -52,7 +53,8 @@ class Throttle:
             held.callback(self.stream(user))
 
     def request(self, user: User) -> None:
-        """Count a request. A minute's worth may come at once; what is used up grows back evenly."""
+        """Count a request, as a token bucket: a minute's worth may come at once, and tokens are refilled
+        evenly."""
         if (most := self._limits.requests_per_minute) is None:
             return
         now = self._clock()
@@ -71,7 +73,7 @@ class Throttle:
             )
 
     def stream(self, user: User) -> Callable[[], None]:
-        """Count a stream as open until what is returned is called."""
+        """Count a stream as open, and return the function that counts it as closed."""
         if (most := self._limits.streams) is None:
             return lambda: None
         key = (user.tenant, user.identity)
@@ -93,8 +95,8 @@ class Throttle:
 
 
 class Bounded:
-    """Refuses a body that is too large before all of it was read, tells the models how long a page may be,
-    and ends what was counted for a request with it."""
+    """Refuses a body that is too large before all of it was read, sets the maximum page size for the
+    models, and releases what was counted for a request at its end."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -108,14 +110,14 @@ class Bounded:
             await self._app(scope, receive, send)
             return
         held = getattr(scope["app"].state, "perdure", None)
-        host = getattr(held, "host", held)  # as ``host_of`` finds it
+        host = getattr(held, "host", held)  # as in ``server_state``
         limits: RequestLimits = RequestLimits() if host is None else host.limits
         refused = (
             f"The body of this request is larger than {limits.body_bytes} bytes, which is the limit here; "
             "put large content elsewhere and send a reference to it."
         )
         if _declared(scope) > limits.body_bytes:
-            await told(413, refused)(scope, receive, send)
+            await error_response(413, refused)(scope, receive, send)
             return
         size = 0
 

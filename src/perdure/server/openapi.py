@@ -1,4 +1,4 @@
-"""How the routes describe themselves in ``/openapi.json``: a name each, a line of text, and how they fail."""
+"""OpenAPI description of the routes: an operation id and a summary each, and their errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 
 class ErrorBody(BaseModel):
-    """What is answered when something is wrong."""
+    """Body of an error response."""
 
     detail: str
 
 
 _FAILURES = {
-    401: "Nobody is known by these credentials",
+    401: "The credentials are missing or not valid",
     403: "This user may not do that",
     404: "There is no such thing, or it is another's",
     409: "It is there already, or busy",
@@ -32,12 +32,12 @@ _FAILURES = {
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text} for status, text in _FAILURES.items()
 }
-"""How every route may fail."""
+"""Error responses of every route."""
 
 
 def joined(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A description of the API with what a user's own application beside it says of its routes. The API is
-    asked first and keeps its paths; a schema of a name that it has, too, gets another one."""
+    """Return the description of the API merged with that of a custom application. The API's paths take
+    precedence, as in routing; a schema whose name it uses too is renamed."""
     taken = ours.get("components", {}).get("schemas", {})
     schemas = own.get("components", {}).get("schemas", {})
     renamed = {
@@ -75,12 +75,12 @@ def _referring(held: Any, renamed: Mapping[str, str]) -> Any:
 
 
 def operation_id(route: APIRoute) -> str:
-    """A route's name in generated clients: its file's and its function's, which no other route has."""
+    """Return a route's name in generated clients: its module's and its function's, which is unique."""
     return f"{route.endpoint.__module__.rpartition('.')[2]}_{route.endpoint.__name__}"
 
 
 def summarise(routers: Sequence[APIRouter]) -> None:
-    """Give each route the beginning of its docstring for a summary."""
+    """Set each route's summary to the beginning of its docstring."""
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute) and route.summary is None:

@@ -1,9 +1,9 @@
-"""Where requests of the server's own may go when somebody else says where: public addresses, and what the
-configuration allows beside them.
+"""Policy for requests that the server sends to URLs of its clients: public addresses, and the exceptions
+in the configuration.
 
-A name is looked up once, and the request goes to the addresses that were checked: whoever owns the name
-cannot point it elsewhere in between. What may be reached is listed, not what may not: an address of a kind
-that nobody thought of is refused.
+A name is resolved once, and the request goes to the addresses that were checked: the owner of the name
+cannot change them in between. The policy lists what is permitted, not what is forbidden: an unforeseen
+kind of address is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from perdure.config.hosts import HOST, Network, hosts, network
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host's name, in the order in which to try them; ``OSError`` when it has none."""
+"""Function that returns the addresses of a host name, in the order in which to try them; ``OSError`` if it
+has none."""
 
 _URL_MAX = 2048
 _LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
@@ -29,10 +30,10 @@ _NOT_PUBLIC = tuple(
     map(
         ip_network,
         (
-            "192.0.0.0/24",  # protocols' own, and the metadata of one cloud
-            "192.88.99.0/24",  # a relay to IPv6 that is no more
-            "168.63.129.16/32",  # what another cloud tells its machines, at a public address
-            "2001::/23",  # protocols' own, tunnels that lead to any IPv4 address among them
+            "192.0.0.0/24",  # protocol assignments, and a metadata service of one cloud
+            "192.88.99.0/24",  # deprecated relay to IPv6
+            "168.63.129.16/32",  # metadata service of another cloud, at a public address
+            "2001::/23",  # protocol assignments, with tunnels to any IPv4 address
             "2001:db8::/32",
             "2002::/16",  # another such tunnel
             "3fff::/20",
@@ -43,19 +44,19 @@ _TRANSLATED = ip_network("64:ff9b::/96")
 
 
 class Unreachable(Exception):
-    """A URL, or what its host turned out to be, is not for this server to call. The sentence does not repeat
-    the URL, which may hold a secret."""
+    """The server may not call a URL, or the address of its host. The message does not repeat the URL,
+    which may contain a secret."""
 
 
 async def resolved(host: str, port: int) -> list[str]:
-    """What the system's resolver says, asked off the event loop."""
+    """Return the addresses from the system's resolver, called off the event loop."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 @dataclass(frozen=True)
 class OutboundPolicy:
-    """What may be called: everything public, and the hosts of these ``names``, wherever they are, and these
+    """Permitted destinations: everything public, the hosts of these ``names`` at any address, and these
     ``networks``."""
 
     names: frozenset[str] = frozenset()
@@ -64,15 +65,16 @@ class OutboundPolicy:
 
     @classmethod
     def of(cls, allowed: Iterable[str], *, loopback: bool = False) -> OutboundPolicy:
-        """With what ``hosts`` takes, and this machine itself if it is wanted."""
+        """Return a policy with the exceptions that ``hosts`` accepts, and with this host itself if
+        ``loopback``."""
         checked = hosts(allowed)
         networks = tuple(found for word in checked if (found := network(word)))
         names = frozenset(word for word in checked if not network(word))
         return cls(names, (*networks, *_LOOPBACK) if loopback else networks)
 
     def url(self, text: str) -> httpx.URL:
-        """A URL that may be called, as far as it can be told without looking up its host; else
-        ``Unreachable``."""
+        """Return the URL if it may be called, as far as that is known without resolving its host. Raise
+        ``Unreachable`` if not."""
         if len(text) > _URL_MAX:
             raise Unreachable(f"it has {len(text)} characters, at most {_URL_MAX} are taken")
         try:
@@ -96,12 +98,12 @@ class OutboundPolicy:
         return url
 
     async def addresses(self, url: httpx.URL) -> list[str]:
-        """The addresses of a URL's host that may be called now; ``Unreachable`` when there are none, and
-        ``OSError`` when the host is not known."""
+        """Return the addresses of a URL's host that may be called now. ``Unreachable`` if there are none,
+        and ``OSError`` if the host is not known."""
         host = _host(url)
         literal = _literal(host)
         found = [str(literal)] if literal is not None else await self.resolve(host, _port(url))
-        # An address with a zone (fe80::1%eth0) is one of this link.
+        # An address with a zone (fe80::1%eth0) is link-local.
         allowed = [each for each in found if "%" not in each and self._allows(host, ip_address(each))]
         if not allowed:
             raise Unreachable("its host has no public address")
@@ -121,7 +123,7 @@ def _host(url: httpx.URL) -> str:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is, in any form that a resolver takes for one: ``127.1``, ``0x7f000001``."""
+    """Return the address that a host is, in any form that a resolver accepts: ``127.1``, ``0x7f000001``."""
     try:
         return ip_address(host)
     except ValueError:
@@ -133,7 +135,7 @@ def _literal(host: str) -> Address | None:
 
 
 def _plain(address: Address) -> Address:
-    """The address that a packet would reach: one of IPv6 may stand for one of IPv4."""
+    """Return the address that a packet would reach: an IPv6 address may stand for an IPv4 one."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

@@ -1,4 +1,4 @@
-"""What clients send, checked. Keys that are not known are passed over, and null is as good as absent."""
+"""Models of request bodies. Unknown keys are ignored, and null counts as absent."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ RunMode = Literal[
 RUN_MODES: tuple[RunMode, ...] = RunMode.__args__  # type: ignore[attr-defined]
 
 
-def check_text(said: Any) -> Any:
-    """What was sent as it is; ``ValueError`` when a text of it, or one in a list of it, has half of a
-    character: JSON can have such, and no database has a name like it."""
-    for name, value in said.items() if isinstance(said, dict) else ():
+def check_text(data: Any) -> Any:
+    """Return the data unchanged. ``ValueError`` if a text in it, or in a list in it, contains a lone
+    surrogate: JSON permits these, and no database stores them."""
+    for name, value in data.items() if isinstance(data, dict) else ():
         for text in value if isinstance(value, list) else (value,):
             if isinstance(text, str):
                 try:
                     text.encode()
                 except UnicodeEncodeError:
                     raise ValueError(f"{name} holds half of a character (a lone surrogate)") from None
-    return said
+    return data
 
 
 _INTEGERS = range(-(2**63), 2**64)
-"""The whole numbers that a value of a graph can have: MessagePack has no others."""
+"""Integers that a value of a graph can have: MessagePack supports no others."""
 
 
-def check_numbers(said: Any) -> Any:
-    """What was sent as it is; ``ValueError``, with the place, when a whole number in it, however deep, has
-    more than 64 bits: a run would only find out once it is under way."""
+def check_numbers(data: Any) -> Any:
+    """Return the data unchanged. ``ValueError``, with the place, if an integer at any depth has more than
+    64 bits: the run would otherwise fail later."""
     try:
-        ormsgpack.packb(said)
+        ormsgpack.packb(data)
     except (ormsgpack.MsgpackEncodeError, TypeError):
-        # It does not say where, and there are more reasons than this.
-        if (place := _too_long(said)) is not None:
+        # The error has no place, and may have another cause.
+        if (place := _too_long(data)) is not None:
             raise PydanticCustomError(
                 "integer_size",
                 "{place} is a whole number with more than 64 bits, which cannot be stored; send it as text",
                 {"place": place},
             ) from None
-    return said
+    return data
 
 
 _At = tuple[Any, str | int]
-"""A place within what was sent: that of what holds it, or ``None``, and its name or number there."""
+"""Place within the data: the place of the container, or None, and the name or index in it."""
 
 
-def _too_long(said: Any) -> str | None:
-    """The place of a whole number that has too many bits."""
-    left: list[tuple[Any, _At | None]] = [(said, None)] if isinstance(said, dict | list) else []
+def _too_long(data: Any) -> str | None:
+    """Return the place of an integer that has too many bits, or None."""
+    left: list[tuple[Any, _At | None]] = [(data, None)] if isinstance(data, dict | list) else []
     while left:
         value, at = left.pop()
         for name, held in value.items() if isinstance(value, dict) else enumerate(value):
@@ -110,9 +110,9 @@ def _config(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Config = Annotated[dict[str, Any], BeforeValidator(_mapping), AfterValidator(_config)]
-"""LangGraph's config, as far as it is read here."""
+"""LangGraph's config, as far as the server reads it."""
 page_max: ContextVar[int] = ContextVar("page_max", default=1000)
-"""How many entries a page may have, for the request that is being read."""
+"""Maximum number of entries in a page, for the current request."""
 
 
 def _page(value: int) -> int:
@@ -124,11 +124,11 @@ def _page(value: int) -> int:
 Page = Annotated[int, Field(ge=1), AfterValidator(_page)]
 Offset = Annotated[int, Field(ge=0)]
 _TTL_MAX = 1_000_000_000
-"""Nineteen centuries, in minutes; a time that is much later has no form."""
+"""Maximum time to live, nineteen centuries in minutes; much later times cannot be represented."""
 
 
 class Ttl(Body):
-    """How long a thread lives after it was spoken to last, in minutes."""
+    """Time to live of a thread after its last activity, in minutes."""
 
     ttl: float = Field(gt=0, le=_TTL_MAX)
     strategy: Literal["delete", "keep_latest"] = "delete"
@@ -151,7 +151,7 @@ class Command(Body):
 
 
 class NewRun(Body):
-    """A run to be made. ``thread_id``, or ``context_id``, is where the path names no thread."""
+    """A run to create. ``thread_id``, or ``context_id``, is used where the path names no thread."""
 
     assistant_id: str
     thread_id: str | None = None
@@ -180,7 +180,7 @@ class NewRun(Body):
 
 
 class NewThread(Body):
-    """A thread to be made. ``context_id`` is ``thread_id`` under another name."""
+    """A thread to create. ``context_id`` is another name for ``thread_id``."""
 
     thread_id: str | None = None
     context_id: str | None = None
@@ -191,14 +191,14 @@ class NewThread(Body):
 
 
 class ThreadPatch(Body):
-    """What is to be changed of a thread."""
+    """Changes of a thread."""
 
     metadata: Mapped = Field(default_factory=dict)
     ttl: Ttl | None = None
 
 
 class ThreadSearch(Body):
-    """Which threads are asked for."""
+    """Conditions, order and page of a search for threads."""
 
     metadata: Mapped = Field(default_factory=dict)
     values: Mapped = Field(default_factory=dict)
@@ -222,7 +222,7 @@ class StateUpdate(Body):
 
 
 class StateAt(Body):
-    """A checkpoint whose state is asked for."""
+    """A checkpoint whose state is requested."""
 
     checkpoint: Ref
     subgraphs: bool = False
@@ -230,8 +230,8 @@ class StateAt(Body):
 
 
 class History(Body):
-    """Which states of the past are asked for. ``before`` is a checkpoint's id, a reference to it, or a
-    config of it."""
+    """Conditions and page of a thread's past states. ``before`` is a checkpoint's id, a reference to it,
+    or a config of it."""
 
     limit: Page = 10
     before: str | dict[str, Any] | None = None

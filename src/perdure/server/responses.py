@@ -1,4 +1,4 @@
-"""What is answered: threads, states and runs in the shapes that LangGraph's clients know."""
+"""Response bodies: threads, states and runs in the shapes that LangGraph's clients expect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILE
 
 
 class Json(Response):
-    """An answer of JSON data; messages and other values of a graph may be in it."""
+    """A response of JSON data, which may contain messages and other values of a graph."""
 
     media_type = "application/json"
 
@@ -34,7 +34,7 @@ class Json(Response):
 
 
 def when(microseconds: int) -> str:
-    """A time of the database as text, RFC 3339."""
+    """Return a time of the database as text, RFC 3339."""
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
 
 
@@ -54,11 +54,17 @@ def assistant(found: Assistant) -> dict[str, Any]:
 
 
 def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None = None) -> dict[str, Any]:
-    """A thread, with the values of its state if that was read. With a ``fault``, in its state or in what else
-    is kept of it, the status is ``error`` and the error names the thread."""
+    """Return a thread, with the values of its state if that was read.
+
+    Args:
+        row: the thread.
+        state: its state, if it was read.
+        fault: the error that prevented reading the state. With it, or with a fault in the row, the status
+            is ``error`` and the error names the thread.
+    """
     fault = fault or row.fault
     has_values = state is not None and state.created_at is not None
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "thread_id": row.thread_id,
         "created_at": when(row.created_at),
         "updated_at": when(row.updated_at),
@@ -71,12 +77,12 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
         "error": None if row.run is None or row.run.state != FAILED else run_error(row.run),
     }
     if fault is not None:
-        said["error"] = unreadable(row.thread_id, fault)
-    return said
+        body["error"] = unreadable(row.thread_id, fault)
+    return body
 
 
 def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
-    """The error of a thread that cannot be read."""
+    """Return the error of a thread that cannot be read."""
     kind = type(fault).__name__
     match fault:
         case TypeNotAllowed():
@@ -91,7 +97,7 @@ def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
 
 
 def ttl(row: ThreadRow) -> dict[str, Any] | None:
-    """The time to live of a thread."""
+    """Return the time to live of a thread."""
     return None if row.ttl is None else {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
 
 
@@ -104,10 +110,10 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
 
 
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:
-    """A state; with ``select`` only those parts, of which ``values.key`` names one of the values."""
+    """Return a state; with ``select`` only those parts, of which ``values.key`` names one of the values."""
     here, parent = _ref(snapshot.config), _ref(snapshot.parent_config)
     is_empty = snapshot.created_at is None
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "values": {} if is_empty else snapshot.values,
         "next": list(snapshot.next),
         "tasks": list(map(_task, snapshot.tasks)),
@@ -119,7 +125,7 @@ def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[
         "checkpoint_id": None if is_empty or here is None else here["checkpoint_id"],
         "parent_checkpoint_id": None if parent is None else parent["checkpoint_id"],
     }
-    return said if not select else selected(said, select)
+    return body if not select else selected(body, select)
 
 
 def _described(ref: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
@@ -127,19 +133,19 @@ def _described(ref: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
 
 
 def selected(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, Any]:
-    """The named parts of a mapping; ``values.key`` names a part of a part."""
-    said: dict[str, Any] = {}
+    """Return the named parts of a mapping; ``values.key`` names a part of a part."""
+    parts: dict[str, Any] = {}
     for name in select:
         head, _, rest = name.partition(".")
         if head not in whole:
             continue
         if not rest or not isinstance(whole[head], Mapping):
-            said[head] = whole[head]
+            parts[head] = whole[head]
         elif rest in whole[head]:
-            part = said.setdefault(head, {})
+            part = parts.setdefault(head, {})
             if isinstance(part, dict):
                 part[rest] = whole[head][rest]
-    return said
+    return parts
 
 
 def _task(task: PregelTask) -> dict[str, Any]:
@@ -148,24 +154,24 @@ def _task(task: PregelTask) -> dict[str, Any]:
         "id": task.id,
         "name": task.name,
         "path": list(task.path),
-        "error": None if task.error is None else _said(task.error),
+        "error": None if task.error is None else _error_text(task.error),
         "interrupts": list(map(interrupt, task.interrupts)),
-        # Which of the subgraph's checkpoints is known only where it is asked for.
+        # The subgraph's checkpoint is known only if subgraphs are requested.
         "checkpoint": reference_of(below) if isinstance(below, Mapping) else None,
         "state": state(below) if isinstance(below, StateSnapshot) else None,
         "result": task.result,
     }
 
 
-def _said(error: Any) -> str:
-    """An error of a task; it is stored as its ``repr``."""
+def _error_text(error: Any) -> str:
+    """Return the text of a task's error, which is stored as its ``repr``."""
     if isinstance(error, BaseException):
         kind = type(error).__name__
         return f"{kind}({sentence_of(kind, str(error))!r})"
     stored = str(error)
     kind = stored.partition("(")[0]
-    told = sentence_of(kind, stored)
-    return stored if told == stored else f"{kind}({told!r})"
+    text = sentence_of(kind, stored)
+    return stored if text == stored else f"{kind}({text!r})"
 
 
 def _ref(config: Any) -> dict[str, Any] | None:
@@ -183,7 +189,7 @@ def _ref(config: Any) -> dict[str, Any] | None:
 
 
 def outcome(state: StateSnapshot) -> Any:
-    """The values that a run came to, with what it asks if it waits for an answer."""
+    """Return the values that a run ended with, including its interrupts if it waits for an answer."""
     asked = [interrupt(one) for one in state.interrupts]
     if asked and isinstance(state.values, Mapping):
         return {**state.values, "__interrupt__": asked}
@@ -191,13 +197,13 @@ def outcome(state: StateSnapshot) -> Any:
 
 
 def checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is answered to an update of a state."""
+    """Return the response to an update of a state."""
     ref = _ref(config) or {}
     return {"checkpoint": ref, "configurable": ref, "checkpoint_id": ref.get("checkpoint_id")}
 
 
 def run_status(standing: Standing) -> str:
-    """Where a run stands, in the API's words; ``""`` for one that was taken back."""
+    """Return the status of a run in the API's terms; ``""`` for one that was rolled back."""
     run = standing.run
     if run is None:
         if not standing.message.is_withdrawn:
@@ -207,20 +213,20 @@ def run_status(standing: Standing) -> str:
         return ""
     if run.state == FAILED and run.note.get("kind") == TIMEOUT:
         return "timeout"
-    # One that is to be taken back goes on until it is gone.
+    # A run that is being rolled back counts as running until it is removed.
     if run.state == OPEN and standing.stop == INTERRUPT:
         return "interrupted"
     return _ENDED.get(run.state, "running")
 
 
 def run_error(run: Run) -> dict[str, str]:
-    """What a run failed with."""
-    said, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
-    return {"error": kind, "message": sentence_of(kind, said.removeprefix(f"{kind}: "))}
+    """Return the error that a run failed with."""
+    text, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
+    return {"error": kind, "message": sentence_of(kind, text.removeprefix(f"{kind}: "))}
 
 
 def given(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was given, as its client sent it."""
+    """Return the input of a run, as its client sent it."""
     command = dict(payload.get(COMMAND) or {})
     if RESUME in payload:
         command["resume"] = payload[RESUME]
@@ -228,7 +234,7 @@ def given(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(standing: Standing, thread_id: str) -> dict[str, Any]:
-    """A run, as it stands."""
+    """Return a run with its current status."""
     message = standing.message
     about = message.options.get("about", {})
     run_id = message.id if standing.run is None else standing.run.id

@@ -1,4 +1,4 @@
-"""From a request for a run to an accepted message: what is checked, and how the run is to be invoked."""
+"""Creation of runs: validation of the request, the thread, and the options of the invocation."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from perdure.server.thread_rows import ThreadRow
 IDEMPOTENCY_KEY = "idempotency-key"
 DEBOUNCE_MS = "x-debounce-ms"
 MULTITASK = "x-multitask-strategy"
-"""Headers with which an unmodified client can say more than its methods take."""
+"""Header that overrides the multitask strategy. Like the headers above, it lets an unmodified client set
+more than its methods accept."""
 
-_SAID_ELSEWHERE = {
+_NOT_KWARGS = {
     "assistant_id",
     "thread_id",
     "context_id",
@@ -40,10 +41,10 @@ _SAID_ELSEWHERE = {
     "multitask_strategy",
     "if_not_exists",
 }
-"""What of a new run's body is no part of the run's ``kwargs``."""
+"""Fields of a new run's body that are not part of the run's ``kwargs``."""
 
 _OF_THE_USER = {"user_id", "user_email"}
-"""Names under which clients say who the user is. Beside a verified identity none of it is stored."""
+"""Names under which clients state who the user is. With a verified identity none of these is stored."""
 
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
@@ -51,7 +52,7 @@ _PASSING_MINUTES = 60.0
 
 
 class AcceptedRun(NamedTuple):
-    """A run that is durable."""
+    """A run that is stored durably."""
 
     thread_id: str
     run_id: str
@@ -70,9 +71,23 @@ async def submit(
     subgraphs: bool | None = None,
     interrupt_id: str | None = None,
 ) -> AcceptedRun:
-    """Accept a run, which tells something in these ``modes``, or nothing without any. Without ``thread_id``
-    it gets a thread of its own. ``interrupt_id`` is what its command answers, if it is to answer that or
-    nothing. Nothing is stored of one that is refused."""
+    """Accept a run. If it is refused, none of it is stored.
+
+    Args:
+        caller: the authenticated user of the request.
+        request: the HTTP request, for its headers.
+        thread_id: the run's thread, or None for a thread of its own.
+        new: the run.
+        modes: stream modes of the events that the run emits; none without any.
+        is_kept: keep the events, so that clients can resume a stream.
+        subgraphs: emit events of subgraphs; by default as in ``new``.
+        interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
+
+    Raises:
+        Refusal: the request is not valid, or the user may not do this.
+        NotFound: the thread or the assistant does not exist for this user.
+        Conflict: the idempotency key was used for a different run.
+    """
     _check(new, is_stateless=thread_id is None)
     if caller.user.identity:
         new = _verified(caller.user, new)
@@ -82,7 +97,7 @@ async def submit(
     strategy, coalesce, debounce = _multitask(request, new, start)
     is_alone = thread_id is None
     if thread_id is None:
-        # Of another user's key nobody knows.
+        # Idempotency keys are scoped per user.
         thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
     value: dict[str, Any] = {
         "thread_id": thread_id,
@@ -99,7 +114,7 @@ async def submit(
     partition = caller.partition(thread_id)
     row = await caller.host.catalogue.look(partition)
     if row is not None and not caller.sees(conditions, row.metadata):
-        # In the words for what is not there: nobody learns that it is another's.
+        # The same error as for a thread that does not exist, to not reveal another user's.
         raise NotFound(NONE_TO_RUN)
     if row is None and not is_alone and new.if_not_exists != "create":
         raise NotFound(NONE_TO_RUN)
@@ -108,7 +123,7 @@ async def submit(
     if row is None:
         row = await _make(caller, thread_id, assistant, is_passing=is_alone and new.on_completion != "keep")
     elif not row.has_document or row.graph_id is None:
-        # Perhaps a program made it without a server: a run is accepted only where the thread is known.
+        # An application may have created it without a server: runs are accepted only on known threads.
         await caller.host.catalogue.adopt(partition, row)
     stream: StreamOptions | None = None
     if modes:
@@ -133,7 +148,7 @@ async def submit(
         # The order of a listing is a hint; the client need not wait for it.
         caller.host.apart(caller.host.catalogue.touched(partition))
     else:
-        # Whose state it is from now on.
+        # The graph that owns the state from now on.
         await caller.host.catalogue.change(partition, stamp)
     run_id = await caller.host.runtime.run_id(ticket) if coalesce or ticket.is_duplicate else ticket.id
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
@@ -159,10 +174,10 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
     if caller.host.webhooks is None:
         raise Refusal(422, "webhooks are disabled on this server; follow the run, or join it")
     if url.startswith("/"):
-        # Any process on the database may come to tell it, workers that have no routes among them.
+        # Any process on the database may send the notice, also workers, which have no routes.
         raise Refusal(
             422,
-            "the webhook's URL may not be called: it is a path, and the process that tells a run's end need "
+            "the webhook's URL may not be called: it is a path, and the process that sends the notice need "
             "not have your application; send all of it, e.g. https://HOST/path, and name a HOST that is not "
             "public in http.webhook_hosts",
         )
@@ -173,8 +188,8 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
 
 
 async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_passing: bool) -> ThreadRow:
-    """Make the thread of a run. One that is removed after its run has a time to live as well: a server that
-    ends before it could do that leaves it to others."""
+    """Create the thread of a run. A thread that is removed after its run has a time to live as well: if
+    this server ends first, another one removes it."""
     metadata = {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
     value: dict[str, Any] = {"thread_id": thread_id, "metadata": metadata, "if_exists": "do_nothing"}
     conditions = await caller.may("threads", "create", value)
@@ -186,11 +201,12 @@ async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_pass
 
 
 def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
-    """The strategy, whether the run goes together with others that wait, and how long it waits for them."""
+    """Return the strategy, True if the run is coalesced with other queued ones, and the debounce in
+    seconds."""
     asked = request.headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
-    said = request.headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
+    delay = request.headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
     try:
-        debounce = 0.0 if said is None else float(said) / 1000
+        debounce = 0.0 if delay is None else float(delay) / 1000
     except (TypeError, ValueError, OverflowError):
         raise Refusal(422, f"{DEBOUNCE_MS} is a number of milliseconds, e.g. 1500") from None
     if not 0 <= debounce <= 3600:
@@ -222,16 +238,16 @@ def _options(
     preset = _verified_config(assistant.config) if user.identity else assistant.config
     config = {**preset, **new.config}
     own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
-    # What the assistant configures under the name of something in the run's context gives way to that.
-    said = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
+    # The run's context takes precedence over values of the same name that the assistant configures.
+    merged = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
     configurable = {
-        **{name: value for name, value in {**said, **headers}.items() if not is_reserved(name)},
+        **{name: value for name, value in {**merged, **headers}.items() if not is_reserved(name)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
     }
     if user.identity:
-        # It goes with the message to the worker that takes it, and is in nothing that is answered.
+        # Passed to the worker with the message, and never part of a response.
         configurable |= {
             USER: storable(user.dict()),
             "langgraph_auth_user_id": user.identity,
@@ -250,11 +266,11 @@ def _options(
     durability = new.durability
     if durability is None and new.checkpoint_during is not None:
         durability = "async" if new.checkpoint_during else "exit"
-    # What a client sends beside the input, in its own words: it is given back as it came.
+    # The client's further arguments, returned unchanged with the run.
     kwargs = new.model_dump(
         mode="json",
         exclude_none=True,
-        exclude=_SAID_ELSEWHERE,
+        exclude=_NOT_KWARGS,
     )
     return Options(
         config=config,
@@ -277,7 +293,7 @@ def _options(
 
 
 def _verified(user: User, new: NewRun) -> NewRun:
-    """A run without what its client said of who the user is, as that is verified."""
+    """Return a run without its client's statements about the user, who is authenticated."""
     return new.model_copy(
         update={
             "config": _verified_config(new.config),
@@ -293,7 +309,7 @@ def _verified_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verified_context(user: User, context: Mapping[str, Any]) -> dict[str, Any]:
-    """A context that names the verified user where it named one: its schema may ask for the field."""
+    """Return a context with the verified user where it named one: its schema may require the field."""
     verified = {"user_id": user.identity} if "user_id" in context else {}
     return {**_unclaimed(context), **verified}
 
@@ -303,8 +319,8 @@ def _unclaimed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A context, or what was configured instead of one. A graph that calls another one sends its own
-    configuration along, reserved names among it."""
+    """Return a context, or the configurable values if there is none. A graph that calls another one sends
+    its own configuration along, including reserved names."""
     return context or {name: value for name, value in configurable.items() if not is_reserved(name)}
 
 
@@ -363,20 +379,21 @@ def _key(request: Request) -> str | None:
 async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:
     standing = await caller.host.runtime.find(ticket.thread_id, ticket.id, tenant=ticket.tenant)
     if standing is None:
-        # It goes together with others, under the first one's name.
+        # It was coalesced with others, under the id of the first.
         standing = await caller.host.runtime.look(ticket)
     before = standing.message
     command = None if new.command is None else new.command.model_dump(exclude_none=True)
-    said = {"input": new.input if command is None else None, "command": command or None}
+    payload = {"input": new.input if command is None else None, "command": command or None}
     if (given(before.payload), _undelayed(before.options.get("about"))) != (
-        said,
+        payload,
         _undelayed(plain(options.about)),
     ):
         raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
 
 
 def _undelayed(about: Any) -> Any:
-    """What is stored of a request without its delay: sent again with another delay it is the same run."""
+    """Return the stored part of a request without its delay: repeated with another delay it is the same
+    run."""
     if not isinstance(about, Mapping) or not isinstance(kwargs := about.get("kwargs"), Mapping):
         return about
     return {**about, "kwargs": {name: each for name, each in kwargs.items() if name != "after_seconds"}}

@@ -1,4 +1,4 @@
-"""What a server has open, and what one request may touch of it."""
+"""Open resources of a server, and the access of one request to them."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from perdure.server.thread_rows import ThreadRow
 _log = logging.getLogger("perdure.server")
 
 HEARTBEAT_S = 4.0
-"""How often something is sent on a connection on which nothing else is: clients take three times as long a
-silence for a dead one."""
+"""Seconds between heartbeats on an idle connection: clients take three times as long a silence for a lost
+connection."""
 
 LOOPBACK = "perdure.loopback"
-"""Set in the scope of a request that was made in this process, by the program itself."""
+"""Key in the scope of a request that the application made in this process."""
 
 RAW = "perdure.raw_path"
-"""Set in the scope of a request whose path is matched as it came, before it is decoded."""
+"""Key in the scope of a request whose path is matched before it is decoded."""
 
 
 @dataclass(eq=False)
 class ServerState:
-    """The open parts of a server, one object for all of its requests. It is ``app.state.perdure``.
-    ``webhooks`` is where the ends of runs may be told, ``None`` where they may not."""
+    """The open resources of a server, one object for all of its requests, at ``app.state.perdure``.
+    ``webhooks`` is the policy for webhooks, None if they are disabled."""
 
     runtime: Runtime
     gate: Gate
@@ -78,19 +78,29 @@ class ServerState:
         configs: Mapping[str, Mapping[str, Any]] | None = None,
         headers: Headers = NO_HEADERS,
     ) -> ServerState:
-        """The parts for a runtime. ``ttl`` is that of threads that are made without one, ``descriptions`` and
-        ``configs`` are those of graphs, by name, and ``headers`` those that runs can read."""
+        """Return the resources for a runtime.
+
+        Args:
+            runtime: the runtime.
+            gate: authenticates and authorises requests.
+            limits: limits per request and user.
+            webhooks: the policy for webhooks, None to disable them.
+            ttl: time to live of threads that are created without one.
+            descriptions: descriptions of graphs, by name.
+            configs: configurations of graphs, by name.
+            headers: patterns of the headers that runs can read.
+        """
         catalogue = ThreadIndex(runtime, ttl)
         assistants = Assistants(runtime, descriptions, configs)
         return cls(runtime, gate, assistants, catalogue, limits or RequestLimits(), webhooks, headers)
 
     @property
     def database(self) -> Database:
-        """Where everything is stored."""
+        """The runtime's database."""
         return self.runtime.database
 
     def apart(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something that a request began and that goes on when its client is gone."""
+        """Run a task that a request started and that continues after its client disconnects."""
         task = asyncio.create_task(work)
         self._apart.add(task)
         task.add_done_callback(self._left)
@@ -98,10 +108,11 @@ class ServerState:
     def _left(self, task: asyncio.Task[Any]) -> None:
         self._apart.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("what a request left to be done was not: %s", type(error).__name__)
+            _log.warning("a background task of a request failed: %s", type(error).__name__)
 
     async def close(self) -> None:
-        """End the streams, whose clients come back elsewhere, and finish what requests left behind."""
+        """End the streams, whose clients reconnect elsewhere, and wait for background tasks, at most 5
+        seconds."""
         self.closing.set()
         if self._apart:
             await asyncio.wait(self._apart, timeout=5)
@@ -109,50 +120,52 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request, and the way to what is that user's."""
+    """The authenticated user of a request, and access to that user's data."""
 
     host: ServerState
     user: User
     is_program: bool = False
-    """Whether it is the program itself, which no rule restricts."""
+    """True for a request of the application itself, which no rule restricts."""
 
     async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
-        """Ask the gate. ``value`` may be changed by it; the answer is what the user is restricted to."""
+        """Authorise an action, and return the filter of the objects that it may touch. The gate may change
+        ``value`` in place."""
         if self.is_program:
             return None
         return await self.host.gate.authorize(self.user, resource, action, value)
 
     def sees(self, conditions: Filter | None, metadata: Mapping[str, Any]) -> bool:
-        """Whether what has this metadata is within what the user is restricted to."""
+        """Return True if an object with this metadata matches the user's filter."""
         return conditions is None or matches(conditions, metadata)
 
     async def thread(self, thread_id: str, to: str, **value: Any) -> ThreadRow:
-        """A thread on which the user may do something."""
+        """Return a thread on which the user may perform an action. ``NotFound`` if there is none."""
         return await self.visible(thread_id, await self.may("threads", to, {"thread_id": thread_id, **value}))
 
     async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
-        """A thread that the user may see; another's is not there."""
+        """Return a thread that the user may see. ``NotFound`` if there is none, also for another user's."""
         row = await self.host.catalogue.look(self.partition(thread_id))
         if row is None or not self.sees(conditions, row.metadata):
             raise missing(thread_id)
         return row
 
     async def assistant(self, named: str, to: str) -> Assistant:
-        """An assistant with which the user may do something."""
+        """Return an assistant with which the user may perform an action. ``NotFound`` if there is none."""
         assistant_id = self.host.assistants.id_of(named) or named
         return await self.assistant_within(
             named, await self.may("assistants", to, {"assistant_id": assistant_id})
         )
 
     async def assistant_within(self, named: str, conditions: Filter | None) -> Assistant:
-        """An assistant that the user may see; another's is not there."""
+        """Return an assistant that the user may see. ``NotFound`` if there is none, also for another
+        user's."""
         found = await self.host.assistants.look(self.user.tenant, named)
         if found is None or not self.sees(conditions, found.metadata):
             raise no_assistant(named)
         return found
 
     async def assistant_to_run(self, named: str) -> Assistant:
-        """An assistant to run: a graph's own, or one that the user may read."""
+        """Return an assistant to run: a graph's default one, or one that the user may read."""
         found = await self.host.assistants.find(self.user.tenant, named)
         if not self.host.assistants.is_own(found.assistant_id):
             conditions = await self.may("assistants", "read", {"assistant_id": found.assistant_id})
@@ -161,15 +174,15 @@ class Caller:
         return found
 
     def partition(self, thread_id: str) -> Partition:
-        """Where a thread of this user's tenant is."""
+        """Return the partition of a thread of this user's tenant."""
         return Partition(self.user.tenant, thread_id)
 
     @asynccontextmanager
     async def graph(
         self, graph_id: str, access: Access, thread_id: str | None = None
     ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        """A graph over the threads of this user's tenant, for as long as the block lasts. One that a function
-        makes is made for a thread as it was for the thread's newest run."""
+        """Yield a graph over the threads of this user's tenant. A graph made by a factory gets the
+        configuration of the thread's newest run."""
         runtime = self.host.runtime
         configurable: dict[str, Any] = {}
         if thread_id is not None:
@@ -184,7 +197,7 @@ class Caller:
             yield graph
 
     async def _configurable(self, thread_id: str) -> dict[str, Any]:
-        """What the newest run of a thread was configured with, but for the fields of its user."""
+        """Return the configurable values of a thread's newest run without the fields of its user."""
         latest = await self.host.database.arun(inbox.latest(self.partition(thread_id), 1))
         if not latest:
             return {}
@@ -193,9 +206,10 @@ class Caller:
 
 
 def server_state(request: Request) -> ServerState:
-    """The host of the application that a request came to."""
+    """Return the server state of the application that received a request. ``Refusal`` with 503 if it is
+    not open."""
     held = getattr(request.app.state, "perdure", None)
-    # What ``checkpoint_lifespan`` opened has a host if it is to serve.
+    # ``checkpoint_lifespan`` sets the host only with ``serve=True``.
     host = getattr(held, "host", held)
     if held is not None and host is None:
         raise Refusal(503, "The application serves no graphs: its checkpoint_lifespan needs serve=True.")
@@ -214,7 +228,7 @@ async def _caller(request: Request) -> Caller:
 
 
 CallerNow = Annotated[Caller, Depends(_caller)]
-"""Who makes the request; refused when nobody may be that."""
+"""The user of a request, as the type of an endpoint's parameter; refused if not authenticated."""
 
 
 def _segment(request: Request, name: str) -> str:
@@ -232,7 +246,7 @@ async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str
 
 
 ThreadId = Annotated[str, Depends(_thread_id)]
-"""The thread that a path names, decoded after it was matched, so that it may have any character. 422 when the
+"""The thread in a path, decoded after the path was matched, so that it may have any character. 422 if the
 query or the body names another one."""
 
 
@@ -252,7 +266,7 @@ def _text(request: Request, name: str) -> str:
 
 
 AssistantName = Annotated[str, Depends(_assistant_name)]
-"""The assistant that a path names, by its id or its graph's name."""
+"""The assistant in a path, by its id or its graph's name."""
 
 Namespace = Annotated[str, Depends(_namespace)]
-"""The namespace of a subgraph that a path names."""
+"""The namespace of a subgraph in a path."""

@@ -332,7 +332,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("[http.cors]\nallow_origin_regex = '('\n", "it is no regular expression: "),
         (
             "[http.cors]\nallow_origins = ['*']\nallow_credentials = true\n",
-            "could act for whoever is signed in",
+            "could act for a signed-in user",
         ),
         (
             "[limits]\nbody_bytes = 0\n",
@@ -352,7 +352,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("[checkpointer.ttl]\nstrategy = 'x'\n", "it has to be 'delete' or 'keep_latest'"),
         (
             "[checkpointer.ttl]\nstrategy = 'delete'\n",
-            "nothing says when; set checkpointer.ttl.default_ttl, in min",
+            "the age at which it applies is not; set checkpointer.ttl.default_ttl, in min",
         ),
         ("env = 3\n", "env in perdure.toml cannot be used; it has to be the path of a .env file, or a table"),
         ("[env]\nDEBUG = true\n", "env in perdure.toml cannot be used; it has to be the path of a .env file"),

@@ -340,7 +340,7 @@ def test_a_setting_that_is_not_safe_is_refused_at_the_start(changed: Changes, re
         ({"algorithms": ["RS256", "none"]}, "'none'"),
         ({"algorithms": ["RS256", "ES256"]}, "not of the kind, or too weak, for ES256"),
         ({"public_key": WEAK}, "too weak, for RS256"),
-        ({"public_key": PRIVATE}, "whoever has it can sign"),
+        ({"public_key": PRIVATE}, "whose holder can sign"),
         ({"public_key": "ssh-rsa AAAA"}, "cannot be read"),
         ({"public_key": ""}, "cannot be read"),
     ],

@@ -220,9 +220,7 @@ def _key(settings: JwtSettings) -> KeySet | PublicKey | str | bytes:
 def _public_key(text: str | bytes, algorithms: Sequence[str]) -> PublicKey:
     data = text.encode() if isinstance(text, str) else text
     if b"PRIVATE KEY" in data:
-        raise BadSetting(
-            "public_key is a private key: whoever has it can sign; give the server the public one"
-        )
+        raise BadSetting("public_key is a private key, whose holder can sign; give the server the public one")
     try:
         key = load_pem_public_key(data)
     except ValueError:

@@ -1,10 +1,10 @@
-// LangGraph's HTTP API, as far as the page needs it. A refusal becomes a Failure with the server's own words. One
-// whose `away` is true says that the server is not there for now: the same request may be made again.
+// Client of LangGraph's HTTP API, as far as the page needs it. Error responses become a Failure with the server's
+// message. If its `away` is true, the server is temporarily unavailable, and the request may be retried.
 
 import { pause } from "./dom.js";
 
 const BASE = new URL("..", document.baseURI);
-const SILENCE = 15_000; // the server says something every few seconds: a longer silence is a dead line
+const SILENCE = 15_000; // ms; the server sends heartbeats more often, so a longer silence is a lost connection
 const TOKEN = "perdure.token";
 
 export class Failure extends Error {
@@ -34,24 +34,24 @@ async function request(method, path, { body, headers = {}, signal } = {}) {
     throw gone();
   }
   if (response.ok) return response;
-  const said = await response.json().catch(() => null);
-  const detail = typeof said?.detail === "string" ? said.detail : `The server answered ${response.status}.`;
+  const answer = await response.json().catch(() => null);
+  const detail = typeof answer?.detail === "string" ? answer.detail : `The server answered ${response.status}.`;
   throw new Failure(detail, { status: response.status, away: [502, 503, 504].includes(response.status) });
 }
 
 const json = async (...asked) => (await request(...asked)).json();
 
-let told = null;
+let described = null;
 export const about = () => {
-  told ??= json("GET", "chat/about.json").catch((failure) => { told = null; throw failure; });
-  return told;
+  described ??= json("GET", "chat/about.json").catch((failure) => { described = null; throw failure; });
+  return described;
 };
 
-// How many entries to ask for at once: as many as are wanted, or as the server gives.
+// Number of entries per request: as many as are wanted, up to the server's maximum.
 export const most = async (wanted) => Math.min(wanted, (await about()).page_max ?? wanted);
 
-// The first entries of a listing, as many as are wanted: `ask` is given a limit and an offset, and answers with
-// entries, of which `name` tells them apart: between two pages they may move.
+// Returns the first entries of a listing, as many as are wanted. `ask` takes a limit and an offset, and returns
+// entries, which the field `name` identifies: they may move between two pages.
 async function listed(wanted, name, ask) {
   const size = await most(wanted);
   const found = new Map();
@@ -100,18 +100,18 @@ export const runs = (id) =>
   listed(100, "run_id", (limit, offset) => json("GET", of(id, `/runs?limit=${limit}&offset=${offset}`)));
 export const cancel = (id, runId) => request("POST", run(id, runId, "/cancel"));
 
-const TOLD = { stream_mode: ["messages-tuple", "values", "updates"], stream_resumable: true, on_disconnect: "continue" };
+const STREAMED = { stream_mode: ["messages-tuple", "values", "updates"], stream_resumable: true, on_disconnect: "continue" };
 
-// Makes a run. Under the same `key` it is made once, however often this is asked. With `follows` the response tells it.
+// Creates a run. `key` is its idempotency key. With `follows` the response streams its events.
 export async function makeRun(id, body, key, follows) {
   const path = of(id, follows ? "/runs/stream" : "/runs");
-  const response = await request("POST", path, { body: { ...TOLD, ...body }, headers: { "Idempotency-Key": key } });
+  const response = await request("POST", path, { body: { ...STREAMED, ...body }, headers: { "Idempotency-Key": key } });
   const runId = decodeURIComponent((response.headers.get("Content-Location") ?? "").split("/runs/")[1] ?? "");
   return { runId, response: follows ? response : null };
 }
 
-// Yields {name, data} for everything that a run tells, from its beginning or from what `response` brings, until its
-// end. When the line drops it goes on after what came last; `lost` is awaited before that.
+// Yields {name, data} for every event of a run until its end, from its beginning or from the open stream `response`.
+// After a lost connection it resumes after the last event; `lost` is awaited before that.
 export async function* follow(id, runId, { response = null, signal, lost }) {
   let last = "-1";
   let tries = 0;
@@ -124,7 +124,7 @@ export async function* follow(id, runId, { response = null, signal, lost }) {
       for await (const event of events(response)) {
         if (event.id) last = event.id;
         tries = 0;
-        // There is no such run, or it is another's.
+        // The run does not exist, or belongs to another user.
         if (event.name === "error" && event.data?.message?.startsWith("404: ")) throw new Failure(event.data.message.slice(5), { status: 404 });
         yield event;
         if (event.name === "end") return;

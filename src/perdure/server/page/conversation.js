@@ -1,5 +1,5 @@
-// One thread as the page knows it: what is stored, what is on its way, and what is told while an answer is written.
-// Only what the server reported as stored is shown as stored. `changed` is called whenever there is something new.
+// One thread as the page knows it: its stored state, messages on their way, and the events of the current run. Only
+// messages that the server reported as stored are shown as stored. `changed` is called on every change.
 
 import * as api from "./api.js";
 import { identifier } from "./dom.js";
@@ -33,16 +33,16 @@ export class Conversation {
     this.title = null;
     this.values = {};
     this.messages = [];
-    this.partial = new Map(); // answers that are being written, by their ids
-    this.outgoing = []; // what the user sent and is in no state yet: {key, text, id, state, runId}
-    this.live = null; // the run that is followed: {runId, key}; without a runId it is not accepted yet
+    this.partial = new Map(); // partial answers, by their ids
+    this.outgoing = []; // sent messages that are in no state yet: {key, text, id, state, runId}
+    this.live = null; // the streamed run: {runId, key}; without a runId it is not accepted yet
     this.forks = new Map();
     this.questions = [];
-    this.problem = null; // {text, action}: what keeps the conversation from going on
+    this.problem = null; // {text, action}: the reason why the conversation cannot continue
     this.wasStopped = false;
     this.updatedAt = null;
     this.tree = new Tree(this.id);
-    this.leaf = null; // the end of the branch that is shown
+    this.leaf = null; // the last checkpoint of the visible branch
     this.path = [];
     this._abort = new AbortController();
     this._changed = changed;
@@ -57,17 +57,17 @@ export class Conversation {
     this._abort.abort();
   }
 
-  _tell(what = "state") {
+  _notify(what = "state") {
     if (!this._abort.signal.aborted) this._changed(this, what);
   }
 
-  // Reads the thread as it stands, and follows what goes on in it. One that is being read is read once more: what it
-  // is read for now may have come since.
+  // Reads the thread's current state, and follows its current run. If it is being read already, it is read once more
+  // afterwards: the cause of this call may be newer.
   async sync() {
     if (this.isNew) return;
     const before = this._syncing;
     const own = (async () => {
-      await before?.catch(() => undefined); // told to whoever asked for it
+      await before?.catch(() => undefined); // reported by the earlier call
       await this._sync();
     })();
     this._syncing = own;
@@ -78,7 +78,7 @@ export class Conversation {
     }
   }
 
-  // An answer is shown before its place in the tree is known.
+  // An answer is visible before its place in the tree is known.
   async _settled() {
     while (this._syncing) await this._syncing;
   }
@@ -100,7 +100,7 @@ export class Conversation {
     this._take(state.values ?? {});
     const open = runs.filter(({ status }) => LIVE.includes(status)).reverse();
     const isAtHead = this.leaf === this.tree.head;
-    this.questions = open.length || !isAtHead ? [] : (state.interrupts ?? []); // an answer goes to the newest
+    this.questions = open.length || !isAtHead ? [] : (state.interrupts ?? []); // an answer resumes the newest checkpoint
     this.problem = null;
     if (!open.length && isAtHead && !this.questions.length && state.next?.length) {
       if (thread.status === "error" && thread.error) this.problem = { kind: "failed", error: thread.error };
@@ -111,22 +111,22 @@ export class Conversation {
     if (!this.problem || this.problem.kind === "failed") this.partial.clear();
     this.isLoading = false;
     this._queue(open);
-    this._tell("loaded");
+    this._notify("loaded");
     const next = open.find(({ status }) => status === "running") ?? open[0];
     if (next && !this.live) this._watch(next.run_id);
   }
 
-  // What waits is shown as such, whoever sent it.
+  // Queued messages are shown as queued, from whichever client they came.
   _queue(open) {
     const stored = new Set(this.messages.map(({ id }) => id));
     this.outgoing = this.outgoing.filter(({ id, state, runId }) =>
       !stored.has(id) && (state === "sending" || state === "failed" || !runId || open.some((run) => run.run_id === runId)));
     for (const run of open) {
       const known = this.outgoing.find(({ runId }) => runId === run.run_id);
-      const said = (run.kwargs?.input?.messages ?? []).filter((message) => isUser(message) && !stored.has(message.id));
+      const unseen = (run.kwargs?.input?.messages ?? []).filter((message) => isUser(message) && !stored.has(message.id));
       if (known) known.state = run.status === "running" ? "stored" : "queued";
-      else if (said.length) {
-        this.outgoing.push({ key: run.run_id, id: said.at(-1).id ?? run.run_id, runId: run.run_id, text: said.map(textOf).join("\n"), state: run.status === "running" ? "stored" : "queued" });
+      else if (unseen.length) {
+        this.outgoing.push({ key: run.run_id, id: unseen.at(-1).id ?? run.run_id, runId: run.run_id, text: unseen.map(textOf).join("\n"), state: run.status === "running" ? "stored" : "queued" });
       }
     }
   }
@@ -139,7 +139,7 @@ export class Conversation {
     for (const id of stored) this.partial.delete(id);
   }
 
-  // Doing
+  // Actions
 
   async send(text) {
     const message = { key: identifier(), id: identifier(), text, state: "sending", runId: null };
@@ -147,7 +147,7 @@ export class Conversation {
     await this._start(message, { input: { messages: [{ role: "user", content: text, id: message.id }] } }, checkpoint);
   }
 
-  // Says something else in a message's place: a new branch, beside the one that there was.
+  // Replaces a message in a new branch; the old branch stays.
   async edit(place, text) {
     const message = { key: identifier(), id: identifier(), text, state: "sending", runId: null };
     await this._settled();
@@ -156,7 +156,7 @@ export class Conversation {
     await this._start(message, { input: { messages: [{ role: "user", content: text, id: message.id }] } }, parent);
   }
 
-  // Has the message before a place answered again.
+  // Has the message before a place answered again, in a new branch.
   async regenerate(place) {
     await this._settled();
     while (place >= 0 && !isUser(this.messages[place])) place -= 1;
@@ -199,10 +199,10 @@ export class Conversation {
     await this._ended(runId);
   }
 
-  // Takes back a message that waits.
+  // Cancels a queued message.
   async withdraw(message) {
     this.outgoing = this.outgoing.filter((one) => one !== message);
-    this._tell();
+    this._notify();
     if (message.runId) await this._ended(message.runId);
   }
 
@@ -210,7 +210,7 @@ export class Conversation {
     try {
       await link.persist(() => api.cancel(this.id, runId));
     } catch (failure) {
-      if (failure.status !== 404) throw failure; // it had ended by itself
+      if (failure.status !== 404) throw failure; // the run had ended already
     }
   }
 
@@ -223,17 +223,17 @@ export class Conversation {
     this.problem = null;
     this.wasStopped = false;
     if (checkpoint) body = { ...body, checkpoint: { checkpoint_id: checkpoint } };
-    this._tell("sent");
+    this._notify("sent");
     try {
       await this._make(message);
       const asked = { assistant_id: this.graph, multitask_strategy: "enqueue", ...body };
       const { runId, response } = await link.persist(
         () => api.makeRun(this.id, asked, key, follows),
-        () => { if (message) message.state = "waiting"; this._tell(); },
+        () => { if (message) message.state = "waiting"; this._notify(); },
       );
       this.wantsBranch = false;
       if (message) Object.assign(message, { runId, state: follows ? "stored" : "queued" });
-      this._tell("accepted");
+      this._notify("accepted");
       if (follows) this._watch(runId, response);
       else if (!this.live) await this.sync();
     } catch (failure) {
@@ -241,7 +241,7 @@ export class Conversation {
       if (follows) this.live = null;
       refused();
       this.problem = message ? null : { kind: "refused", reason: failure.message };
-      this._tell();
+      this._notify();
       if (!message) throw failure;
     }
   }
@@ -250,21 +250,21 @@ export class Conversation {
     if (!this.isNew) return;
     this.title ??= titleOf(message?.text ?? "");
     const metadata = { graph_id: this.graph, title: this.title };
-    await link.persist(() => api.makeThread(this.id, metadata), () => { if (message) message.state = "waiting"; this._tell(); });
+    await link.persist(() => api.makeThread(this.id, metadata), () => { if (message) message.state = "waiting"; this._notify(); });
     this.isNew = false;
-    this._tell("made");
+    this._notify("made");
   }
 
-  // Following
+  // Streaming
 
   async _watch(runId, response = null) {
     this.live = { runId };
     this.partial.clear();
-    this._tell();
+    this._notify();
     let ending = null;
     try {
-      const told = api.follow(this.id, runId, { response, signal: this._abort.signal, lost: () => this._lost() });
-      for await (const { name, data } of told) {
+      const events = api.follow(this.id, runId, { response, signal: this._abort.signal, lost: () => this._lost() });
+      for await (const { name, data } of events) {
         if (this._abort.signal.aborted) return;
         ending = this._heard(name, data) ?? ending;
       }
@@ -281,7 +281,7 @@ export class Conversation {
       this.problem = { kind: "refused", reason: failure.message };
     }
     if (cut?.size && !this.live) this.partial = cut;
-    this._tell("ended");
+    this._notify("ended");
   }
 
   _heard(name, data) {
@@ -296,7 +296,7 @@ export class Conversation {
     } else if (name === "end") {
       return data;
     }
-    this._tell("told");
+    this._notify("streamed");
     return null;
   }
 
@@ -308,7 +308,7 @@ export class Conversation {
   }
 
   async _lost() {
-    this._tell();
+    this._notify();
     await link.back();
   }
 }

@@ -1,4 +1,4 @@
-// Elements and icons. Text only ever becomes text nodes: nothing that anybody writes can become markup or script.
+// Elements and icons. Text is only ever set as text nodes, so that no text can become markup or script.
 
 const ICONS = {
   plus: "M10 4v12M4 10h12",
@@ -39,7 +39,7 @@ export function icon(name) {
   return drawn;
 }
 
-// A button that is an icon; its label is what a screen reader says and what a pointer that rests on it shows.
+// An icon button; its label is for screen readers and the tooltip.
 export function iconButton(name, label, onclick, className = "icon-button") {
   const button = element("button", { type: "button", className, title: label, onclick }, icon(name));
   button.setAttribute("aria-label", label);
@@ -50,7 +50,7 @@ export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Without a secure connection there is no clipboard; a selection can be copied all the same.
+    // Without a secure connection there is no clipboard, but a selection can still be copied.
     const held = element("textarea", { value: text, className: "unseen" });
     document.body.append(held);
     held.select();
@@ -79,9 +79,9 @@ export const identifier = () => {
 
 export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-let told = "";
+let announced = "";
 export function announce(words) {
-  if (words === told) words += "\u00a0"; // said again, it has to differ to be heard
-  told = words;
+  if (words === announced) words += "\u00a0"; // a screen reader ignores unchanged text
+  announced = words;
   at("announcer").textContent = words;
 }

@@ -1,5 +1,5 @@
-// Whether the server is there. When a request finds it gone, it is asked again and again until it answers; whoever
-// waits for that goes on then.
+// Availability of the server. After a failed request it is polled until it answers; requests that wait for it are
+// then repeated.
 
 import * as api from "./api.js";
 import { pause } from "./dom.js";
@@ -38,7 +38,7 @@ async function probe() {
   }
 }
 
-// Makes a request as often as it takes to be answered.
+// Repeats a request until the server is available.
 export async function persist(request, waits = () => undefined) {
   for (;;) {
     try {

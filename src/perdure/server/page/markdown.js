@@ -1,5 +1,5 @@
-// Turns Markdown into elements: paragraphs, headings, lists, quotes, tables, code, links. Text only ever becomes text
-// nodes and links lead to the web alone, so nothing that a model writes can become markup or script. Raw HTML is text.
+// Renders Markdown as elements: paragraphs, headings, lists, quotes, tables, code, links. Text is only ever set as text
+// nodes, and links have web URLs only, so that no model output can become markup or script. Raw HTML is text.
 
 import { copy, element, icon } from "./dom.js";
 
@@ -22,7 +22,7 @@ const SPANS = new RegExp(
   "g",
 );
 
-// Brings `body` up to `text`. Blocks that are the same as before keep their elements, and with them what is selected.
+// Updates `body` to `text`. Unchanged blocks keep their elements, and with them the user's selection.
 export function show(body, text) {
   const blocks = split(text.replaceAll("\r\n", "\n").split("\n"));
   const before = body.shownBlocks ?? [];
@@ -120,7 +120,7 @@ function list(lines) {
     const task = /^\[([ xX])\]\s+(.*)$/.exec(held[0]);
     if (task) held[0] = `${task[1] === " " ? "☐" : "☑"} ${task[2]}`;
     const parts = rendered(held);
-    // An item's first line is no paragraph of its own.
+    // The first line of an item is not a paragraph of its own.
     const first = parts[0]?.tagName === "P" ? [...parts[0].childNodes] : parts.slice(0, 1);
     shown.append(element("li", {}, ...first, ...parts.slice(1)));
     held = [];

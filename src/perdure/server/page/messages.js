@@ -1,4 +1,4 @@
-// The messages of a conversation on the screen: an element for each, kept as long as the message is shown.
+// Rendering of a conversation's messages: an element for each, kept as long as the message is visible.
 
 import { isAnswer, isUser, textOf } from "./conversation.js";
 import { at, copy, element, iconButton } from "./dom.js";
@@ -14,7 +14,7 @@ let owner = null;
 let isFollowing = true;
 let asked = "";
 
-// Brings the screen up to a conversation. `actions` are what the buttons of messages do.
+// Updates the elements to a conversation. `actions` are the functions of the messages' buttons.
 export function draw(conversation, actions) {
   if (owner !== conversation) {
     owner = conversation;
@@ -60,7 +60,7 @@ function listed(conversation) {
   });
   const { live } = conversation;
   const isWriting = live !== null;
-  const isAccepted = isWriting && live.runId !== null; // before that, what is partial was left by another run
+  const isAccepted = isWriting && live.runId !== null; // before that, partial answers are those of another run
   const isAnswered = (one) => isWriting && (isAccepted ? one.runId === live.runId : one.key === live.key);
   const queued = outgoing.filter(({ state }) => state === "queued");
   const pending = (one) => {
@@ -71,7 +71,7 @@ function listed(conversation) {
   const parts = () => {
     for (const message of partial.values()) add(message.id, { role: "assistant", message, isWriting: isAccepted, isCut: !isAccepted });
   };
-  // An answer stands below the message that it answers, and above all that was sent after it.
+  // An answer is placed below the message that it answers, and above all messages sent later.
   if (!isAccepted) parts();
   outgoing.filter(isAnswered).forEach(pending);
   if (isAccepted) parts();
@@ -110,8 +110,8 @@ function make(entry, conversation, actions) {
       if (fresh.role === "user") body.textContent = text;
       else show(body, text);
     }
-    const said = fresh.isCut ? "Stopped. What had been written is not kept." : fresh.outgoing?.state === "failed" ? `Not sent: ${fresh.outgoing.reason}` : fresh.state ?? "";
-    if (state.textContent !== said) state.textContent = said;
+    const status = fresh.isCut ? "Stopped. What had been written is not kept." : fresh.outgoing?.state === "failed" ? `Not sent: ${fresh.outgoing.reason}` : fresh.state ?? "";
+    if (state.textContent !== status) state.textContent = status;
     drawCalls(calls, fresh.message.tool_calls ?? []);
     const wanted = JSON.stringify([fresh.fork, fresh.isBusy, fresh.isLast, fresh.outgoing?.state, fresh.place, fresh.isWriting, fresh.isCut]);
     if (wanted !== drawnTools && !article.contains(article.querySelector(".editor"))) {
@@ -142,7 +142,7 @@ function toolsOf(entry, article, conversation, actions) {
   if (entry.role === "user") made.push(act("edit", iconButton("edit", "Edit this message", () => editing(article, entry, actions))));
   else made.push(act("again", iconButton("again", "Answer again", () => actions.regenerate(entry.place))));
   for (const button of made) if (["edit", "again"].includes(button.dataset.act)) button.disabled = entry.isBusy;
-  // At the edge, where it does not move when the others appear.
+  // At the edge, where it does not move when the other buttons appear.
   return entry.role === "user" ? [...made, ...branches] : [...branches, ...made];
 }
 
@@ -197,7 +197,7 @@ function editing(article, entry, actions) {
   field.setSelectionRange(field.value.length, field.value.length);
 }
 
-// Opens the user's last message for editing; whether there is one.
+// Opens the user's last message for editing, and returns true if there is one.
 export function editLast() {
   const last = [...shown.values()].reverse().find((drawn) => drawn.element.classList.contains("user") && drawn.element.querySelector('[data-act="edit"]:not(:disabled)'));
   last?.edit();
@@ -241,7 +241,7 @@ function drawQuestions(conversation, actions) {
   area.append(...area.querySelectorAll(".question"));
 }
 
-// Scrolling: to the end as long as the reader is there.
+// Scrolling: follows the end while the reader is there.
 
 const isNearEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 60;
 

@@ -1,4 +1,4 @@
-// The page: which conversation is shown, what the keys and the buttons do, and what is said when something is wrong.
+// The page: the visible conversation, keyboard and button actions, and notices of errors.
 
 import * as api from "./api.js";
 import { Conversation, isAnswer, textOf } from "./conversation.js";
@@ -13,14 +13,14 @@ const THEMES = { auto: ["auto", "Colours: as the system"], light: ["sun", "Colou
 const text = at("text");
 const touch = matchMedia("(hover: none)");
 
-let shown = null; // the conversation on the screen
+let shown = null; // the visible conversation
 let graphs = [];
-let described = null; // comes true when the server has said what it is
-let told = {};
+let described = null; // resolves when the server's description has been read
+let server = {};
 let wasBusy = false;
 let isDrawing = false;
 
-// What is on the screen
+// Rendering
 
 function changed(conversation, what) {
   if (conversation !== shown) return;
@@ -68,7 +68,7 @@ function show() {
 }
 
 function welcome() {
-  const starts = (told.starts ?? []).map((words) => element("button", { type: "button", textContent: words, onclick: () => send(words) }));
+  const starts = (server.starts ?? []).map((words) => element("button", { type: "button", textContent: words, onclick: () => send(words) }));
   return element("div", { id: "welcome", className: "welcome" },
     element("img", { src: "icon.svg", alt: "", width: 52, height: 52 }),
     element("h2", { textContent: "A conversation that stays" }),
@@ -79,18 +79,18 @@ function welcome() {
 function notice() {
   const { problem, live } = shown;
   const again = (label, run) => ({ label, run: () => attempt(run) });
-  if (link.isAway()) tell("busy", "The server does not answer. What was accepted is stored; this goes on by itself when it is back.");
-  else if (shown.needsToken) tell("bad", "This server wants to know who you are.", { label: "Give a token", run: askForToken });
+  if (link.isAway()) notify("busy", "The server does not answer. What was accepted is stored; this goes on by itself when it is back.");
+  else if (shown.needsToken) notify("bad", "This server wants to know who you are.", { label: "Give a token", run: askForToken });
   else if (problem?.kind === "failed") {
     const { error, message } = problem.error;
-    tell("bad", `The answer failed with ${error}${message ? `: ${message}` : ""}. Your message is stored.`, again("Try again", () => shown.goOn()));
-  } else if (problem?.kind === "cut") tell("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
-  else if (problem?.kind === "refused") tell("bad", problem.reason, again("Reload", () => shown.sync()));
-  else if (live && shown.attempt > 1) tell("warn", "This answer was cut off, and is written again.");
-  else tell("", "");
+    notify("bad", `The answer failed with ${error}${message ? `: ${message}` : ""}. Your message is stored.`, again("Try again", () => shown.goOn()));
+  } else if (problem?.kind === "cut") notify("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
+  else if (problem?.kind === "refused") notify("bad", problem.reason, again("Reload", () => shown.sync()));
+  else if (live && shown.attempt > 1) notify("warn", "This answer was cut off, and is written again.");
+  else notify("", "");
 }
 
-function tell(kind, words, action) {
+function notify(kind, words, action) {
   const area = at("notice");
   area.hidden = !words;
   area.dataset.kind = kind;
@@ -101,7 +101,7 @@ function tell(kind, words, action) {
   button.onclick = action?.run ?? null;
 }
 
-// Doing
+// Actions
 
 async function attempt(work) {
   const conversation = shown;
@@ -136,7 +136,7 @@ const actions = {
 
 function send(words) {
   if (!words.trim() || text.disabled) return;
-  if (shown.isNew && !graphs.length) { // nobody to say it to is known yet
+  if (shown.isNew && !graphs.length) { // no graph is known yet
     described?.then(() => { if (graphs.length) send(text.value); });
     return;
   }
@@ -169,7 +169,7 @@ async function load(conversation) {
   } catch (failure) {
     if (conversation === shown && failure.status === 404) {
       open(null);
-      tell("warn", "That conversation is not stored here (any more).");
+      notify("warn", "That conversation is not stored here (any more).");
     } else {
       failed(conversation, failure);
     }
@@ -280,7 +280,7 @@ addEventListener("keydown", (event) => {
   }
 });
 
-// Around it
+// Surroundings
 
 function theme(chosen) {
   if (chosen === "auto") delete document.documentElement.dataset.theme;
@@ -311,12 +311,12 @@ link.onChange((isAway) => {
 });
 
 async function describe() {
-  told = await link.persist(api.about);
-  at("about").hidden = !told.database;
-  at("about").textContent = told.database ? `Stored in ${told.database}` : "";
-  at("model").hidden = !told.model;
-  at("model").textContent = (told.model ?? "").replace(/ \(.*/, "");
-  at("model").title = told.model ?? "";
+  server = await link.persist(api.about);
+  at("about").hidden = !server.database;
+  at("about").textContent = server.database ? `Stored in ${server.database}` : "";
+  at("model").hidden = !server.model;
+  at("model").textContent = (server.model ?? "").replace(/ \(.*/, "");
+  at("model").title = server.model ?? "";
   graphs = await link.persist(api.graphs);
   at("graph").replaceChildren(...graphs.map((name) => element("option", { value: name, textContent: name })));
 }

@@ -1,6 +1,5 @@
-// What a graph asks when it has interrupted itself, and how it is answered. The forms that agents commonly ask in get
-// buttons: LangChain's review of tool calls, and the action requests of LangGraph's prebuilt agents. Everything else is
-// answered by text or by JSON.
+// Interrupts of a graph and the forms that answer them. Common forms get buttons: LangChain's review of tool calls, and
+// the action requests of LangGraph's prebuilt agents. Everything else is answered by text or by JSON.
 
 import { element } from "./dom.js";
 import { show } from "./markdown.js";
@@ -8,7 +7,7 @@ import { show } from "./markdown.js";
 const pretty = (value) => JSON.stringify(value, null, 2);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-// The elements of all questions; `answer` is called with what the run is to be resumed with.
+// Returns the elements of all interrupts; `answer` is called with the value that resumes the run.
 export function questionsOf(interrupts, answer) {
   const answers = new Map();
   return interrupts.map((interrupt, number) => {
@@ -30,7 +29,7 @@ function asked(value, answer) {
   const request = Array.isArray(value) && value.length === 1 ? value[0] : value;
   if (isObject(value) && Array.isArray(value.action_requests)) return reviewed(value, answer);
   if (isObject(request) && request.action_request) {
-    return requested(request, (said) => answer(Array.isArray(value) ? [said] : said));
+    return requested(request, (response) => answer(Array.isArray(value) ? [response] : response));
   }
   return open(value, answer);
 }
@@ -126,13 +125,13 @@ function read(text, fault) {
   }
 }
 
-// Anything else: its words, or its JSON, and an answer that is text unless it is said to be JSON.
+// Any other interrupt: its text, or its JSON, and an answer that is text unless marked as JSON.
 function open(value, answer) {
-  const said = typeof value === "string" ? value : isObject(value) ? value.question ?? value.message ?? value.prompt ?? value.query : null;
-  const rest = isObject(value) && typeof said === "string" ? Object.fromEntries(Object.entries(value).filter(([, held]) => held !== said)) : value;
+  const text = typeof value === "string" ? value : isObject(value) ? value.question ?? value.message ?? value.prompt ?? value.query : null;
+  const rest = isObject(value) && typeof text === "string" ? Object.fromEntries(Object.entries(value).filter(([, held]) => held !== text)) : value;
   const shown = [];
-  if (typeof said === "string") shown.push(words(said));
-  if (typeof said !== "string" || (isObject(rest) && Object.keys(rest).length)) {
+  if (typeof text === "string") shown.push(words(text));
+  if (typeof text !== "string" || (isObject(rest) && Object.keys(rest).length)) {
     shown.push(element("pre", { tabIndex: 0 }, element("code", { textContent: pretty(rest) })));
   }
   const field = element("textarea", { rows: 2, placeholder: "Your answer" });

@@ -1,5 +1,5 @@
-// The list of conversations at the side: newest first, renamed in place, deleted with a way back; and, on a narrow
-// screen, the drawer it sits in.
+// The sidebar with the list of conversations: newest first, renamed in place, deleted with undo; on a narrow screen it
+// is a drawer.
 
 import * as api from "./api.js";
 import { titleOf } from "./conversation.js";
@@ -11,8 +11,8 @@ const STATUS = { busy: "Answering…", interrupted: "Waits for you", error: "Fai
 const STEPS = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [604800, "day", 86400], [2629800, "week", 604800], [31557600, "month", 2629800], [Infinity, "year", 31557600]];
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 
-const titles = new Map(); // of threads that have none of their own: what was said in them first
-const deleted = new Map(); // threads that are about to go: their timers
+const titles = new Map(); // of threads without a title: their first message
+const deleted = new Map(); // timers of threads that are about to be deleted
 let rows = [];
 let more = false;
 let limit = PAGE;
@@ -34,7 +34,7 @@ export function begin(done) {
   actions = done;
 }
 
-// Reads the list anew; the row of a thread, if it is in the list.
+// Reloads the list, and returns the row of a thread, if it is in the list.
 export async function refresh() {
   const found = await api.threads(limit);
   const unnamed = found.rows.filter((row) => !row.metadata?.title && !row.metadata?.name && !titles.has(row.thread_id));

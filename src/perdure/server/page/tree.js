@@ -1,5 +1,5 @@
-// The past of a thread as a tree of checkpoints, each of which knows its parent. A path leads from the first of them to
-// the one that is shown; where it parts from others there is a fork. What a checkpoint holds never changes.
+// The history of a thread as a tree of checkpoints, each of which has a parent. A path leads from the first checkpoint
+// to the visible one; a fork is where paths separate. A checkpoint never changes.
 
 import * as api from "./api.js";
 
@@ -15,7 +15,7 @@ export class Tree {
     this.head = null;
   }
 
-  // Reads what came since it was read last; `head` is the checkpoint that the server takes for the latest.
+  // Reads the checkpoints added since the last call; `head` is the thread's latest checkpoint for the server.
   async update(head) {
     const fresh = [];
     const listed = new Set();
@@ -38,7 +38,7 @@ export class Tree {
     this.head = head;
   }
 
-  // Removes what was taken back: it is known, is newer than the oldest known one that was listed, and was not listed.
+  // Removes checkpoints that were rolled back: known, newer than the oldest known one in the listing, but not in it.
   _forget(listed) {
     const known = [...this.nodes.keys()];
     const since = known.findIndex((id) => listed.has(id));
@@ -50,8 +50,8 @@ export class Tree {
     }
   }
 
-  // The newest checkpoint that comes after another one, or that one itself. Nodes are kept in the order in which they
-  // were stored: ids are made of clocks and say nothing about that.
+  // Returns the newest descendant of a checkpoint, or the checkpoint itself. Nodes are kept in the order in which they
+  // were stored, which the clock-based ids do not determine.
   newestUnder(id) {
     const under = new Set([id]);
     let newest = id;
@@ -74,7 +74,7 @@ export class Tree {
     return this.counts.get(id);
   }
 
-  // The first checkpoint of a path that holds the message at a place.
+  // Returns the first checkpoint of a path that contains the message at a place.
   async firstWith(path, place) {
     let low = 0;
     let high = path.length - 1;
@@ -86,7 +86,7 @@ export class Tree {
     return path[low];
   }
 
-  // The forks of a path by the place of the message at which the branches part: {parent, options, current}.
+  // Returns the forks of a path by the place of the first differing message: {parent, options, current}.
   async forks(path) {
     const found = new Map();
     const parting = path.slice(0, -1).filter((id) => this.children.get(id)?.length > 1);

@@ -1,1 +1,1 @@
-"""The routes of the API, a module for each kind of thing that they are about."""
+"""Routes of the LangGraph API."""

@@ -1,7 +1,7 @@
-"""Routes of assistants: make, find, change and remove them, and look at their graphs.
+"""Routes of assistants: create, find, change and remove them, and describe their graphs.
 
-The assistants of the graphs themselves are everybody's. So only a user who is restricted to nothing may
-change one of them, and nobody deletes one.
+The default assistants of the graphs are shared by all users. So only a user without restrictions may
+change one of them, and no user may delete one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNNAMED = "Untitled"
 
 
 class _New(Body):
-    """An assistant to be made."""
+    """An assistant to create."""
 
     graph_id: str
     assistant_id: str | None = None
@@ -44,7 +44,7 @@ class _New(Body):
 
 
 class _Patch(Body):
-    """What is to be changed of an assistant. ``metadata`` is merged, the rest replaced."""
+    """Changes of an assistant. ``metadata`` is merged, the rest replaced."""
 
     graph_id: str | None = None
     name: str | None = None
@@ -55,7 +55,7 @@ class _Patch(Body):
 
 
 class _Asked(Body):
-    """Which assistants are asked for; ``name`` is a part of theirs, in any case of letters."""
+    """Conditions of a search; ``name`` is a part of an assistant's name, in any case of letters."""
 
     metadata: Mapped = Field(default_factory=dict)
     graph_id: str | None = None
@@ -82,7 +82,7 @@ class _Latest(Body):
 
 @router.post("/assistants")
 async def create(caller: CallerNow, new: _New) -> Json:
-    """Make an assistant."""
+    """Create an assistant."""
     assistants, tenant = caller.host.assistants, caller.user.tenant
     assistants.check_graph(new.graph_id)
     value: dict[str, Any] = {
@@ -110,7 +110,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
     made = await assistants.create(tenant, asked)
     if made is None:
         await caller.assistant_within(asked.assistant_id, conditions)
-        # It is answered with what is there: that is for those who may read it.
+        # The response contains the existing assistant, so the user has to be permitted to read it.
         found = await caller.assistant(asked.assistant_id, "read")
         if new.if_exists != "do_nothing":
             raise Conflict(f"Assistant {asked.assistant_id} already exists.")
@@ -120,7 +120,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
 
 @router.post("/assistants/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
-    """Find assistants, those made last first."""
+    """Find assistants, the most recently created ones first."""
     found = await _found(caller, asked, {"limit": asked.limit, "offset": asked.offset})
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
@@ -136,19 +136,19 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 
 @router.post("/assistants/count")
 async def count(caller: CallerNow, asked: _Asked) -> Json:
-    """How many assistants there are."""
+    """Count assistants."""
     return Json(len(await _found(caller, asked, {})))
 
 
 @router.get("/assistants/{assistant_id}")
 async def get(caller: CallerNow, assistant_id: AssistantName) -> Json:
-    """An assistant by its id, or that of a graph by the graph's name."""
+    """Return an assistant by its id, or the default one of a graph by the graph's name."""
     return Json(responses.assistant(await caller.assistant(assistant_id, "read")))
 
 
 @router.patch("/assistants/{assistant_id}")
 async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -> Json:
-    """Make a new version of an assistant."""
+    """Store a new version of an assistant."""
     if asked.graph_id is not None:
         caller.host.assistants.check_graph(asked.graph_id)
     found, conditions, value = await _to_change(caller, assistant_id, asked.model_dump(exclude_none=True))
@@ -178,7 +178,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
 
 @router.delete("/assistants/{assistant_id}", status_code=204)
 async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads: bool = False) -> Response:
-    """Remove an assistant with its versions; with ``delete_threads`` the threads that began with it, too."""
+    """Remove an assistant with its versions; with ``delete_threads`` also the threads created with it."""
     found = await caller.assistant(assistant_id, "delete")
     if caller.host.assistants.is_own(found.assistant_id):
         raise Conflict(
@@ -186,7 +186,7 @@ async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads:
             "deleted; to undo changes of it, make version 1 the latest."
         )
     if delete_threads:
-        # First, so that a call that was cut short can be made again.
+        # First, so that an interrupted call can be repeated.
         await _remove_threads(caller, found.assistant_id)
     await caller.host.assistants.remove(caller.user.tenant, found.assistant_id)
     return Response(status_code=204)
@@ -194,7 +194,7 @@ async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads:
 
 @router.post("/assistants/{assistant_id}/versions")
 async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versions) -> Json:
-    """The versions of an assistant, the newest first."""
+    """List the versions of an assistant, the newest first."""
     found = await caller.assistant(assistant_id, "read")
     held = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
     wanted = [responses.assistant(one) for one in held if contains(one.metadata, asked.metadata)]
@@ -209,7 +209,8 @@ async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versi
 
 @router.post("/assistants/{assistant_id}/latest")
 async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest) -> Json:
-    """Make a version of an assistant the current one. A change makes a version of the next unused number."""
+    """Make a version of an assistant the current one. A later change creates a version with the next
+    unused number."""
     found, conditions, _ = await _to_change(caller, assistant_id, {"version": asked.version})
     assistants, tenant = caller.host.assistants, caller.user.tenant
     before = [v for v in await assistants.versions(tenant, found.assistant_id) if v.version == asked.version]
@@ -227,7 +228,8 @@ async def graph(
     assistant_id: AssistantName,
     xray: Annotated[int | bool, Query(union_mode="left_to_right")] = False,
 ) -> Json:
-    """The nodes and edges of an assistant's graph; ``xray`` shows its subgraphs, down to that depth."""
+    """Return the nodes and edges of an assistant's graph; ``xray`` includes its subgraphs, down to that
+    depth."""
     if xray < 0:
         raise Refusal(422, "xray is true, false or a depth from 0 on")
     found = await caller.assistant(assistant_id, "read")
@@ -237,7 +239,7 @@ async def graph(
 
 @router.get("/assistants/{assistant_id}/schemas")
 async def schemas(caller: CallerNow, assistant_id: AssistantName) -> Json:
-    """The JSON schemas of an assistant's graph; null where there is none."""
+    """Return the JSON schemas of an assistant's graph; null where there is none."""
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
         return Json(graph_schema.schemas(found.graph_id, made))
@@ -245,7 +247,7 @@ async def schemas(caller: CallerNow, assistant_id: AssistantName) -> Json:
 
 @router.get("/assistants/{assistant_id}/subgraphs")
 async def subgraphs(caller: CallerNow, assistant_id: AssistantName, recurse: bool = False) -> Json:
-    """The JSON schemas of the subgraphs of an assistant's graph, with ``recurse`` of theirs too."""
+    """Return the JSON schemas of the subgraphs of an assistant's graph, with ``recurse`` at all depths."""
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
         return Json(await graph_schema.subgraphs(made, None, recurse=recurse))
@@ -255,14 +257,15 @@ async def subgraphs(caller: CallerNow, assistant_id: AssistantName, recurse: boo
 async def subgraph(
     caller: CallerNow, assistant_id: AssistantName, namespace: Namespace, recurse: bool = False
 ) -> Json:
-    """The JSON schemas of the subgraph of a namespace."""
+    """Return the JSON schemas of the subgraph of a namespace."""
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
         return Json(await graph_schema.subgraphs(made, namespace, recurse=recurse))
 
 
 def _mirrored(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The config and the context of an assistant: what is given as one of them can be read in the other."""
+    """Return the config and the context of an assistant: values given in one of them are readable in the
+    other."""
     configurable = config.get("configurable")
     if configurable and context:
         raise Refusal(400, "config.configurable and context exclude each other; send one of them")
@@ -274,11 +277,11 @@ def _mirrored(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict
     return {"config": config, "context": context}
 
 
-def _id_of(said: str | None) -> str:
-    if said is None:
+def _id_of(given: str | None) -> str:
+    if given is None:
         return str(uuid.uuid4())
     try:
-        return str(uuid.UUID(said))
+        return str(uuid.UUID(given))
     except ValueError:
         raise Refusal(422, "an assistant_id is a UUID; leave it out to be given one") from None
 
@@ -286,8 +289,8 @@ def _id_of(said: str | None) -> str:
 async def _to_change(
     caller: Caller, named: str, asked: Mapping[str, Any]
 ) -> tuple[Assistant, Filter | None, dict[str, Any]]:
-    """An assistant that the user may change, what the user is restricted to, and what is to be changed, as
-    the gate left it."""
+    """Return an assistant that the user may change, the filter of the user, and the changes as the gate
+    left them."""
     assistants = caller.host.assistants
     value: dict[str, Any] = {**asked, "assistant_id": assistants.id_of(named) or named}
     conditions = await caller.may("assistants", "update", value)

@@ -1,7 +1,7 @@
-"""The chat page: static files beside the API, which the page speaks as any other client does.
+"""The chat page: static files beside the API, which the page uses as any other client does.
 
-The files are open to whoever reaches the server; what they show is asked of the API, which asks who asks.
-Nothing of another host is loaded, and the browser is told to allow no such thing.
+The files are open to anyone who reaches the server; their data comes from the API, which authenticates.
+Nothing is loaded from another host, and the content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.server.requests import page_max
 from perdure.server.state import CallerNow
 
 PATH = "/chat"
-"""Where the page is; a thread's is this, ``/#`` and the thread's id."""
+"""Path of the page; a thread's address is this, ``/#`` and the thread's id."""
 
 PAGE = Path(str(files("perdure.server"))) / "page"
 
@@ -37,25 +37,25 @@ HEADERS = {
 
 
 def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:
-    """Serve the page at ``PATH``. ``about`` is what it may say of the server: ``model`` and ``database``,
-    texts, and ``starts``, messages to begin with. Everybody can read it, and how long a page of a listing may
-    be, which the page keeps to."""
-    said = dict(about or {})
+    """Serve the page at ``PATH``. ``about`` describes the server: ``model`` and ``database``, texts, and
+    ``starts``, messages to begin with. It is readable without authentication, as is the maximum page size
+    of a listing, which the page keeps to."""
+    described = dict(about or {})
 
     @app.get(f"{PATH}/about.json", include_in_schema=False)
-    async def tell() -> JSONResponse:
-        return JSONResponse({**said, "page_max": page_max.get()}, headers=HEADERS)
+    async def about_page() -> JSONResponse:
+        return JSONResponse({**described, "page_max": page_max.get()}, headers=HEADERS)
 
     @app.get(f"{PATH}/graphs.json", include_in_schema=False)
     async def graphs(caller: CallerNow) -> JSONResponse:
-        # Rules may hide the graphs' own assistants, and a user may run the graphs all the same.
+        # Rules may hide the default assistants from a user who may nevertheless run their graphs.
         return JSONResponse(sorted(caller.host.runtime.graphs), headers=HEADERS)
 
     app.mount(PATH, _Files(directory=PAGE, html=True), name="chat")
 
 
 class _Files(StaticFiles):
-    """The page's files. A browser asks each time whether its copy is the newest."""
+    """The page's files. Browsers revalidate their copy each time."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -1,6 +1,6 @@
-"""Routes for whoever keeps the server running: whether it lives, and whether it can work.
+"""Health checks for orchestrators: liveness and readiness.
 
-They are open to all, say nothing of anybody, and are never disabled or counted.
+They need no authentication, reveal nothing about users, and are never disabled or counted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from perdure.server.state import ServerState, server_state
 router = APIRouter(tags=["server"])
 
 _ANYWHERE = Partition("", "ready", SERVER)
-"""What is read to see whether that can be done; nothing is there."""
+"""Partition that is read to check the database; it is empty."""
 
 _PATIENCE_S = 5.0
-"""How long the database may take to answer: orchestrators give up after as much, or sooner."""
+"""Limit of the database's response time in seconds: orchestrators give up after as much, or sooner."""
 
 
 @router.get("/ok")
 async def ok(request: Request, check_db: bool = False) -> JSONResponse:
-    """Whether the server is well; with ``check_db`` whether its database answers, too."""
+    """Check the server; with ``check_db`` also its database."""
     if not check_db:
         return JSONResponse({"ok": True})
     return _answer(await _reaches_database(server_state(request)))
@@ -35,14 +35,14 @@ async def ok(request: Request, check_db: bool = False) -> JSONResponse:
 
 @router.get("/live")
 async def live() -> JSONResponse:
-    """Whether the process is alive: it answers. One that does not is to be started again."""
+    """Check that the process responds. One that does not has to be restarted."""
     return JSONResponse({"ok": True})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
-    """Whether requests may be sent here: the database answers, with this release's tables, and the server
-    does not stop."""
+    """Check that the server accepts requests: the database answers, with this release's tables, and the
+    server is not stopping."""
     host = server_state(request)
     if host.closing.is_set():
         raise Refusal(503, "The server is stopping; ask another one.")

@@ -1,4 +1,4 @@
-"""Routes about the server itself: what it is, and what it has counted."""
+"""Routes about the server itself: its description and its metrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.server.auth.identity import Refusal
 router = APIRouter(tags=["server"])
 
 API_VERSION = "0.16.7"
-"""The version of LangGraph's server whose routes these are: its tools compare it."""
+"""Version of LangGraph's server whose routes these are; its tools compare it."""
 
 
 @router.get("/info")
 async def info() -> dict[str, Any]:
-    """What the server is and can."""
+    """Return the server's versions and features."""
     return {
         "version": API_VERSION,
         "langgraph_py_version": version("langgraph"),
@@ -29,8 +29,8 @@ async def info() -> dict[str, Any]:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """What this process has counted, for Prometheus: of graphs and channels, never of users. It is open to
-    all who reach it."""
+    """Return this process's metrics for Prometheus: counts by graph and channel, never by user. No
+    authentication is needed."""
     try:
         from perdure.runtime.metrics import exposition
     except MissingExtra as error:

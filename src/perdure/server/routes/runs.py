@@ -1,4 +1,4 @@
-"""Routes of runs: make them, wait for them, follow them, end them."""
+"""Routes of runs: create, await, stream and cancel them."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class _CancelMany(Body):
 
 
 def path_of(thread_id: str, run_id: str) -> str:
-    """The address of a run."""
+    """Return the path of a run."""
     quoted = quote(thread_id, safe="")
     if quoted in (".", ".."):
-        # A client takes these for ways through folders.
+        # Clients resolve these as relative path segments.
         quoted = quoted.replace(".", "%2E")
     return f"/threads/{quoted}/runs/{run_id}"
 
@@ -60,18 +60,18 @@ def _modes(new: NewRun) -> tuple[StreamMode, ...]:
     return tuple(dict.fromkeys(new.stream_mode)) if new.stream_mode else _DEFAULT
 
 
-# Making runs
+# Creating runs
 
 
 @router.post("/threads/{thread_id}/runs")
 async def create(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Json:
-    """Accept a run; it goes on by itself."""
+    """Accept a run, which is executed in the background."""
     return await _created(caller, request, thread_id, new)
 
 
 @router.post("/runs")
 async def create_alone(caller: CallerNow, request: Request, new: NewRun) -> Json:
-    """As before, on the thread that the body or the query names, or on one of its own."""
+    """Accept a run on the thread that the body or the query names, or on one of its own."""
     return await _created(caller, request, _named(request, new), new)
 
 
@@ -86,7 +86,7 @@ async def create_batch(
 
 
 def _named(request: Request, new: NewRun) -> str | None:
-    """The thread of a run whose path names none, if it is named elsewhere."""
+    """Return the thread that the query or the body names, for a run whose path has none."""
     return thread_ids.only(
         [*thread_ids.in_query(request), *thread_ids.in_body(new.model_dump(include=set(NAMES)))]
     )
@@ -96,22 +96,23 @@ async def _created(caller: Caller, request: Request, thread_id: str | None, new:
     accepted = await submit(caller, request, thread_id, new, modes=_modes(new), is_kept=True)
     if thread_id is None and new.on_completion != "keep":
         caller.host.apart(_removed_after(caller, accepted))
-    said = responses.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
+    shown = responses.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
     if accepted.is_new:
-        # As it was accepted: a worker may have begun it by now.
-        said["status"] = "pending"
-    return Json(said, headers=_addresses(accepted, None))
+        # Its status when it was accepted; a worker may have begun it since.
+        shown["status"] = "pending"
+    return Json(shown, headers=_addresses(accepted, None))
 
 
 @router.post("/threads/{thread_id}/runs/stream")
 async def stream(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Response:
-    """Accept a run and tell what it tells."""
+    """Accept a run and stream its events."""
     return await _streamed(caller, request, thread_id, new)
 
 
 @router.post("/runs/stream")
 async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
-    """As before, on the thread that the body or the query names, or on one of its own."""
+    """Accept a run on the thread that the body or the query names, or on one of its own, and stream its
+    events."""
     return await _streamed(caller, request, _named(request, new), new)
 
 
@@ -128,7 +129,7 @@ async def _streamed(caller: Caller, request: Request, thread_id: str | None, new
         after=0,
         has_ids=is_kept,
         cancels=new.on_disconnect == "cancel",
-        # Cut off before its first event, a client has no number to come back with: the address has one.
+        # For a client that is cut off before its first event id, the Location contains a cursor.
         headers=_addresses(accepted, "stream", streams.ALL if is_kept else None),
         has_end=wants_end(request),
     )
@@ -136,18 +137,19 @@ async def _streamed(caller: Caller, request: Request, thread_id: str | None, new
 
 @router.post("/threads/{thread_id}/runs/wait")
 async def wait(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Response:
-    """Accept a run and answer with the values that it came to."""
+    """Accept a run and return the values that it ends with."""
     return await _waited_for(caller, request, thread_id, new)
 
 
 @router.post("/runs/wait")
 async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
-    """As before, on the thread that the body or the query names, or on one of its own."""
+    """Accept a run on the thread that the body or the query names, or on one of its own, and return its
+    values."""
     return await _waited_for(caller, request, _named(request, new), new)
 
 
 async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
-    # Who follows the thread hears of this run as well; of a thread that passes nobody knows.
+    # Subscribers of the thread receive this run's events too; a temporary thread has none.
     modes = () if thread_id is None else _DEFAULT
     accepted = await submit(caller, request, thread_id, new, modes=modes, is_kept=False)
     is_removed = thread_id is None and new.on_completion != "keep"
@@ -162,7 +164,7 @@ async def _waited_for(caller: Caller, request: Request, thread_id: str | None, n
     )
 
 
-# Following and ending them
+# Reading and cancelling runs
 
 
 @router.get("/threads/{thread_id}/runs")
@@ -174,7 +176,7 @@ async def list_runs(
     status: str | None = None,
     select: Annotated[list[str] | None, Query()] = None,
 ) -> Json:
-    """A thread's runs, newest first."""
+    """List a thread's runs, newest first."""
     await caller.thread(thread_id, "read")
     shown: list[dict[str, Any]] = []
     after: int | None = None
@@ -185,11 +187,11 @@ async def list_runs(
     while len(shown) < offset + limit:
         page = await caller.host.database.arun(inbox.latest(partition, _PAGE, after))
         for standing in page:
-            # Messages that became one run are one run: it is listed with the first of them.
+            # Coalesced messages are one run, which is listed with the first of them.
             is_first = standing.run is None or standing.run.first == standing.message.seq
-            said = responses.run(standing, thread_id)
-            if is_first and said["status"] and status in (None, said["status"]):
-                shown.append(said)
+            entry = responses.run(standing, thread_id)
+            if is_first and entry["status"] and status in (None, entry["status"]):
+                shown.append(entry)
         if len(page) < _PAGE:
             break
         after = page[-1].message.seq
@@ -199,7 +201,7 @@ async def list_runs(
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
 async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
-    """A run, as it stands."""
+    """Return a run with its current status."""
     await caller.thread(thread_id, "read")
     return Json(responses.run(await _standing(caller, thread_id, run_id), thread_id))
 
@@ -208,7 +210,7 @@ async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
 async def join(
     caller: CallerNow, thread_id: ThreadId, run_id: str, cancel_on_disconnect: bool = False
 ) -> Response:
-    """The values that a run came to, once it has ended."""
+    """Wait for a run's end and return its values."""
     await caller.thread(thread_id, "read")
     await _standing(caller, thread_id, run_id)
     work = _outcome(caller, thread_id, run_id)
@@ -226,19 +228,19 @@ async def join_stream(
     cancel_on_disconnect: bool = False,
     last_event_id: Annotated[str | None, Query()] = None,
 ) -> Response:
-    """What a run tells from now on; after the event that ``Last-Event-ID`` names if it can be followed
-    again, or else the parameter ``last_event_id``."""
+    """Stream a run's events from now on, or, if the run's stream is resumable, after the event in
+    ``Last-Event-ID`` or else in the parameter ``last_event_id``."""
     try:
         await caller.thread(thread_id, "read")
         standing = await _standing(caller, thread_id, run_id)
     except NotFound as error:
-        # Clients come back to a stream that could not be opened; this one is not to be had.
+        # Clients retry a stream that fails to open; this one will never exist.
         return streams.refused(caller.host, "NotFound", f"404: {error}")
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
     after = streams.cursor_of(request, last_event_id) if is_kept else None
     if after is None:
         after = await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant)
-    # The client sends an empty value where it was given none.
+    # Clients send an empty value for an absent one.
     modes = [mode for mode in _listed(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
         raise Refusal(422, f"there is no stream mode {unknown[0]!r}; there are {', '.join(RUN_MODES)}")
@@ -261,7 +263,7 @@ async def join_stream(
 async def cancel(
     caller: CallerNow, thread_id: ThreadId, run_id: str, wait: bool = False, action: Action = "interrupt"
 ) -> Response:
-    """End a run, keeping what it stored or taking it back."""
+    """Cancel a run, and keep its checkpoints or roll them back."""
     await caller.thread(thread_id, "update", run_id=run_id, action=action)
     await _standing(caller, thread_id, run_id)
     if not await _cancelled(caller, thread_id, run_id, action):
@@ -278,7 +280,7 @@ async def cancel(
 async def cancel_many(
     caller: CallerNow, request: Request, asked: _CancelMany, action: Action = "interrupt"
 ) -> Response:
-    """End several runs: those of a thread by their ids, or all that wait or go on."""
+    """Cancel several runs: those of a thread by their ids, or all with a status."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
     if (asked.status is None) == (thread_id is None):
         raise Refusal(422, "name a thread_id and its run_ids, or a status")
@@ -288,7 +290,7 @@ async def cancel_many(
             await _cancelled(caller, thread_id, run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
-    # All are found before the first run ends: its thread is none of them from then on.
+    # All are listed before the first run ends: its thread is not busy from then on.
     found = caller.host.catalogue.search(caller.user.tenant, status="busy")
     for row in [row async for row in found]:
         if not caller.sees(conditions, row.metadata):
@@ -305,7 +307,7 @@ async def cancel_many(
 async def delete(
     caller: CallerNow, thread_id: ThreadId, run_id: str, checkpoints: Literal["keep", "delete"] = "keep"
 ) -> Response:
-    """Forget a run. Its checkpoints stay unless they are asked to go."""
+    """Remove a run. Its checkpoints stay by default."""
     await caller.thread(thread_id, "delete", run_id=run_id)
     standing = await _standing(caller, thread_id, run_id)
     if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
@@ -331,30 +333,31 @@ async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
 
 
 async def _ended(caller: Caller, thread_id: str, run_id: str) -> Standing:
-    """Where a run stands when it has ended, whatever it tells on the way."""
+    """Wait for a run's end and return its standing, without its events."""
     async for item in streams.followed(caller, thread_id, run_id, LAST):
         if isinstance(item, Standing):
             return item
-    raise Unavailable("the server stops")
+    raise Unavailable("the server is stopping")
 
 
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
-    """What a run came to, as the JSON that is answered for it."""
+    """Wait for a run's end and return its result as JSON: its values, or its error."""
     standing = await _ended(caller, thread_id, run_id)
-    said: Any
+    result: Any
     if standing.run is not None and standing.run.state == FAILED:
-        said = {"__error__": responses.run_error(standing.run)}
+        result = {"__error__": responses.run_error(standing.run)}
     else:
-        said = await _values(caller, thread_id, run_id)
+        result = await _values(caller, thread_id, run_id)
     if removes and standing.message.channel:
         caller.host.apart(_removed(caller, standing, thread_id))
     elif removes:
         await _removed(caller, standing, thread_id)
-    return encoded(said).encode()
+    return encoded(result).encode()
 
 
 async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
-    """The values that a run left: those of the thread, unless another run has gone on since."""
+    """Return the values that a run left: the thread's current ones, unless another run has continued it
+    since."""
     row = await caller.host.catalogue.get(caller.partition(thread_id))
     state = await snapshot(caller, row)
     if row.run is not None and row.run.id != run_id and row.graph_id is not None:
@@ -368,25 +371,25 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
 
 
 async def _removed_after(caller: Caller, accepted: AcceptedRun, *, linger: bool = False) -> None:
-    """Remove the thread of a run that has nobody's once it has ended."""
+    """Wait for the end of a run on a thread of its own, and remove the thread."""
     standing = await _ended(caller, accepted.thread_id, accepted.run_id)
     if linger:
-        # Whoever follows it is told the rest of it first.
+        # Lets subscribers receive the last events first.
         await asyncio.sleep(2 * HEARTBEAT_S)
     await _removed(caller, standing, accepted.thread_id)
 
 
 async def _removed(caller: Caller, standing: Standing, thread_id: str) -> None:
-    """Remove the thread of a run that has ended, once nothing of it is to be sent any more."""
+    """Remove the thread of a run that has ended, once its webhook was delivered."""
     partition = caller.partition(thread_id)
     run_id = standing.message.id if standing.run is None else standing.run.id
     if not standing.message.channel or await delivered(caller.host, partition, run_id):
-        # Where the same key has brought another run meanwhile it stays, until its time to live is over.
+        # If the same key has created another run meanwhile, the thread stays until its time to live expires.
         await caller.host.catalogue.remove_resting(partition)
 
 
 class _Late(StreamingResponse):
-    """A body that breaks off when the server stops: its client sees that, and asks another server."""
+    """A body that is aborted when the server stops: its client notices, and retries at another server."""
 
     async def stream_response(self, send: Send) -> None:
         with suppress(Unavailable):
@@ -416,8 +419,8 @@ def _late(
 def _addresses(
     accepted: AcceptedRun, then: Literal["stream", "join"] | None, after: str | None = None
 ) -> dict[str, str]:
-    """Where a run is, and where a client that lost its connection goes on: ``after`` an event, unless it
-    says another itself."""
+    """Return headers with the path of a run, and the URL at which a client that lost its connection
+    resumes, ``after`` an event unless the client's own header names one."""
     path = path_of(accepted.thread_id, accepted.run_id)
     if then is None:
         return {"Content-Location": path}
@@ -425,10 +428,10 @@ def _addresses(
     return {"Content-Location": path, "Location": f"{path}/{then}{query}"}
 
 
-def _listed(said: list[str]) -> list[str]:
-    """A list that was sent as several values, or as the JSON text of one."""
+def _listed(given: list[str]) -> list[str]:
+    """Return a list that was sent as several values, or as JSON in one of them."""
     listed: list[str] = []
-    for text in said:
+    for text in given:
         if text.startswith("["):
             try:
                 listed += map(str, json.loads(text))

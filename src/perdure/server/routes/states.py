@@ -1,4 +1,4 @@
-"""Routes of a thread's state: as it is, as it was, and edited."""
+"""Routes of a thread's state: current, past, and edited."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Select = Annotated[list[str] | None, Query()]
 def config_of(
     thread_id: str, ref: requests.Ref | None = None, checkpoint_id: str | None = None
 ) -> RunnableConfig:
-    """LangGraph's config for a thread, at one of its checkpoints if one is named."""
+    """Return LangGraph's config for a thread, at one of its checkpoints if ``ref`` or ``checkpoint_id``
+    names one."""
     configurable: dict[str, Any] = {"thread_id": thread_id}
     if ref is not None and ref.checkpoint_ns:
         configurable["checkpoint_ns"] = ref.checkpoint_ns
@@ -36,7 +37,8 @@ def config_of(
 
 
 def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
-    """The graph of a thread: the one that spoke on it, or the only one that is served."""
+    """Return the graph of a thread: the one that ran on it, or the only one that is served; None if there
+    is none."""
     graphs = caller.host.runtime.graphs
     if row.graph_id is not None:
         return row.graph_id if row.graph_id in graphs else None
@@ -48,7 +50,17 @@ def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
 async def snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """A thread's state. One without a graph that is served has none that could be read."""
+    """Return a thread's state, which is empty for a thread without a graph that is served.
+
+    Args:
+        caller: the authenticated user of the request.
+        row: the thread.
+        config: the checkpoint; by default the latest.
+        subgraphs: include the states of subgraphs.
+
+    Raises:
+        NotFound: the config names a subgraph that does not exist.
+    """
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
@@ -56,7 +68,7 @@ async def snapshot(
         try:
             return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
         except ValueError as error:
-            # LangGraph names a subgraph that is not there in this way.
+            # LangGraph's error for a subgraph that does not exist.
             raise NotFound(str(error)) from error
 
 
@@ -72,7 +84,7 @@ async def _shown(
 
 @router.get("/threads/{thread_id}/state")
 async def get(caller: CallerNow, thread_id: ThreadId, subgraphs: bool = False, select: Select = None) -> Json:
-    """A thread's state now."""
+    """Return a thread's current state."""
     row = await caller.thread(thread_id, "read")
     return await _shown(caller, row, config_of(thread_id), subgraphs, select)
 
@@ -85,21 +97,22 @@ async def get_at(
     subgraphs: bool = False,
     select: Select = None,
 ) -> Json:
-    """A thread's state at a checkpoint."""
+    """Return a thread's state at a checkpoint."""
     row = await caller.thread(thread_id, "read")
     return await _shown(caller, row, config_of(thread_id, None, checkpoint_id), subgraphs, select)
 
 
 @router.post("/threads/{thread_id}/state/checkpoint")
 async def get_checkpoint(caller: CallerNow, thread_id: ThreadId, asked: requests.StateAt) -> Json:
-    """As before, for a checkpoint of a subgraph too."""
+    """Return a thread's state at a checkpoint, which may be a subgraph's."""
     row = await caller.thread(thread_id, "read")
     return await _shown(caller, row, config_of(thread_id, asked.checkpoint), asked.subgraphs, asked.select)
 
 
 @router.post("/threads/{thread_id}/state")
 async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUpdate) -> Json:
-    """Give a state new values, as if a node had returned them; at a checkpoint of the past that is a fork."""
+    """Write new values to a state, as if a node had returned them; at a past checkpoint this creates a
+    fork."""
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
     await require(caller, thread_id, _named(asked))
@@ -128,7 +141,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
 
 
 def _named(asked: requests.StateUpdate) -> requests.Ref:
-    """The checkpoint that an update is for, as ``config_of`` reads it."""
+    """Return the checkpoint that an update is for, as ``config_of`` reads it."""
     ref = asked.checkpoint or requests.Ref()
     return ref.model_copy(update={"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id})
 
@@ -137,13 +150,13 @@ def _named(asked: requests.StateUpdate) -> requests.Ref:
 async def history_of(
     caller: CallerNow, thread_id: ThreadId, limit: requests.Page = 10, before: str | None = None
 ) -> Json:
-    """As below, for a link."""
+    """List a thread's states of all branches, newest first."""
     return await history(caller, thread_id, requests.History(limit=limit, before=before))
 
 
 @router.post("/threads/{thread_id}/history")
 async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.History) -> Json:
-    """A thread's states of all branches, newest first."""
+    """List a thread's states of all branches, newest first, with filters."""
     row = await caller.thread(thread_id, "read")
     graph_id = graph_id_of(caller, row)
     if graph_id is None or not row.has_state:
@@ -159,12 +172,12 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
         return Json([responses.state(state, asked.select) async for state in found])
 
 
-def _before(thread_id: str, said: str | dict[str, Any] | None) -> RunnableConfig | None:
-    if said is None:
+def _before(thread_id: str, given: str | dict[str, Any] | None) -> RunnableConfig | None:
+    if given is None:
         return None
-    if isinstance(said, str):
-        return config_of(thread_id, None, said)
-    ref = said.get("configurable", said)
+    if isinstance(given, str):
+        return config_of(thread_id, None, given)
+    ref = given.get("configurable", given)
     if not isinstance(ref, dict) or not isinstance(ref.get("checkpoint_id"), str):
         raise Refusal(422, "before names no checkpoint: give its id, a reference to it, or a config of it")
     try:

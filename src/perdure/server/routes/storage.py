@@ -1,4 +1,4 @@
-"""Route of a thread's size: how much of it each channel takes."""
+"""Route of a thread's size in storage, by channel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ router = APIRouter(tags=["threads"])
 
 @router.get("/threads/{thread_id}/storage")
 async def storage(caller: CallerNow, thread_id: ThreadId) -> Json:
-    """How many bytes a thread holds, by channel. What checkpoints share is counted once. All of the thread is
-    read for it, a few megabytes at a time: that of a large one takes a while."""
+    """Return the number of bytes that a thread holds, by channel. Data shared by checkpoints is counted
+    once. All of the thread is read for it, a few megabytes at a time: that of a large one takes a while."""
     await caller.thread(thread_id, "read")
     found = await caller.host.database.measure(caller.partition(thread_id))
     by_channel = {

@@ -1,10 +1,10 @@
 """Routes of the store: the items that graphs keep beside their threads, of the user's tenant alone.
 
-It is the store that graphs are given which were compiled without one of their own. ``index`` is checked and
-has no effect; a ``query`` is refused: this store finds by namespace and filter, not by meaning.
+It is the store of all graphs that were compiled without one. ``index`` is validated and has no effect; a
+``query`` is refused: this store finds by namespace and filter, not by meaning.
 
-Items have no metadata, so no filter of an authorization handler can be held against them: such a handler
-narrows ``value["namespace"]``, and one that returns a filter is told so instead of being passed over.
+Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
+narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Labels = tuple[str, ...]
 
 
 class _Put(Body):
-    """An item to be stored; ``ttl`` is in minutes."""
+    """An item to store; ``ttl`` is in minutes."""
 
     namespace: list[str]
     key: str
@@ -62,7 +62,7 @@ class _Namespaces(Body):
 
 @router.put("/store/items", status_code=204)
 async def put(caller: CallerNow, asked: _Put) -> Response:
-    """Store an item, over one that has its key."""
+    """Store an item, replacing one with the same key."""
     value: dict[str, Any] = {
         "namespace": _labels(asked.namespace),
         "key": asked.key,
@@ -82,7 +82,7 @@ async def get(
     namespace: Annotated[str, Query(description="The labels, with dots between them")],
     refresh_ttl: bool | None = None,
 ) -> Json:
-    """An item, or null."""
+    """Return an item, or null."""
     value: dict[str, Any] = {"namespace": _labels(namespace.split(".")), "key": key}
     labels = await _narrowed(caller, "get", value)
     found = await _done(_store(caller).aget(labels, value["key"], refresh_ttl=refresh_ttl))
@@ -91,7 +91,7 @@ async def get(
 
 @router.delete("/store/items", status_code=204)
 async def delete(caller: CallerNow, asked: _Delete) -> Response:
-    """Remove an item, if it is there."""
+    """Remove an item, if it exists."""
     value: dict[str, Any] = {"namespace": _labels(asked.namespace), "key": asked.key}
     labels = await _narrowed(caller, "delete", value)
     await _done(_store(caller).adelete(labels, value["key"]))
@@ -100,7 +100,7 @@ async def delete(caller: CallerNow, asked: _Delete) -> Response:
 
 @router.post("/store/items/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
-    """Find items whose namespace begins so and whose values are so."""
+    """Find items by a prefix of their namespace and a filter over their values."""
     value: dict[str, Any] = {
         "namespace": _labels(asked.namespace_prefix),
         "filter": asked.filter,
@@ -124,7 +124,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 
 @router.post("/store/namespaces")
 async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
-    """The namespaces that have items."""
+    """List the namespaces that have items."""
     value: dict[str, Any] = {
         "namespace": None if asked.prefix is None else _labels(asked.prefix),
         "suffix": None if asked.suffix is None else _labels(asked.suffix),
@@ -146,7 +146,7 @@ async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
 
 
 async def _narrowed(caller: Caller, action: str, value: dict[str, Any]) -> Labels:
-    """The namespace as the gate left it."""
+    """Return the namespace as the gate left it. ``Refusal`` with 403 if the gate returns a filter."""
     if await caller.may("store", action, value) is not None:
         raise Refusal(
             403,
@@ -156,11 +156,11 @@ async def _narrowed(caller: Caller, action: str, value: dict[str, Any]) -> Label
     return _labels(value["namespace"] or ())
 
 
-def _labels(said: Sequence[str]) -> Labels:
-    for label in said:
+def _labels(given: Sequence[str]) -> Labels:
+    for label in given:
         if not label or "." in label:
             raise Refusal(422, f"a label of a namespace has at least one character and no dot, not {label!r}")
-    return tuple(said)
+    return tuple(given)
 
 
 def _store(caller: Caller) -> PerdureStore:
@@ -168,7 +168,7 @@ def _store(caller: Caller) -> PerdureStore:
 
 
 async def _done(work: Awaitable[T]) -> T:
-    """What the store answers; what it does not take is the client's to mend."""
+    """Return the store's result; its ``ValueError`` and ``TypeError`` become a 422."""
     try:
         return await work
     except (ValueError, TypeError) as error:

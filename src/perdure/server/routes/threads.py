@@ -1,4 +1,4 @@
-"""Routes of threads: make, find, change, copy, prune and remove them."""
+"""Routes of threads: create, find, change, copy, prune and remove them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Prune(Body):
 
 @router.post("/threads")
 async def create(caller: CallerNow, request: Request, new: requests.NewThread) -> Json:
-    """Make a thread."""
+    """Create a thread."""
     named = naming.only(filter(None, await naming.in_request(request)))
     thread_id = str(uuid.uuid4()) if named is None else named
     ttl = None if new.ttl is None else new.ttl.model_dump()
@@ -59,7 +59,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     row = await caller.host.catalogue.create(partition, metadata, ttl)
     if row is None:
         await caller.visible(thread_id, conditions)
-        # It is answered with what is there: that is for those who may read it.
+        # The response contains the existing thread, so the user has to be permitted to read it.
         found = await caller.thread(thread_id, "read")
         if new.if_exists != "do_nothing":
             raise Conflict(f"Thread {thread_id!r} already exists.")
@@ -73,15 +73,15 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     return Json(await _shown(caller, row))
 
 
-def _update(said: dict[str, Any]) -> StateUpdate:
-    command = said.get("command")
-    values = Command(**command) if command else said.get("values")
-    return StateUpdate(values=values, as_node=said.get("as_node"))  # type: ignore[arg-type]
+def _update(given: dict[str, Any]) -> StateUpdate:
+    command = given.get("command")
+    values = Command(**command) if command else given.get("values")
+    return StateUpdate(values=values, as_node=given.get("as_node"))  # type: ignore[arg-type]
 
 
 @router.post("/threads/search")
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
-    """Find threads, those that were spoken to last first. One that cannot be read is marked."""
+    """Find threads, the ones with the latest activity first. One that cannot be read is marked."""
     rows, has_more = await _found(caller, asked)
     shown: list[str] = []
     for at in range(0, len(rows), _AT_ONCE):
@@ -93,8 +93,8 @@ async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
 
 
 async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -> str:
-    """A thread of a listing as JSON text: its values are encoded by themselves, so that those of one thread
-    cannot fail the others."""
+    """Return a thread of a listing as JSON text. Each thread is encoded separately, so that the values of
+    one cannot fail the others."""
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
     try:
         state = await _state(caller, row) if needs_state or asked.extract else None
@@ -112,7 +112,8 @@ def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, An
 
 
 def _fault_of(row: ThreadRow, error: Exception) -> Exception:
-    """The error, if it is of this thread's values alone; any other is raised: it is of the database."""
+    """Return the error if it concerns this thread's values alone; raise any other, which concerns the
+    database."""
     if isinstance(error, PerdureError) and not isinstance(error, Corrupt | TypeNotAllowed | Unserialisable):
         raise error
     _log.warning("thread %r is listed without values: %s", row.thread_id, type(error).__name__)
@@ -121,7 +122,7 @@ def _fault_of(row: ThreadRow, error: Exception) -> Exception:
 
 @router.post("/threads/count")
 async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
-    """How many threads there are."""
+    """Count threads."""
     conditions = await _conditions(caller, asked)
     if not asked.values:
         number = await caller.host.catalogue.count(
@@ -137,7 +138,7 @@ async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
 
 @router.post("/threads/prune")
 async def prune(caller: CallerNow, asked: _Prune) -> Json:
-    """Remove threads, or all of them but their latest state."""
+    """Remove threads, or all of their history but the latest state."""
     strategy = asked.strategy or "delete"
     if strategy not in ("delete", "keep_latest"):
         raise Refusal(422, f"strategy is 'delete' or 'keep_latest', not {strategy!r}")
@@ -158,7 +159,7 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
 
 @router.get("/threads/{thread_id}")
 async def get(caller: CallerNow, thread_id: ThreadId, include: str | None = None) -> Json:
-    """A thread as it stands."""
+    """Return a thread with its current state."""
     row = await caller.thread(thread_id, "read")
     shown = await _shown(caller, row)
     if include and "ttl" in include.split(","):
@@ -193,11 +194,11 @@ async def delete(caller: CallerNow, thread_id: ThreadId) -> Response:
 
 @router.post("/threads/{thread_id}/copy")
 async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
-    """Copy a thread, its whole past with it, to a new one."""
+    """Copy a thread with its whole history to a new one."""
     try:
         row = await caller.thread(thread_id, "read")
     except NotFound:
-        # As on LangGraph's server; of another's thread it is the same as of none.
+        # As on LangGraph's server; the same for another user's thread as for one that does not exist.
         raise Conflict(f"Thread {thread_id!r} cannot be copied: it is not found.") from None
     value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": dict(row.metadata)}
     conditions = await caller.may("threads", "create", value)
@@ -227,7 +228,7 @@ async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence
     conditions = await _conditions(caller, asked)
     by = asked.sort_by or "updated_at"
     order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
-    # Which threads hold the values that are asked for is known only once each was read.
+    # With a condition on values each thread has to be read to know whether it matches.
     skip = 0 if asked.values else asked.offset
     end = asked.offset + asked.limit - skip
     rows: list[ThreadRow] = []
@@ -282,7 +283,7 @@ async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
         return None
     found = await snapshot(caller, row)
     if found.created_at is None and graph_id_of(caller, row) is not None:
-        # Removed meanwhile, or its head names a checkpoint that is not stored.
+        # Either removed meanwhile, or its head names a checkpoint that is not stored.
         again = await caller.host.catalogue.look(caller.partition(row.thread_id))
         if again is not None and again.has_state and (await snapshot(caller, again)).created_at is None:
             raise Corrupt(
@@ -293,7 +294,7 @@ async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
 
 
 def _extracted(shown: dict[str, Any], path: str) -> Any:
-    """What stands at a path such as ``values.messages[-1].content``, or nothing."""
+    """Return the value at a path such as ``values.messages[-1].content``, or None."""
     value: Any = plain(shown)
     for part in path.replace("[", ".[").split("."):
         try:

@@ -121,7 +121,16 @@ class Assistants:
         return None if made is None else _assistant(made)
 
     async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
-        """Store a new version and return it; None if there is no such assistant."""
+        """Store a new version of an assistant and return it.
+
+        Args:
+            tenant: the tenant.
+            assistant_id: the assistant's id.
+            change: computes the new version from the current one.
+
+        Returns:
+            The new version; None if there is no such assistant.
+        """
         now, fresh = await self._runtime.now(), self._database.fresh()
         before: Versioned | None = None
         if self.is_own(assistant_id):
@@ -139,7 +148,16 @@ class Assistants:
         return None if held is None else _assistant(held)
 
     async def choose(self, tenant: str, assistant_id: str, version: int) -> Assistant | None:
-        """Make an earlier version the current one, and return it; None if there is no such version."""
+        """Make an earlier version the current one.
+
+        Args:
+            tenant: the tenant.
+            assistant_id: the assistant's id.
+            version: the number of the version.
+
+        Returns:
+            The assistant at that version; None if there is no such version.
+        """
         now, fresh = await self._runtime.now(), self._database.fresh()
         program = versioned.choose(_of(tenant), _COLLECTION, assistant_id, version, now, fresh)
         held = await self._database.arun(program)

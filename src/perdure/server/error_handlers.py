@@ -69,7 +69,13 @@ async def answer(request: Request, error: Exception) -> JSONResponse:
 
 
 def error_response(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return the response of an error."""
+    """Return the response of an error.
+
+    Args:
+        status: the HTTP status.
+        detail: the message for the client.
+        headers: further headers of the response.
+    """
     # The detail may quote input that is not valid Unicode.
     text = detail.encode(errors="backslashreplace").decode()
     return JSONResponse({"detail": text}, status, headers)

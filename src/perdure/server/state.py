@@ -128,8 +128,19 @@ class Caller:
     """True for a request of the application itself, which no rule restricts."""
 
     async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
-        """Authorise an action, and return the filter of the objects that it may touch. The gate may change
-        ``value`` in place."""
+        """Authorise an action of the user.
+
+        Args:
+            resource: the kind of object, such as "threads".
+            action: the action, such as "read".
+            value: the request's arguments, which the gate may change in place.
+
+        Returns:
+            The filter of the objects that the user may touch; None for all of the tenant's.
+
+        Raises:
+            Refusal: the user may not do this.
+        """
         if self.is_program:
             return None
         return await self.host.gate.authorize(self.user, resource, action, value)
@@ -181,8 +192,13 @@ class Caller:
     async def graph(
         self, graph_id: str, access: Access, thread_id: str | None = None
     ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        """Yield a graph over the threads of this user's tenant. A graph made by a factory gets the
-        configuration of the thread's newest run."""
+        """Yield a graph over the threads of this user's tenant.
+
+        Args:
+            graph_id: the graph's name.
+            access: the purpose, for graphs that are made by a factory.
+            thread_id: a thread whose newest run configures a graph made by a factory.
+        """
         runtime = self.host.runtime
         configurable: dict[str, Any] = {}
         if thread_id is not None:

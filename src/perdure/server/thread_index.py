@@ -43,8 +43,19 @@ class ThreadIndex:
         metadata: Mapping[str, Any],
         ttl: Mapping[str, Any] | None = None,
     ) -> ThreadRow | None:
-        """Create a thread and return it, or None if it exists. A thread that an application created
-        without a server exists, and becomes known to clients by ``adopt``."""
+        """Create a thread.
+
+        A thread that an application created without a server exists, and becomes known to clients by
+        ``adopt``.
+
+        Args:
+            partition: the thread's partition.
+            metadata: the thread's metadata.
+            ttl: time to live, in minutes under "ttl"; by default that of the index.
+
+        Returns:
+            The thread, or None if it exists already.
+        """
         if await self.look(partition) is not None:
             return None
         now = await self._runtime.now()
@@ -78,8 +89,16 @@ class ThreadIndex:
     async def change(
         self, partition: Partition, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
     ) -> ThreadRow:
-        """Merge into a thread's metadata, key by key, and return the thread. ``NotFound`` if it does not
-        exist."""
+        """Merge into a thread's metadata, key by key, and return the thread.
+
+        Args:
+            partition: the thread's partition.
+            metadata: the entries to add or replace.
+            ttl: a new time to live, in minutes under "ttl".
+
+        Raises:
+            NotFound: there is no such thread.
+        """
         await self._adopted(partition)
         now = await self._runtime.now()
 
@@ -97,8 +116,13 @@ class ThreadIndex:
         return await self.get(partition)
 
     async def edited(self, partition: Partition, run_id: str | None, *, goes_on: bool) -> None:
-        """Record that a thread's state was edited after a run; ``goes_on`` is true if the graph has steps
-        left to execute."""
+        """Record that a thread's state was edited.
+
+        Args:
+            partition: the thread's partition.
+            run_id: the newest run at the time of the edit, if any.
+            goes_on: the graph has steps left to execute.
+        """
 
         now = await self._runtime.now()
         body = {"run_id": run_id, "goes_on": goes_on}
@@ -228,7 +252,7 @@ class ThreadIndex:
         status: Status | None = None,
         sees: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> int:
-        """Return the number of threads that ``search`` finds."""
+        """Return the number of threads that ``search`` finds; the arguments are the same."""
         if ids is None and not metadata and sees is None:
             return await count(self._database, tenant, status)
         number = 0

@@ -74,7 +74,7 @@ async def places(
 
 
 async def count(database: Database, tenant: str, status: Status | None = None) -> int:
-    """Return the number of a tenant's threads with a status, or with any."""
+    """Return the number of a tenant's threads with a status, or, if it is None, with any."""
     if not database.has_listing:
         return len([place async for place in places(database, tenant, Order(), status)])
     number = await _size(database, tenant, status or "")

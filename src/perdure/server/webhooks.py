@@ -176,7 +176,16 @@ async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) 
 
 
 async def delivered(host: ServerState, partition: Partition, run_id: str) -> bool:
-    """Wait until a run's notice was sent or given up, then return True; False if the server stops first."""
+    """Wait until a run's notice was sent or given up.
+
+    Args:
+        host: the server's state.
+        partition: the thread's partition.
+        run_id: the run.
+
+    Returns:
+        True if the notice is no longer pending, False if the server stopped first.
+    """
     pause, longest = _PAUSE_S
     while not host.closing.is_set():
         replies = await host.database.arun(outbox.replies(partition, 100))

@@ -38,8 +38,13 @@ _log = logging.getLogger("perdure.server")
 async def opened(
     config: Config, *, works: bool = True, encryption_key: bytes | None = None
 ) -> AsyncIterator[ServerState]:
-    """Yield the state of a server, and close it afterwards. With ``works=False`` it accepts runs, and
-    leaves their execution to workers."""
+    """Yield the state of a server, and close it afterwards.
+
+    Args:
+        config: the configuration.
+        works: execute runs in this process; otherwise runs are accepted, and left to workers.
+        encryption_key: key that encrypts stored data.
+    """
     prepare(config)
     agents = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
     gate = gate_of(config)

@@ -26,8 +26,13 @@ Select = Annotated[list[str] | None, Query()]
 def config_of(
     thread_id: str, ref: requests.Ref | None = None, checkpoint_id: str | None = None
 ) -> RunnableConfig:
-    """Return LangGraph's config for a thread, at one of its checkpoints if ``ref`` or ``checkpoint_id``
-    names one."""
+    """Return LangGraph's config for a thread.
+
+    Args:
+        thread_id: the thread.
+        ref: a checkpoint of the thread or of a subgraph; by default the latest.
+        checkpoint_id: the checkpoint, if ``ref`` names none.
+    """
     configurable: dict[str, Any] = {"thread_id": thread_id}
     if ref is not None and ref.checkpoint_ns:
         configurable["checkpoint_ns"] = ref.checkpoint_ns

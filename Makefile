@@ -10,6 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Two test processes suit two cores; `make test WORKERS=8 ARGS='-k saver'` for more, or for less.
 WORKERS ?= 2
+# Each process takes one part of the files, so that what a file shares is set up once, and helps when it is done.
+SPREAD = -n $(WORKERS) --dist worksteal
 ARGS ?=
 # Which sections `make bench` measures; all when it is empty.
 BACKENDS ?=
@@ -24,15 +26,15 @@ demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs o
 	$(RUN) --extra demo perdure demo $(ARGS)
 
 test: $(OWN_UV) ## Run the tests, in random order, but for the slow ones
-	$(RUN) --group test --all-extras pytest -n $(WORKERS) -m "not slow" $(ARGS)
+	$(RUN) --group test --all-extras pytest $(SPREAD) -m "not slow" $(ARGS)
 
 test-all: $(OWN_UV) ## Run every test and, without ARGS, the suites of LangGraph and LangChain
-	$(RUN) --group test --all-extras pytest -n $(WORKERS) $(ARGS)
+	$(RUN) --group test --all-extras pytest $(SPREAD) $(ARGS)
 	$(if $(strip $(ARGS)),,$(MAKE) suites)
 
 chaos: $(OWN_UV) ## Every test at full size: all kill points, mutants, races; over an hour
 	@export PERDURE_CHAOS=full PERDURE_FIGURES=$$(mktemp); \
-	$(RUN) --group test --all-extras pytest -n $(WORKERS) --timeout 3000 $(or $(ARGS),tests) && \
+	$(RUN) --group test --all-extras pytest $(SPREAD) --timeout 3000 $(or $(ARGS),tests) && \
 	$(UV) run --no-sync python tools/write_figures.py "$$PERDURE_FIGURES"; \
 	code=$$?; rm -f "$$PERDURE_FIGURES"; exit $$code
 

@@ -7,15 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
-# In CI the same examples every time: a red build is red for everyone. At home, new ones on every run, and
-# fewer of them where the slow tests are left out.
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile("dev", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=30)
+# A busy machine is no fault of a test. In CI the same examples every time: a red build is red for everyone.
+# At home, new ones on every run, and fewer of them where the slow tests are left out.
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("any"), derandomize=True, print_blob=True)
+settings.register_profile("dev", settings.get_profile("any"))
+settings.register_profile("quick", settings.get_profile("any"), max_examples=30)
 
 
 def pytest_configure(config: pytest.Config) -> None:

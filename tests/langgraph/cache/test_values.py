@@ -35,7 +35,9 @@ STATES = st.fixed_dictionaries(
         "inner": st.fixed_dictionaries({"messages": LISTS, "facts": OBJECTS}),
     }
 )
-QUICK = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 SEEDS = st.integers(0, 2**32)
 
 

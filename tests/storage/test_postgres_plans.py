@@ -312,6 +312,19 @@ def test_due_lanes_are_read_from_their_index_in_its_order(
     assert max(node["Actual Rows"] for told in due for node in nodes(told["Plan"])) <= limit
 
 
+@pytest.mark.parametrize("limit", [20, 1000])
+@pytest.mark.parametrize("tenant", ["t", None])
+def test_due_lanes_from_a_time_on_are_read_from_their_index_in_its_order(
+    session: tuple[Session, Statements], tenant: str | None, limit: int
+) -> None:
+    run, statements = session
+    run.connection.execute("ANALYZE")
+    due = run.execute(*statements.find(Find("due", tenant, until=1 << 60, since=5000, limit=limit)))
+    assert "lane_due_at" in json.dumps(due)
+    assert refuse_scans(due) == {"lane", "thread"}
+    assert max(node["Actual Rows"] for told in due for node in nodes(told["Plan"])) <= limit
+
+
 def refuse_scans_of(table: str, plans: Sequence[dict[str, Any]]) -> None:
     for told in plans:
         for node in nodes(told["Plan"]):
@@ -322,6 +335,25 @@ def test_a_partition_is_dropped_by_an_index(session: tuple[Session, Statements])
     run, statements = session
     values = [b"t", b"thread9", b"thread", b"10000", b"%d" % LATE]
     refuse_scans([p for p in run.execute(statements.drop, values) if "dropped" not in p["Query Text"]])
+
+
+def test_a_partition_is_dropped_on_conditions_by_an_index(session: tuple[Session, Statements]) -> None:
+    run, statements = session
+    schema = statements._schema
+    numbers = [number.to_bytes(8, "big") for number in (10_000, LATE)]
+    for thread, checks, is_dropped in (
+        ("thread11", (Check(HEAD, ("n3",), 1), Check(LANE, ("none",), Expect.ABSENT)), True),
+        ("thread13", (Check(HEAD, ("n3",), 2), Check(DOCUMENT, ("c3", "d3"), 1)), False),
+    ):
+        at = Partition("t", thread)
+        values = [*codec.pack_writes([Commit(at, checks)], LATE), *(part.encode() for part in at), *numbers]
+        plans = run.execute(statements.drop_if, values)
+        # The function's own table of what it dropped is scanned; it holds the partition's number alone.
+        refuse_scans([plan for plan in plans if "dropped" not in plan["Query Text"]])
+        left = run.connection.execute(
+            f"SELECT count(*) FROM {schema}.thread WHERE tenant = 't' AND thread = %s".encode(), (thread,)
+        ).fetchone()
+        assert left == (0 if is_dropped else 1,)
 
 
 def test_the_check_sees_a_scan_and_a_sort(session: tuple[Session, Statements]) -> None:

@@ -16,9 +16,11 @@ from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore, Op, PutOp
 
 import perdure
-from perdure.errors import DecryptionError, Unserialisable
-from perdure.langgraph.store import PerdureStore
-from perdure.storage.port import Driver
+from perdure.errors import DecryptionError, Unavailable, Unserialisable
+from perdure.langgraph.store import PerdureStore, _side_by_side
+from perdure.model.ops import Commit
+from perdure.storage.memory import MemoryDriver
+from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.memories import HOME, keys, there
 from tests.backends import BACKENDS, fresh
@@ -331,3 +333,99 @@ def test_the_tenant_of_a_database_is_that_of_its_stores(tmp_path: Path) -> None:
         assert keys(db.store().search(())) == ["l"]
     with perdure.connect_sync(url) as db:
         assert db.store().list_namespaces() == []
+
+
+class Gated:
+    """A driver whose commits wait at a gate, and are counted when they begin and when they end."""
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+        self.limits = inner.limits
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.ended = 0
+
+    def perform(self, effect: Any) -> Any:
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Any) -> Any:
+        if not isinstance(effect, Commit):
+            return await self._inner.aperform(effect)
+        self.begun += 1
+        await self.gate.wait()
+        # One that was handed to the database is carried out, whoever waits for it.
+        try:
+            return await self._inner.aperform(effect)
+        finally:
+            self.ended += 1
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_a_batch_that_is_cancelled_begins_nothing_more_and_leaves_nothing_half_done() -> None:
+    async def main() -> None:
+        backend = Backend(MemoryDriver())
+        gates: list[Gated] = []
+
+        def wrap(driver: Driver) -> Driver:
+            gates.append(Gated(driver))
+            return gates[0]
+
+        store = backend.store(wrap=wrap)
+        ops: list[Op] = [PutOp(("home", f"room {n}"), "lamp", {"on": True}) for n in range(100)]
+        (stage,) = [stage for stage in store._stages(ops, []) if len(stage) == len(ops)]
+        batch = asyncio.create_task(_side_by_side(stage, store._driver))
+        while gates[0].begun < 32 and not batch.done():  # noqa: ASYNC110 - the driver tells nobody
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert gates[0].begun == 32, "more at once than are driven at a time"
+        batch.cancel()
+        gates[0].gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert gates[0].begun == 32, "begun after the cancellation"
+        assert len(backend.store().search(("home",), limit=1000)) == gates[0].ended
+
+    asyncio.run(main())
+
+
+def test_a_batch_of_which_one_fails_ends_what_is_under_way_and_begins_nothing_more() -> None:
+    async def main() -> None:
+        begun: list[int] = []
+        ended: list[int] = []
+        gate = asyncio.Event()
+
+        class Failing:
+            limits = CommitLimits(ops=10, bytes=10)
+
+            def perform(self, effect: Any) -> Any:
+                raise AssertionError("not awaited")
+
+            async def aperform(self, effect: Any) -> Any:
+                begun.append(effect)
+                if effect == 3:
+                    raise Unavailable("the database is away")
+                await gate.wait()
+                ended.append(effect)
+
+            def close(self) -> None:
+                pass
+
+        def program(n: int) -> Any:
+            yield n
+
+        batch = asyncio.create_task(_side_by_side([program(n) for n in range(100)], Failing()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not batch.done(), "its error came before what was under way had ended"
+        gate.set()
+        with pytest.raises(Unavailable):
+            await batch
+        assert begun == [0, 1, 2, 3]
+        assert ended == [0, 1, 2]
+
+    asyncio.run(main())

@@ -170,11 +170,8 @@ class Accept:
         return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
 
     def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
-        """Return the inbox without its open question, so that a second answer is refused, and the answer.
-
-        The answer takes the graph that asked, the only open question if it names none, and the channel of the
-        question's run unless it has its own.
-        """
+        """Return the inbox without its open question, so that a second answer is refused, and the answer,
+        with the graph that asked, the only question if it names none, and by default its run's channel."""
         thread, named = self.partition.thread, self.message.options.get(ANSWERS, [])
         if lane.waiting is None:
             raise NotWaiting(
@@ -204,14 +201,11 @@ class Accept:
 
 
 def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
-    """Return the acceptance of the message that holds a dedupe key.
+    """Return the acceptance of the message that holds a dedupe key; ``None`` if the key was removed.
 
     Args:
         digest: the dedupe key as it is stored.
         found: the key's record.
-
-    Returns:
-        ``None`` if the key was removed meanwhile.
 
     Raises:
         Corrupt: the message is not stored or cannot be read.
@@ -392,12 +386,9 @@ def _over(lane: Lane, message: Message, now: int) -> tuple[Lane, list[Op]]:
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
-    """Withdraw a message that still waits: its turn is skipped.
+    """Withdraw a message that still waits, so that its turn is skipped; ``False`` if it no longer waits.
 
     A question that the message answered is open again, unless another message came since.
-
-    Returns:
-        ``False`` if the message no longer waits.
     """
 
     def load() -> Program[tuple[Lane, Message | None, Run | None, bool]]:

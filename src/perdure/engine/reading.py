@@ -1,4 +1,4 @@
-"""Reads records of a thread; an error about one of them names the thread."""
+"""Decoding of a thread's records with errors that name the thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def read_one(partition: Partition, read: Callable[[Record], T], record: Record) -> T:
-    """The value of a record. Raises ``Corrupt`` with the thread's name where ``read`` raises it."""
+    """Decode a record; a ``Corrupt`` that ``read`` raises is raised again with the thread's name."""
     try:
         return read(record)
     except Corrupt as error:
@@ -20,5 +20,5 @@ def read_one(partition: Partition, read: Callable[[Record], T], record: Record) 
 
 
 def read_each(partition: Partition, read: Callable[[Record], T], records: Iterable[Record]) -> Iterator[T]:
-    """The values of some records, each read when its turn comes; see ``read_one``."""
+    """Decode records one by one, lazily, like ``read_one``."""
     return (read_one(partition, read, record) for record in records)

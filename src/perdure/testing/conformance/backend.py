@@ -48,7 +48,7 @@ class Backend:
         return self.database(tenant=tenant, wrap=wrap).checkpointer(**options)
 
     def saver_with(self, hook: Callable[[int, Effect[Any]], None]) -> PerdureSaver:
-        """A saver that calls ``hook`` with each of its storage effects before it happens, numbered from 1."""
+        """Return a saver that calls ``hook`` before each of its storage effects, with its number from 1."""
         return self.saver(wrap=lambda driver: FaultyDriver(driver, on_effect=hook))
 
     def store(
@@ -59,12 +59,12 @@ class Backend:
         clock: Callable[[], int] | None = None,
         wrap: Callable[[Driver], Driver] | None = None,
     ) -> PerdureStore:
-        """A store, whose time in microseconds is ``clock``'s when one is given."""
+        """Return a store; ``clock``, if given, returns its time in microseconds."""
         driver = EncryptedDriver(self.driver if wrap is None else wrap(self.driver), self.keyring)
         return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=Clock(clock) if clock else Clock())
 
     def open_run(self, run_id: str | None, thread: str = THREAD) -> int:
-        """Raise the thread's epoch, with a run or without one, as a worker does that claims or leaves it."""
+        """Raise the thread's epoch, as a worker does that claims a run or ends it."""
         at = Partition("", thread)
         (answer,) = self.driver.perform(Fetch(at, (Get(EPOCH, ()),)))
         before = answer[0].version if answer else 0
@@ -79,7 +79,7 @@ class Backend:
 
 
 class Narrow:
-    """A driver that takes no more at once than a test says. A request that passes it is an engine's error."""
+    """Driver with limits that a test sets. A request beyond them is an error of the engine."""
 
     def __init__(self, inner: Driver, limits: CommitLimits) -> None:
         self._inner = inner
@@ -124,7 +124,7 @@ def configurable(config: RunnableConfig) -> dict[str, Any]:
 def at(
     checkpoint_id: str | None = None, *, thread: str = THREAD, namespace: str = "", epoch: int | None = None
 ) -> RunnableConfig:
-    """A config that names a place, with no load behind it."""
+    """Return a config that names a checkpoint, without a load before it."""
     place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
     if checkpoint_id is not None:
         place["checkpoint_id"] = checkpoint_id
@@ -132,12 +132,12 @@ def at(
 
 
 def holding(config: RunnableConfig, epoch: int) -> RunnableConfig:
-    """The same config in the hands of a lease's holder."""
+    """Return the same config with the epoch of a lease holder."""
     return {"configurable": loop_state.holding(configurable(config), epoch)}
 
 
 def on(loaded: RunnableConfig, checkpoint_id: str | None) -> RunnableConfig:
-    """The config of a loop that loaded ``loaded`` and now builds on another checkpoint."""
+    """Return the config of a loop that loaded ``loaded`` and now builds on another checkpoint."""
     return {"configurable": {**configurable(loaded), "checkpoint_id": checkpoint_id}}
 
 
@@ -169,14 +169,14 @@ def put(
 
 
 def load(saver: BaseCheckpointSaver[Any], config: RunnableConfig | None = None) -> CheckpointTuple:
-    """A checkpoint that has to be there."""
+    """Return a checkpoint; fail if it is absent."""
     found = saver.get_tuple(at() if config is None else config)
     assert found is not None, "a stored checkpoint was not found"
     return found
 
 
 def long(word: str) -> str:
-    """Text that does not fit into a reference, so that it is a chunk."""
+    """Return text that is too long for a reference, so that it is stored as a chunk."""
     return f"{word} " * 40
 
 
@@ -189,7 +189,7 @@ def listed(saver: BaseCheckpointSaver[Any], namespace: str = "", **options: Any)
 
 
 def refused(error: type[PerdureError], call: Callable[[], object]) -> PerdureError:
-    """The error that a call must end in."""
+    """Return the error that a call must raise."""
     try:
         call()
     except error as raised:

@@ -10,7 +10,7 @@ from perdure.testing.conformance.rows import HERE
 
 
 class Committing:
-    """The contract of ``Commit`` and ``Stage``."""
+    """Contract of ``Commit`` and ``Stage``."""
 
     def test_a_commit_is_read_by_the_next_fetch(self, driver: Driver) -> None:
         for version in range(1, 20):

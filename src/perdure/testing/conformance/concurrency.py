@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def at_once(count: int, work: Callable[[int], T]) -> list[T]:
-    """The results of ``work(0)`` to ``work(count - 1)``, each in a thread, all started together."""
+    """Return the results of ``work(0)`` to ``work(count - 1)``, each in a thread, all started together."""
     start = Barrier(count)
 
     def begin(n: int) -> T:
@@ -33,7 +33,7 @@ def at_once(count: int, work: Callable[[int], T]) -> list[T]:
 
 
 class Concurrency:
-    """The contract of a driver under many callers."""
+    """Contract of a driver under many callers."""
 
     def test_of_many_threads_one_wins_a_compare_and_set(self, driver: Driver) -> None:
         rows.stored(driver, rows.head("", "c0", version=1))

@@ -15,13 +15,13 @@ PLACE = Partition("acme", "thread", SERVER)
 
 
 def newest(driver: Driver, after: int | None = None, limit: int | None = None) -> list[str]:
-    """The names of the documents called threads, newest first."""
+    """Return the names of the documents in the collection of threads, newest first."""
     item = Range(DOCUMENT, ("threads",), "updated_at", reverse=True, after=after, limit=limit)
     return [key[1] for key in rows.keys(driver, item, PLACE)]
 
 
 class Documents:
-    """The contract of documents, events, and the space of a server."""
+    """Contract of documents, events, and the space of a server."""
 
     def test_documents_are_found_newest_first(self, driver: Driver) -> None:
         for n in (5, 1, 300, 3, -2):

@@ -30,7 +30,7 @@ class DriverContract(Reading, Committing, Partitions, Queues, Items, Documents, 
 
 
 class Blocking:
-    """A driver whose ``perform`` is its own: the blocking door."""
+    """Driver whose ``perform`` calls the driver's blocking method."""
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
@@ -54,7 +54,7 @@ class Blocking:
 
 
 class Awaited(Blocking):
-    """The same driver through its other door: ``perform`` awaits ``aperform`` in a loop of its own."""
+    """Driver whose ``perform`` awaits ``aperform`` in an event loop of its own."""
 
     def perform(self, effect: Effect[R]) -> R:
         return asyncio.run(self._inner.aperform(effect))

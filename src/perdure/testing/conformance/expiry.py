@@ -17,7 +17,7 @@ from perdure.testing.faults import FaultyDriver
 
 
 class Hand:
-    """A clock that stands until it is moved, far from now: nothing ends by itself."""
+    """Clock that is moved by hand and starts far in the future, so that nothing expires by itself."""
 
     def __init__(self) -> None:
         self.time = LATER
@@ -30,7 +30,7 @@ class Hand:
 
 
 class Expiry:
-    """The contract of time-to-live."""
+    """Contract of time-to-live."""
 
     def test_an_item_that_is_over_is_seen_by_nobody(self, backend: Backend) -> None:
         clock = Hand()
@@ -148,7 +148,7 @@ class Expiry:
         assert {i.key: i.value["n"] for i in found} == {"read": 1, "written": 2, "kept": 2}
 
     def test_renewing_loses_against_every_writer(self, backend: Backend) -> None:
-        """A read that renews is overtaken by a put, a delete, a delete with a put: nothing of it is lost."""
+        """A put, a delete, or both come between a read and its renewal: none of them is lost."""
         clock = Hand()
         other = backend.store(clock=clock)
         remove, rewrite = PutOp(HOME, "k", None), PutOp(HOME, "k", {"n": 2})
@@ -194,7 +194,7 @@ class Expiry:
         assert store.get(HOME, "k") is None
 
     def test_what_the_store_does_is_not_a_removal(self, backend: Backend) -> None:
-        """Reading around an item that is over removes nothing: only a sweep does, guarded."""
+        """Reads never remove an expired item; only a sweep does, guarded."""
         clock = Hand()
 
         def watch(_: int, effect: Effect[Any]) -> None:

@@ -22,7 +22,7 @@ from perdure.testing.conformance.heads import asking
 
 
 class Fences:
-    """The fence: no write of a worker whose lease is over, none without a lease beside an open run."""
+    """Contract of the fence: no write under an expired lease, and none without a lease beside an open run."""
 
     def test_a_write_without_a_lease_is_fenced_while_a_run_is_open(self, backend: Backend) -> None:
         old, new = backend.saver(), backend.saver()
@@ -96,7 +96,7 @@ class Fences:
         assert listed(saver, "inner:1") == ["s1"]
 
     def test_what_a_process_remembers_fences_nobody(self, backend: Backend) -> None:
-        """A view from before the claim, or from during a run that is over, is no evidence."""
+        """A view from before the claim, or from a run that has ended, does not refuse a write."""
         saver = backend.saver()
         put(saver, at(), "c1")
         epoch = backend.open_run("run-1")

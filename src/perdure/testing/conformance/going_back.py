@@ -66,7 +66,7 @@ def _gone(namespace: str, checkpoint_id: str) -> Any:
 
 
 class GoingBack:
-    """Heads that go back, and links that never do."""
+    """Contract of rollbacks: heads return, links stay valid."""
 
     def test_a_run_from_an_old_checkpoint_goes_back_to_the_head_before_it(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -126,7 +126,7 @@ class GoingBack:
         assert backend.database().fsck(THREAD) == []
 
     def test_writes_of_a_run_go_with_it_from_a_checkpoint_that_stays(self, backend: Backend) -> None:
-        """Tasks that a run finished or asked in stand on the head before it until its first checkpoint."""
+        """Until its first checkpoint, a run stores finished and interrupted tasks on the head before it."""
         step(backend.saver(), at(), "c0", "zero")
         self._write(backend, "zero", "asks", "__interrupt__", "first question")
         self._write(backend, "zero", "done", "x", "by zero")

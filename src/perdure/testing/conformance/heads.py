@@ -32,7 +32,7 @@ class Sayings(TypedDict):
 
 
 def asking(saver: Any) -> Any:
-    """A graph that stops to ask, and says what it was answered."""
+    """Return a graph that interrupts with a question and stores the answer."""
 
     def ask(state: Sayings) -> Any:
         return {"notes": [interrupt("yes or no?")]}
@@ -174,7 +174,7 @@ class Heads:
         assert len(listed(backend.saver())) == 2
 
     def test_what_a_process_remembers_refuses_nobody(self, backend: Backend) -> None:
-        """A view of the head from before somebody else's step is no evidence of a race."""
+        """A view of the head from before another loop's step is no evidence of a race."""
         first, second = backend.saver(), backend.saver()
         put(first, at(), "c1")
         put(second, load(second).config, "c2")
@@ -183,7 +183,7 @@ class Heads:
         assert listed(backend.saver()) == ["c3", "c2", "c1"]
 
     def test_of_two_answers_to_one_question_one_counts(self, backend: Backend) -> None:
-        """One answers, addressed at the head, and before one of its commits the other does all of its own."""
+        """Two loops answer at the head; the second runs completely before one of the first one's commits."""
         config = at()
         for place in range(1, 10):
             backend.saver().delete_thread(THREAD)

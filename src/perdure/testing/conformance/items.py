@@ -47,7 +47,7 @@ def item(key: str, body: bytes = b"{}", *, expires_at: int | None = None, versio
 
 
 class Items:
-    """The contract of the store's records. A backend that removes expired items by itself finds none of
+    """Contract of the store's records. A backend that removes expired items by itself finds none of
     them, ever; any other finds them all."""
 
     def test_a_namespace_and_a_thread_of_one_name_are_apart(self, driver: Driver) -> None:
@@ -154,7 +154,7 @@ class Items:
             assert [f.partition.thread for f in found] == [n for n in inside if n > after]
 
     def test_an_expired_item_is_found_and_removed_unless_it_was_renewed(self, driver: Driver) -> None:
-        """Found by the time that it carries, and deleted on condition that it still carries that time."""
+        """An item is found by its expiry, and deleted on condition that the expiry is unchanged."""
         other = Partition("acme", "b\x01", STORE)
         rows.stored(
             driver,

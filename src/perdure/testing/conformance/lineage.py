@@ -23,7 +23,7 @@ from perdure.testing.conformance.heads import asking
 
 
 class Lineage:
-    """Ancestry and references."""
+    """Contract of ancestry and references."""
 
     def test_a_subgraph_s_past_is_told_by_ancestry(self, backend: Backend) -> None:
         """A background writer may store a subgraph's checkpoint before the root's that spawned it."""
@@ -165,7 +165,7 @@ class Lineage:
             assert found == {"x": f"{tenant}/t2 " * 20}
 
     def test_a_deleted_thread_leaves_nothing_to_its_successor(self, backend: Backend) -> None:
-        """Also where another process deleted it: what this one remembers is of the thread that is gone."""
+        """This also holds if another process deleted it: the cache is of the thread that is gone."""
         values = {"x": ["text " * 50, "heard " * 50]}
         for remember in (
             lambda s: put(s, at(), "c1", values),
@@ -186,7 +186,7 @@ class Lineage:
             other.delete_thread(THREAD)
 
     def test_no_generation_of_a_deleted_thread_comes_back(self, backend: Backend) -> None:
-        """However often it was raised: what was stored under it is not believed of a successor."""
+        """Chunks of a generation, however often raised, are not taken for stored in a later thread."""
         values = {"x": long("text")}
         for raised in range(8):
             saver, tagging = backend.saver(), backend.database()

@@ -19,7 +19,7 @@ AGES = (0, 1, 3, 3, 0, 2, 4, 0, 1, 2, 4, 4, 0, 3, 1, 2)
 
 
 def _fill(saver: PerdureSaver) -> list[str]:
-    """Store checkpoints in several threads and namespaces; their ids, the newest first."""
+    """Store checkpoints in several threads and namespaces; return their ids, the newest first."""
     ids: list[str] = []
     last: dict[int, Any] = {}
     for age, place in enumerate(AGES):
@@ -31,7 +31,7 @@ def _fill(saver: PerdureSaver) -> list[str]:
 
 
 def _both(saver: PerdureSaver, **options: Any) -> list[str]:
-    """The ids that are listed, blocking and awaited alike."""
+    """Return the listed ids, which are the same blocking and awaited."""
 
     async def awaited() -> list[Any]:
         return [item async for item in saver.alist(None, **options)]
@@ -44,7 +44,7 @@ def _both(saver: PerdureSaver, **options: Any) -> list[str]:
 
 
 class Listing:
-    """``list(None)``: by id downwards over all threads and namespaces, as the stock savers order it."""
+    """Contract of ``list(None)``: all threads and namespaces by id, descending, like the stock savers."""
 
     def test_all_threads_are_listed_newest_first(self, backend: Backend) -> None:
         ids = _fill(backend.saver())

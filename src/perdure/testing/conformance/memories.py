@@ -43,7 +43,7 @@ def keys(found: list[SearchItem]) -> list[str]:
 
 
 def there(item: Item | None) -> Item:
-    """An item that has to be there."""
+    """Return an item; fail if it is absent."""
     assert item is not None, "a stored item was not found"
     return item
 
@@ -57,7 +57,7 @@ def refused(error: type[Exception], call: Any) -> str:
 
 
 class Operations:
-    """The contract of LangGraph's ``BaseStore``, and what it leaves open."""
+    """Contract of LangGraph's ``BaseStore``, and of what that leaves open."""
 
     def test_an_item_comes_back_as_it_was_put(self, backend: Backend) -> None:
         value = {"text": "é\0中", "n": 1, "x": 1.5, "yes": True, "none": None, "deep": {"list": [1, [2], {}]}}

@@ -39,7 +39,7 @@ NEIGHBOURS = (
 
 
 class Partitions:
-    """The contract of isolation, ``Find``, ``Drop`` and ``close``."""
+    """Contract of isolation, ``Find``, ``Drop`` and ``close``."""
 
     def test_partitions_do_not_see_each_other(self, driver: Driver) -> None:
         for n, at in enumerate((HERE, *NEIGHBOURS)):
@@ -112,7 +112,7 @@ class Partitions:
         assert [found.partition for found in driver.perform(Find("threads", None))] == [NEIGHBOURS[0]]
 
     def test_of_a_drop_and_writers_at_once_nothing_that_was_written_is_dropped(self, driver: Driver) -> None:
-        """A drop that demands a lane as it was seen, beside writers that each raise its version."""
+        """A drop that expects a queue record unchanged, beside writers that each raise its version."""
         for n in range(8):
             at = Partition("acme", f"raced{n}")
             rows.stored(driver, rows.lane("inbox", None), at=at)
@@ -220,7 +220,7 @@ class Partitions:
             assert tags == ()
 
     def test_a_closed_driver_says_so(self, driver: Driver) -> None:
-        """A driver that holds nothing may go on answering; one that does not raises ``Unavailable``."""
+        """A closed driver without resources may still answer; any other raises ``Unavailable``."""
         rows.stored(driver, rows.tag("t"))
         driver.close()
         driver.close()

@@ -25,7 +25,7 @@ def due(
 
 
 class Queues:
-    """The contract of lanes, messages, runs and replies."""
+    """Contract of queue records, messages, runs and replies."""
 
     def test_lanes_are_found_when_they_are_due_longest_first(self, driver: Driver) -> None:
         for n in (5, 1, 9, 3, 7, -2):

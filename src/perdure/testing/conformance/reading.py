@@ -10,7 +10,7 @@ from perdure.testing.conformance.rows import HERE, NAMES
 
 
 class Reading:
-    """The contract of ``Fetch``."""
+    """Contract of ``Fetch``."""
 
     def test_an_absent_partition_answers_each_item_with_nothing(self, driver: Driver) -> None:
         items = (Get(HEAD, ("",)), Range(CHECKPOINT), Get(GC, ()))

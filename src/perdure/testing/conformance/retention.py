@@ -50,7 +50,7 @@ def _answer(state: Replayed) -> Any:
 
 
 def replaying(saver: Any) -> Any:
-    """A graph whose state is replayed from the writes of ancestors."""
+    """Return a graph whose state is replayed from the writes of ancestors."""
     graph = StateGraph(Replayed)
     graph.add_node("answer", _answer)
     graph.add_edge(START, "answer")
@@ -58,7 +58,7 @@ def replaying(saver: Any) -> Any:
 
 
 def chain(saver: PerdureSaver, length: int, thread: str = THREAD) -> list[dict[str, Any]]:
-    """A thread of some checkpoints, each with a value of its own and one that all share; their values."""
+    """Store checkpoints, each with a value of its own and one that shares items; return the values."""
     step = at(thread=thread)
     out: list[dict[str, Any]] = []
     for n in range(length):
@@ -72,7 +72,7 @@ def values(saver: PerdureSaver, checkpoint_id: str | None = None) -> dict[str, A
 
 
 class Retention:
-    """Pruning, collection and staging lose nothing that anybody needs."""
+    """Contract of pruning, collection and staging: nothing that is still needed is lost."""
 
     def test_prune_keeps_the_head_and_what_it_needs(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -214,7 +214,7 @@ class Retention:
         assert waiting() == [1, {"input": 1}], "a deleted thread kept its messages"
 
     def test_collection_spares_a_chunk_that_was_stored_again(self, backend: Backend) -> None:
-        """Somebody may store, under the new generation, a chunk that the collection has found unreachable."""
+        """Another writer may store, under the new generation, a chunk that was found unreachable."""
         chain(backend.saver(), 3)
         again: list[bytes] = []
 
@@ -289,7 +289,7 @@ class Retention:
 
     def test_a_step_that_failed_after_staging_left_nothing_to_see(self, backend: Backend) -> None:
         class Broken(Exception):
-            """A fault of this test."""
+            """Error raised by this test."""
 
         def hook(_: int, effect: Effect[Any]) -> None:
             if isinstance(effect, Commit) and any(op.kind is HEAD for op in effect.ops):

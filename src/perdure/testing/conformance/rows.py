@@ -180,7 +180,7 @@ def stored(driver: Driver, *ops: Op, at: Partition = HERE) -> None:
 
 
 def filled(driver: Driver, *puts: Put) -> None:
-    """Commit records that may be more than one commit takes."""
+    """Store records, in several commits if needed."""
     for first in range(0, len(puts), driver.limits.ops):
         stored(driver, *puts[first : first + driver.limits.ops])
 
@@ -197,7 +197,7 @@ def keys(driver: Driver, item: Range, at: Partition = HERE) -> list[Key]:
 
 
 def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
-    """One record of each kind that this suite knows, all of which carry the mark or the version."""
+    """Return one record of each kind in this suite, with the mark or the version."""
     return (
         head(mark, version=version),
         gc(version),
@@ -217,7 +217,7 @@ def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
 
 
 def everything(driver: Driver, at: Partition = HERE) -> list[Record]:
-    """Every record of a partition, of the kinds that ``every_kind`` writes."""
+    """Return every record of a partition, of the kinds that ``every_kind`` writes."""
     thread = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG)
     kinds = (*thread, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, DOCUMENT, EVENT)
     answers = driver.perform(Fetch(at, tuple(Range(kind) for kind in kinds)))

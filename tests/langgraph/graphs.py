@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -144,17 +145,22 @@ def failing(saver: BaseCheckpointSaver[Any], state: Any = Plain) -> Graph:
     """Two branches, of which one fails the first time that each turn comes by."""
     failed: set[int] = set()
     done: list[str] = []
+    steady_ran = threading.Event()
 
     def flaky(state: Any) -> Any:
         turn = sum(item.startswith("turn") for item in state["said"])
         if turn not in failed:
             failed.add(turn)
-            time.sleep(0.02)  # The other branch is done by then.
+            # The other branch has run, and a moment later LangGraph has what came of it.
+            steady_ran.wait(10)
+            steady_ran.clear()
+            time.sleep(0.1)
             raise RuntimeError(f"turn {turn} failed")
         return {"said": ["flaky after all"]}
 
     def steady(state: Any) -> Any:
         done.append("steady")
+        steady_ran.set()
         return {"said": [f"steady ran {len(done)}"]}
 
     graph = StateGraph(state)

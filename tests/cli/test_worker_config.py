@@ -221,7 +221,7 @@ def test_it_says_when_it_could_call_no_webhook_that_is_wanted(workers: Workers) 
         PERDURE_HTTP_WEBHOOK_HOSTS="hooks.internal",
     )
     assert (
-        "no webhook is called from here, whatever hosts are allowed: perdure.server needs an extra: pip "
+        "no webhook is called from here, although hosts are allowed: perdure.server needs an extra: pip "
         in (workers.log(process))
     )
 
@@ -245,7 +245,7 @@ def test_an_env_file_without_its_reader_stops_it(workers: Workers) -> None:
         ("[graphs]\na = 'nowhere:graph'\n", (), "nowhere:graph: there is no module 'nowhere'"),
         ("", ("broken_app:graph", "--config", "none.toml"), "none.toml cannot be read: No such file"),
         ("database_url = 'memory://'\n", ("broken_app:graph",), "no message would ever get here"),
-        ("", ("broken_app:graph", "--metrics-host", "::1"), "nothing says at which port; set metrics.port"),
+        ("", ("broken_app:graph", "--metrics-host", "::1"), "no port is set for them; set metrics.port"),
     ],
 )
 def test_what_cannot_work_stops_it_with_one_sentence(

@@ -60,7 +60,7 @@ def test_what_would_change_the_server_and_is_not_there_is_refused_by_name(tmp_pa
 @pytest.mark.parametrize("key", PASSED_OVER)
 def test_what_changes_nothing_is_passed_over(tmp_path: Path, key: str) -> None:
     layer = of_file(written(tmp_path, nested(key, "anything")))
-    assert (layer.said, layer.ignored) == ({}, ())
+    assert (layer.entries, layer.ignored) == ({}, ())
 
 
 def test_every_key_of_langgraph_json_is_known() -> None:

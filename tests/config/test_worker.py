@@ -116,7 +116,10 @@ def test_what_only_a_server_uses_does_not_stop_it(text: str) -> None:
         ("[runtime]\nlease = 0\n", "runtime.lease in perdure.toml: lease is 0.0 s; it has to be more than 0"),
         ("[http]\nwebhook_hosts = ['a b']\n", "it has to be a list of hosts and networks"),
         ("[metrics]\nport = 70000\n", "metrics.port in perdure.toml is 70000; it has to be a whole number"),
-        ("[metrics]\nhost = '::1'\n", "metrics.host in perdure.toml says where metrics are served, and"),
+        (
+            "[metrics]\nhost = '::1'\n",
+            "metrics.host in perdure.toml is the host for metrics, but no",
+        ),
     ],
 )
 def test_a_setting_that_cannot_work_stops_it(text: str, said: str) -> None:

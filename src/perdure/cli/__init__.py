@@ -1,4 +1,4 @@
-"""The command line: one module a family of commands, and one place that turns errors into sentences."""
+"""Command line: one module for each family of commands, and one place that prints errors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ app.add_typer(threads, name="threads")
 
 
 def main() -> None:
-    """Run ``perdure``. What Perdure refuses is printed as one sentence, with exit code 1."""
+    """Run ``perdure``. Errors of Perdure are printed as one sentence, with exit code 1."""
     try:
         app()
     except PerdureError as error:
         sys.stderr.write(f"perdure: {error}\n")
         sys.exit(1)
     except BrokenPipeError:
-        # The reader has seen enough (`perdure threads ls | head`).
+        # The reader closed the pipe (`perdure threads ls | head`).
         sys.stderr.close()
         sys.exit(0)
 

@@ -1,4 +1,4 @@
-"""The root command and what every family shares: the database option and the consoles."""
+"""Root command, and parts that all commands share: common options and the consoles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Whoever pipes a listing wants whole ids, not a table cut to 80 columns.
+# Piped listings need whole ids, not a table cut to 80 columns.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False)
 
@@ -34,7 +34,7 @@ Db = Annotated[
         "--db", envvar=["PERDURE_DB", "DATABASE_URL"], help="The database, e.g. sqlite:///threads.db"
     ),
 ]
-Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="Whose threads; empty unless you set one")]
+Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="The threads' tenant; none by default")]
 KeyFile = Annotated[
     typer.FileBinaryRead | None,
     typer.Option(
@@ -61,7 +61,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 
 def printable(name: str) -> str:
-    """An id as a line of a listing shows it: quoted where it would change the terminal or break the line."""
+    """Return an id for a line of a listing: quoted if it would affect the terminal or break the line."""
     return name if name.isprintable() else repr(name)
 
 
@@ -69,7 +69,16 @@ def printable(name: str) -> str:
 def opened(
     url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None
 ) -> Iterator[Database]:
-    """The database of a command; the key is one, or the file with it."""
+    """Open the database of a command.
+
+    Args:
+        url: The database's URL, if one was given.
+        tenant: The tenant whose threads are used.
+        key: The encryption key, or the file that contains it.
+
+    Raises:
+        BadUrl: There is no URL.
+    """
     from perdure.database import connect_sync
 
     with connect_sync(url_of(url), tenant=tenant, encryption_key=key_of(key)) as database:
@@ -77,14 +86,20 @@ def opened(
 
 
 def url_of(url: str | None) -> str:
-    """The URL that was passed or set."""
+    """Return the URL that was passed or set; raise ``BadUrl`` without one."""
     if url is None:
         raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_DB")
     return url
 
 
 def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:
-    """The encryption key in a file, if one was named; it is read once. A key is handed back as it is."""
+    """Return the encryption key in a file, if one was named; a key is returned unchanged.
+
+    The file is read once.
+
+    Raises:
+        DecryptionError: The file contains no key.
+    """
     if key_file is None or isinstance(key_file, bytes):
         return key_file
     from perdure.storage.encryption import KEY_SIZE

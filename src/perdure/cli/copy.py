@@ -1,4 +1,4 @@
-"""Moving house from the command line: every thread and the store, from one database to another."""
+"""Copying from the command line: threads and the store, from one database to another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perdure.database import Database
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 _DONE = {
     State.ABSENT: "copied",
@@ -48,7 +48,7 @@ _PLANNED = {
 
 @dataclass(slots=True)
 class CopyCounts:
-    """What became of everything so far."""
+    """Counts of copied and skipped partitions."""
 
     threads: int = 0
     namespaces: int = 0
@@ -60,6 +60,7 @@ class CopyCounts:
     failed: list[str] = field(default_factory=list)
 
     def count(self, partition: Partition, moved: TransferResult) -> None:
+        """Add the result for one partition."""
         if moved.found is State.SAME:
             self.left_alone += 1
             return
@@ -71,21 +72,21 @@ class CopyCounts:
         self.bytes += moved.digest.bytes
 
     def __str__(self) -> str:
-        said = f"{self.threads} threads with {self.checkpoints:,} checkpoints"
+        text = f"{self.threads} threads with {self.checkpoints:,} checkpoints"
         if self.namespaces:
-            said += f", {self.namespaces} store namespaces with {self.items:,} items"
+            text += f", {self.namespaces} store namespaces with {self.items:,} items"
         if self.listings:
-            said += f", {self.listings} of a server's listings"
-        said += f", {self.bytes:,} bytes"
+            text += f", {self.listings} of a server's listings"
+        text += f", {self.bytes:,} bytes"
         if self.left_alone:
-            said += f"; {self.left_alone} were there already"
-        return said
+            text += f"; {self.left_alone} were there already"
+        return text
 
 
 def copy(
     source: Annotated[str, typer.Option("--from", help="The database to read, e.g. sqlite:///threads.db")],
     target: Annotated[str, typer.Option("--to", help="The database to write, set up by `perdure migrate`")],
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant; everybody's threads without")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant; by default all tenants")] = None,
     threads: Annotated[
         list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")
     ] = None,
@@ -101,14 +102,14 @@ def copy(
         typer.Option(help="The encryption key of the target; without one it is written in the clear"),
     ] = None,
 ) -> None:
-    """Copy threads and the store to another database, whatever the two backends and keys are.
+    """Copy threads and the store to another database, between any backends and keys.
 
-    Every thread arrives with its history, pending writes, tags and head, is read back, and is compared by
-    digest before it can be seen. Stop it at any time and run the same command again: what has arrived is
-    compared and left alone, what is half there is finished. A thread that differs at the target is left as it
-    is, and reported, unless --replace. Nothing is changed at the source.
+    Every thread is copied with its history, pending writes, tags and head, read back, and compared by digest
+    before it becomes visible. Stop the command at any time and run it again: complete threads are compared
+    and skipped, partial ones are finished. A thread that differs at the target is reported and stays as it
+    is, unless --replace is given. The source is not changed.
 
-    Exit code 0 when all of it is at the target, 1 when something is not, 130 after Ctrl-C.
+    Exit code 0 when everything is at the target, 1 when something is not, 130 after Ctrl-C.
     """
     from perdure.database import connect_sync
 
@@ -122,9 +123,9 @@ def copy(
         partitions = _chosen(here, tenant, threads)
         tally = CopyCounts()
         try:
-            with shown(len(partitions)) as tell:
+            with shown(len(partitions)) as progress:
                 for partition in partitions:
-                    _one(partition, here, there, replace, dry_run, tally, tell)
+                    _one(partition, here, there, replace, dry_run, tally, progress)
         except KeyboardInterrupt:
             err.print(
                 f"Stopped. At the target: {tally}. Run the same command again to go on.", soft_wrap=True
@@ -159,38 +160,38 @@ def _one(
     replace: bool,
     dry_run: bool,
     tally: CopyCounts,
-    tell: ProgressReport,
+    progress: ProgressReport,
 ) -> None:
     name = label(partition)
     try:
-        moved = here.move(partition, there, replace=replace, dry_run=dry_run, report=tell.bytes)
+        moved = here.move(partition, there, replace=replace, dry_run=dry_run, report=progress.bytes)
     except Unavailable:
         raise
     except NotFound:
         # It was deleted since it was listed, or never held more than its name.
-        tell.line(f"{name}: is empty")
+        progress.line(f"{name}: is empty")
         return
     except PerdureError as error:
         tally.failed.append(str(error))
-        tell.line(f"{name}: not copied")
+        progress.line(f"{name}: not copied")
         return
-    said = (_PLANNED if dry_run else _DONE)[moved.found]
+    text = (_PLANNED if dry_run else _DONE)[moved.found]
     if dry_run and moved.found is State.DIFFERENT:
         if replace:
-            said = "would be replaced"
+            text = "would be replaced"
         else:
-            tally.failed.append(f"{name} {said}; pass --replace to bring it up to date")
+            tally.failed.append(f"{name} {text}; pass --replace to bring it up to date")
     tally.count(partition, moved)
     much = (
         f"{moved.digest.checkpoints} checkpoints"
         if partition.space == THREADS
         else f"{moved.digest.items} items"
     )
-    tell.line(f"{name}: {said}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
+    progress.line(f"{name}: {text}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
 
 
 def label(partition: Partition) -> str:
-    """How a thread, a namespace of the store, or what a server lists, is called on the screen."""
+    """Return the name of a thread, a namespace of the store or a server's list, for the screen."""
     tenant = f" of tenant {partition.tenant!r}" if partition.tenant else ""
     if partition.space == STORE:
         return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
@@ -201,7 +202,7 @@ def label(partition: Partition) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Where progress goes: ``line`` when a thread is done, ``bytes`` as they are read."""
+    """Callbacks for progress: ``line`` after each thread, ``bytes`` as they are read."""
 
     line: Callable[[str], None]
     bytes: Callable[[int], None]
@@ -209,7 +210,7 @@ class ProgressReport:
 
 @contextmanager
 def shown(total: int) -> Iterator[ProgressReport]:
-    """Progress: a bar for who watches a terminal, a line a thread for a log."""
+    """Show progress: a bar on a terminal, otherwise a line for each thread."""
     if not sys.stderr.isatty():
         yield ProgressReport(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
         return
@@ -221,15 +222,13 @@ def shown(total: int) -> Iterator[ProgressReport]:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task("", total=total, megabytes=0.0)
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=total, megabytes=0.0)
         read = 0
 
         def more(count: int) -> None:
             nonlocal read
             read += count
-            progress.update(task, megabytes=read / 1e6)
+            bar.update(task, megabytes=read / 1e6)
 
-        yield ProgressReport(
-            lambda line: progress.update(task, advance=1, description=escape(line[:60])), more
-        )
+        yield ProgressReport(lambda line: bar.update(task, advance=1, description=escape(line[:60])), more)

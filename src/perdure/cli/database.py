@@ -35,9 +35,9 @@ def migrate(
         for step in steps if dry_run else ():
             out.print(escape(step), soft_wrap=True)
         if steps:
-            mend = "" if dry_run else "; run `perdure migrate` with this URL"
+            advice = "" if dry_run else "; run `perdure migrate` with this URL"
             err.print(
-                escape(f"{name} is at schema version {found}, this release needs {after}{mend}"),
+                escape(f"{name} is at schema version {found}, this release needs {after}{advice}"),
                 soft_wrap=True,
             )
             raise typer.Exit(1 if check else 0)
@@ -57,7 +57,7 @@ def fsck(
         list[str] | None, typer.Argument(help="The threads' ids; all of the tenant without")
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Mend holes and heads; lost bytes stay lost and are reported")
+        bool, typer.Option("--repair", help="Repair gaps and heads; lost bytes are reported")
     ] = False,
     db: Db = None,
     tenant: Tenant = "",
@@ -65,7 +65,7 @@ def fsck(
 ) -> None:
     """Check the database and its threads: links, heads, tags, references, checksums, and the queue.
 
-    Exit code 0 when all is sound (or was mended), 1 when damage is left.
+    Exit code 0 when everything is sound (or was repaired), 1 when damage is left.
     """
     with opened(db, tenant, key_file) as database:
         threads = (p.thread for p in database.partitions(tenant) if p.space == THREADS)
@@ -79,13 +79,13 @@ def fsck(
                 findings = database.fsck(name)
                 repaired = database.repair(name) if findings and repair else None
             except (Corrupt, Conflict) as error:
-                # One thread that cannot be checked now must not keep the others from being checked.
+                # One thread that cannot be checked must not prevent the check of the others.
                 err.print(f"thread {name!r} was not checked: {escape(str(error))}", soft_wrap=True)
                 damaged += 1
                 continue
             if repaired is not None:
                 for finding in repaired.fixed:
-                    out.print(f"mended: {escape(str(finding))}")
+                    out.print(f"repaired: {escape(str(finding))}")
                 findings = list(repaired.left)
             for finding in findings:
                 err.print(escape(str(finding)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The demo: a chat page over a durable agent with a real small model."""
+"""Demo command: a chat page over a durable agent with a real small model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 def demo(
     db: Annotated[
-        str, typer.Option("--db", envvar="PERDURE_DB", help="Where the conversations are kept")
+        str, typer.Option("--db", envvar="PERDURE_DB", help="The database of the conversations")
     ] = "sqlite:///perdure-demo.db",
     model: Annotated[
         str | None,
@@ -18,12 +18,12 @@ def demo(
     once: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Answer this one message on the terminal and exit")
     ] = None,
-    thread: Annotated[str | None, typer.Option(help="With --once: the conversation to go on with")] = None,
+    thread: Annotated[str | None, typer.Option(help="With --once: the conversation to continue")] = None,
     host: Annotated[str, typer.Option(help="Listen on this address")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Listen here, or on the next free port", min=0, max=65535)] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in your browser")] = True,
 ) -> None:
-    """Chat with a durable agent in your browser. Kill it in mid-answer, start it again, go on."""
+    """Chat with a durable agent in your browser. Kill it during an answer, and start it again to continue."""
     from perdure.demo.serve import main_demo
 
     raise typer.Exit(main_demo(db, host, port, model, once, thread, browser))

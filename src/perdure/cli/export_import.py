@@ -1,4 +1,4 @@
-"""Carrying threads in a file: JSON for people, and an export that comes back as it was."""
+"""Export of threads to files: readable JSON, or an archive that can be imported without loss."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def export(
 ) -> None:
     """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
 
-    The JSON is for people and programs that look; it cannot be imported, and it is always in the clear. The
-    file of --output loses nothing. It takes any number of threads, is read back and compared by digest before
-    it is put in its place, and is readable by its owner only. From an encrypted database it is sealed with
-    the same key, which the import asks for; --clear writes it in the clear.
+    The JSON is for reading; it cannot be imported, and it is never encrypted. The file of --output is
+    complete and holds any number of threads. It is read back and compared by digest before it replaces a file
+    of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
+    which the import needs; --clear writes it unencrypted.
     """
     key = key_of(key_file)
     with opened(db, tenant, key) as database:
@@ -95,10 +95,10 @@ def import_(
 ) -> None:
     """Import threads from a file, into the tenant that is named here.
 
-    First all of the file is checked, and what is there already is compared: a file that is cut short, was
-    changed, is sealed with another key or is of a newer release is refused, and so is a thread whose id is
-    taken by a different one (unless --replace); nothing is changed then. Cut short itself, run it again. In
-    an encrypted database the threads are sealed with its key, whatever the file was.
+    First the whole file is checked and compared with the database. A file that is truncated, modified,
+    encrypted with another key or from a newer release is refused, and so is a thread whose id is taken by a
+    different one (unless --replace); then nothing is changed. If the import is interrupted, run it again. In
+    an encrypted database the threads are encrypted with its key, even if the file is not encrypted.
     """
     from perdure.database import open_archive
 
@@ -120,7 +120,7 @@ def import_(
             digest = before.digest
             if not dry_run:
                 digest = archive.move(each, database, into, replace=replace).digest
-            said = (
+            text = (
                 "is there already"
                 if before.found is State.SAME
                 else "would be imported"
@@ -128,7 +128,7 @@ def import_(
                 else "imported"
             )
             out.print(
-                f"{digest.hex}  {escape(into.thread)}: {said}, {digest.checkpoints} checkpoints",
+                f"{digest.hex}  {escape(into.thread)}: {text}, {digest.checkpoints} checkpoints",
                 soft_wrap=True,
             )
 
@@ -136,7 +136,7 @@ def import_(
 def _moves(
     archive: Database, file: Path, threads: list[str] | None, as_: str | None, tenant: str
 ) -> list[tuple[Partition, Partition]]:
-    """The threads of a file, and where they go."""
+    """Return the chosen threads of a file, each with its target."""
     there = [p for p in archive.partitions(None) if p.space == THREADS]
     chosen = [p for p in there if not threads or p.thread in threads]
     missing = [name for name in threads or [] if name not in {p.thread for p in chosen}]
@@ -153,7 +153,7 @@ def _moves(
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON has no form for: bytes as hex digits, the rest as text."""
+    """Return a value that JSON has no form for: bytes as hex digits, anything else as text."""
     if isinstance(value, bytes):
         return {"type": "bytes", "value": value.hex()}
     return str(value)

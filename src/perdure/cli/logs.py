@@ -1,4 +1,4 @@
-"""The log of a process that goes on: where it is written, and from which level on."""
+"""Log of a long-running command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class LogLevel(StrEnum):
-    """From which level on Perdure's own log is written."""
+    """Minimum level of Perdure's own log."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -16,6 +16,6 @@ class LogLevel(StrEnum):
 
 
 def write_log(level: LogLevel) -> None:
-    """Write it to the standard error. What libraries log is written from warnings on."""
+    """Write the log to the standard error, with that of libraries from warnings on."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("perdure").setLevel(level.upper())

@@ -1,6 +1,6 @@
-"""Commands on a thread's queue: messages, runs and replies, what was given up, and sending a reply again.
+"""Commands on a thread's queue: messages, runs and replies, failures, and sending a reply again.
 
-What people wrote is shown only when it is asked for.
+Content that people wrote is shown only on request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def inbox(
     text: Text = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the messages that a thread was sent, newest first, each with the run that took it."""
+    """List the messages of a thread, newest first, each with the run that took it."""
     partition = Partition(tenant, thread_id)
     with opened(db, tenant, key_file) as database:
 
@@ -68,7 +68,7 @@ def runs(
     limit: Limit = 30,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a thread, newest first: which messages each took, how it ended, and its error."""
+    """List the runs of a thread, newest first, each with its messages, its state and its error."""
     partition = Partition(tenant, thread_id)
     with opened(db, tenant, key_file) as database:
 
@@ -113,9 +113,9 @@ def dead(
     text: Text = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what was given up: failed runs, and replies that are dead or held because nobody knows.
+    """List failed runs, and replies that are dead or held in doubt.
 
-    A reply is sent again with `perdure threads retry`; what a failed run was to answer is in the inbox.
+    Send a reply again with `perdure threads retry`; the inbox has the messages of a failed run.
     """
     rows: list[dict[str, Any]] = []
     with opened(db, tenant, key_file) as database:
@@ -138,23 +138,23 @@ def dead(
 
 def stuck(
     older: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Count what has been due for longer than this")
+        float, typer.Option(min=0, metavar="SECONDS", help="Count queues that have been due for longer")
     ] = 60.0,
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="Look at every tenant's threads")
     ] = False,
     most: Annotated[
-        int, typer.Option(min=1, help="Look at most at so many queues, those due longest first")
+        int, typer.Option(min=1, help="The maximum number of queues to look at, those due longest first")
     ] = 10_000,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count threads whose work no worker does, by the name of the graph or channel.
+    """Count threads on which no worker makes progress, by the name of the graph or channel.
 
-    What waits has been due for long: no running worker has that graph or channel. What fails is tried again
-    and again: the log of the workers says why. For damaged threads run `perdure fsck`.
+    Those that wait have been due for long: no running worker has that graph or channel. Those that fail are
+    retried: the log of the workers has the errors. For damaged threads run `perdure fsck`.
     """
     with opened(db, tenant, key_file) as database:
         found = database.stuck(older, all_tenants=all_tenants, most=most)
@@ -184,9 +184,9 @@ def retry(
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Send a reply again that is dead, or held because nobody knows whether it was sent.
+    """Send a reply again that is dead or held in doubt.
 
-    It goes out after all others of its thread, under the same key, so that a provider that knows the key
+    It is sent after all others of its thread, under the same key, so that a provider that recognises the key
     delivers it once. A worker with its channel sends it.
     """
     with opened(db, tenant, key_file) as database:
@@ -202,7 +202,7 @@ def retry(
 def _newest(
     database: Database, limit: int, page: Callable[[int, R | None], Program[tuple[R, ...]]]
 ) -> Iterator[R]:
-    """At most ``limit`` of what ``page`` reads, some at a time: each may be large."""
+    """Yield at most ``limit`` results of ``page``, read in parts, as each may be large."""
     last: R | None = None
     while limit > 0:
         found = database.run(page(min(limit, _PAGE), last))
@@ -214,7 +214,7 @@ def _newest(
 
 
 def _known(database: Database, partition: Partition, found: Sequence[object]) -> None:
-    """Refuse a thread that is not there: an empty list would hide a slip of the pen."""
+    """Raise ``NotFound`` for a thread that does not exist; an empty list would hide a mistyped id."""
     if not found and partition not in database.partitions(partition.tenant):
         raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
 
@@ -272,7 +272,7 @@ def _print(
     if as_json:
         for row in rows:
             fields = {name.replace(" ", "_"): value for name, value in row.items()}
-            # As it is: on a narrow screen, too, an object is one line.
+            # Without the console, which would break the line on a narrow screen.
             typer.echo(json.dumps(fields))
         return
     if not rows:
@@ -280,7 +280,7 @@ def _print(
         return
     table = Table(box=None, pad_edge=False)
     for heading in (*headings, *(("payload",) if text else ())):
-        # Ids stay whole; what is too wide goes on below.
+        # Ids are never cut; wide cells continue on the next line.
         table.add_column(heading, overflow="fold")
     for row in rows:
         shown = {"since": row.get("updated", row.get("created")), **row}
@@ -292,15 +292,15 @@ def _print(
 
 
 def _plain(cell: Any) -> str:
-    """A cell's text. What would steer the terminal is shown as its code: anybody may have sent it."""
+    """Return a cell's text. Control characters, which any sender may have used, are shown as escapes."""
     if cell is None:
         return ""
-    said = cell[:19] if isinstance(cell, _Time) else str(cell)
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in said)
+    text = cell[:19] if isinstance(cell, _Time) else str(cell)
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 class _Time(str):
-    """ISO 8601; a table has room for the seconds."""
+    """Time in ISO 8601; a table shows it to the second."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A server process: the LangGraph API over graphs, until it is told to stop."""
+"""Command ``perdure serve``: a server process with the LangGraph API, until it is stopped."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many processes serve")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="The number of server processes")] = 1,
     works: Annotated[
-        bool, typer.Option("--work/--no-work", help="Run the graphs here, or leave that to perdure worker")
+        bool, typer.Option("--work/--no-work", help="Run the graphs here, or only in perdure worker")
     ] = True,
     dev: Annotated[
         bool | None, typer.Option("--dev", help="Development: a database of its own, migrated by itself")
@@ -53,19 +53,19 @@ def serve(
     log_level: Annotated[LogLevel, typer.Option(help="Log from this level on")] = LogLevel.INFO,
     key_file: KeyFile = None,
 ) -> None:
-    """Serve graphs to the clients that LangGraph's own server has.
+    """Serve graphs to the clients of LangGraph's server.
 
     With a graph in ./agent.py, on this machine:
 
       perdure serve ./agent.py:graph --dev
 
-    For others, with the database that their threads are in:
+    For other machines, with a database for the threads:
 
       perdure migrate --db postgresql://me@host/threads
       perdure serve agent=./agent.py:graph --db postgresql://me@host/threads --host 0.0.0.0
 
-    What has been accepted is durable and runs once, whichever process ends when. SIGTERM or Ctrl-C stops:
-    streams are closed, whose clients come back, and runs are handed over.
+    Accepted runs are durable and take effect once, even if a process ends. SIGTERM or Ctrl-C stops the
+    server: streams are closed, whose clients reconnect, and runs are handed over.
     """
     try:
         from perdure.server.config import load

@@ -1,6 +1,6 @@
-"""How a worker's process is told to stop, and how it ends when something in it does not.
+"""Signals that stop a worker's process, and its end when a node cannot be interrupted.
 
-The first SIGTERM or SIGINT asks; what follows from that is decided elsewhere. The second one ends the process
+The first SIGTERM or SIGINT requests the stop, which other modules carry out. The second one ends the process
 at once.
 """
 
@@ -21,17 +21,18 @@ from typing import NoReturn
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _THREADS_END_S = 1.0
 _ONE_REQUEST_S = 0.5
-"""Signals this close together are one request: a launcher passes on what its whole group gets as well."""
+"""Seconds within which signals count as one request: a launcher may forward a signal that its group gets
+too."""
 
 _log = logging.getLogger("perdure.worker")
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[asyncio.Future[str]]:
-    """Comes true with the name of the first signal; the second one ends the process.
+    """Yield a future of the first signal's name; the second signal ends the process.
 
-    The handlers are the interpreter's, not the event loop's: a node that blocks the loop blocks no second
-    signal.
+    The handlers are the interpreter's, not the event loop's, so that a node that blocks the loop does not
+    block the second signal.
     """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
@@ -66,5 +67,5 @@ def leave(threads: ThreadPoolExecutor) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End without waiting for anything; logging writes each line at once, so nothing said is lost."""
+    """End the process without waiting; log lines are written at once, so none is lost."""
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Commands on threads: looking, tagging, pruning, exporting. All of them work while the application runs."""
+"""Commands on threads: show, tag, prune, export. All of them work while the application runs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def digest(
 ) -> None:
     """Print the digest of a thread's content: history, values, pending writes, tags and heads.
 
-    It is the same wherever the thread is: another backend, another key or none.
+    It does not depend on the backend or the encryption key.
     """
     with opened(db, tenant, key_file) as database:
         unreadable = 0
@@ -162,12 +162,12 @@ def tag(
     thread_id: ThreadId,
     name: Annotated[str, typer.Argument(help="The tag's name")],
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tag")] = False,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Anchor a checkpoint: no pruning removes it, and a fork can start from it later."""
+    """Tag a checkpoint: no pruning removes it, and a fork can start from it later."""
     with opened(db, tenant, key_file) as database:
         if remove:
             database.untag(thread_id, name)
@@ -180,7 +180,7 @@ def tag(
 @threads.command()
 def prune(
     thread_ids: Annotated[list[str], typer.Argument(help="The threads' ids")],
-    keep_last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints stay")],
+    keep_last: Annotated[int, typer.Option(min=1, help="The number of newest checkpoints to keep")],
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -203,7 +203,7 @@ def delete(
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Remove a thread with everything in it, or what is there of one that has not arrived whole."""
+    """Remove a thread with everything in it, or the parts of one that was copied incompletely."""
     with opened(db, tenant, key_file) as database:
         if Partition(tenant, thread_id) not in database.partitions(tenant):
             database.show(thread_id)

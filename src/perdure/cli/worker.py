@@ -1,7 +1,7 @@
-"""The command ``perdure worker``: what can be said to a worker process, and what is refused before it starts.
+"""Command ``perdure worker``: its options, and the checks before a worker process starts.
 
-The first SIGTERM or SIGINT asks it to stop: nothing more is claimed, what is under way may go on for a while,
-and what is left then is handed over.
+The first SIGTERM or SIGINT stops it: nothing more is claimed, current runs may continue for a while, and the
+rest is handed over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.storage.url import backend_of, redacted
 
 
 class OnFailure(StrEnum):
-    """What a run that has failed leaves of itself."""
+    """Treatment of what a failed run stored."""
 
     ROLLBACK = "rollback"
     KEEP = "keep"
@@ -42,42 +42,42 @@ def worker(
     channels: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:CHANNELS", help="How replies get to people: a mapping of names to Channel"
+            metavar="MODULE:CHANNELS", help="The channels for replies: a mapping of names to Channel"
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Work on so many runs at once", show_default="32")
+        int | None, typer.Option(help="The number of runs at once", show_default="32")
     ] = None,
     lease: Annotated[
         float | None,
-        typer.Option(help="Seconds after a crash until a run goes on elsewhere", show_default="30"),
+        typer.Option(help="Seconds after a crash until a run continues elsewhere", show_default="30"),
     ] = None,
     poll: Annotated[
-        float | None, typer.Option(help="Look for due messages every so many seconds", show_default="1")
+        float | None, typer.Option(help="Seconds between polls for due messages", show_default="1")
     ] = None,
     attempts: Annotated[
-        int | None, typer.Option(help="Try a run so often before it has failed", show_default="5")
+        int | None, typer.Option(help="The number of attempts before a run has failed", show_default="5")
     ] = None,
     on_failure: Annotated[
         OnFailure | None,
         typer.Option(
-            help="What a failed run leaves: the thread as it was, or what the run stored",
+            help="Restore the thread after a failed run, or keep what the run stored",
             show_default="rollback",
         ),
     ] = None,
     per_tenant: Annotated[
-        int | None, typer.Option(help="Work on so many runs of one tenant at once", show_default="no limit")
+        int | None, typer.Option(help="The number of runs of one tenant at once", show_default="no limit")
     ] = None,
     keep: Annotated[
         float | None,
-        typer.Option(help="Seconds for which what became of a message is remembered", show_default="a week"),
+        typer.Option(help="Seconds for which the outcome of a message is remembered", show_default="a week"),
     ] = None,
     deadline: Annotated[
         float | None, typer.Option(help="Seconds that a run may take in all", show_default="no limit")
     ] = None,
     drain: Annotated[
         float | None,
-        typer.Option(help="Seconds that runs may go on for when told to stop", show_default="25"),
+        typer.Option(help="Seconds for which runs may continue after a signal to stop", show_default="25"),
     ] = None,
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="Work for every tenant, in turn")
@@ -92,7 +92,7 @@ def worker(
         str | None, typer.Option(help="The address to serve them at", show_default="127.0.0.1")
     ] = None,
     log_level: Annotated[
-        LogLevel, typer.Option(help="Log from this level on; debug has a line a run")
+        LogLevel, typer.Option(help="Log from this level on; debug has a line for each run")
     ] = LogLevel.INFO,
     db: Annotated[
         str | None,
@@ -107,22 +107,22 @@ def worker(
 
       perdure worker app:graph --db postgresql://me@host/threads
 
-    Several graphs have names, as those who accept messages call them:
+    Several graphs have names, which callers use to accept messages for them:
 
       perdure worker sales=app:sales support=desk.agents:support
 
-    Beside servers it needs no more than they do: without graphs it runs those
-    of ./perdure.toml or ./langgraph.json, on the database that is said there or
-    in DATABASE_URL, with the same settings. A flag comes before a variable,
-    that before a file:
+    With the configuration of a server it needs no arguments: it runs the graphs
+    of ./perdure.toml or ./langgraph.json, on the database that is named there or
+    in DATABASE_URL, with the same settings. A flag takes precedence over a
+    variable, that over a file:
 
       perdure worker --all-tenants --metrics-port 9464
 
     Start as many workers as you need. SIGTERM or Ctrl-C stops one: it claims
-    nothing more, lets its runs go on for --drain seconds, hands over what is
-    left, and ends with exit code 0; leave it that time before you kill it. A
+    nothing more, lets its runs continue for --drain seconds, hands over the
+    rest, and ends with exit code 0; give it that time before you kill it. A
     second signal ends it at once, with 143 or 130. Nothing is lost then
-    either: its runs go on elsewhere after --lease seconds.
+    either: its runs continue elsewhere after --lease seconds.
     """
     if all_tenants and tenant:
         raise NotAllowed(

@@ -1,6 +1,6 @@
-"""A worker's process from its start to its end: what is opened in which order, and closed in the other.
+"""Life of a worker's process: opens its parts in order, runs until it is stopped, and closes them in reverse.
 
-It is told what to run and where; when it stops is decided in ``perdure.cli.signals``.
+``perdure.cli.signals`` decides when it stops.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("perdure.worker")
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Whose messages a worker takes, and the key that they are sealed with."""
+    """Tenant whose messages a worker takes, or all tenants, and the key with which they are encrypted."""
 
     tenant: str
     all_tenants: bool
@@ -43,7 +43,12 @@ class For:
 
 
 def work(config: WorkerConfig, whose: For) -> None:
-    """Run graphs until the process is told to stop. What cannot be used stops the start."""
+    """Run graphs until the process is stopped.
+
+    Raises:
+        BadSetting: The configuration cannot be used.
+        GraphLoadError: A graph or channel cannot be loaded.
+    """
     if config.sources:
         _log.info("configured by %s", ", ".join(config.sources))
     if config.ignored:
@@ -57,7 +62,7 @@ def work(config: WorkerConfig, whose: For) -> None:
 async def _work(
     config: WorkerConfig, whose: For, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
 ) -> None:
-    # Nodes that are plain functions run in threads; as many as runs, or they would wait for each other.
+    # Nodes that are plain functions run in threads: one for each run, so that none waits for another.
     threads = ThreadPoolExecutor(config.settings.concurrency + 4, thread_name_prefix="node")
     asyncio.get_running_loop().set_default_executor(threads)
     agents = {name: await load_agent(loaded) for name, loaded in graphs.items()}
@@ -77,8 +82,8 @@ async def _work(
                 async with runtime:
                     _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
                     asked = await stop
-                    said = "worker %s got %s: it claims nothing more and ends within %g s"
-                    _log.info(said, name, asked, config.settings.drain)
+                    line = "worker %s got %s: it claims nothing more and ends within %g s"
+                    _log.info(line, name, asked, config.settings.drain)
         _log.info("worker %s has stopped: %s", name, tally)
         leave(threads)
 
@@ -92,8 +97,8 @@ def _runtime(
     observers: tuple[Observer, ...],
     name: str,
 ) -> Runtime:
-    """A runtime that sends replies by these channels, and calls the webhooks of runs that a server accepted
-    with one."""
+    """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a
+    server accepted."""
     hooks = _webhooks(config)
     try:
         runtime = Runtime(
@@ -114,7 +119,8 @@ def _runtime(
 
 
 def _webhooks(config: WorkerConfig) -> Webhooks | None:
-    """What calls webhooks; ``None`` where it may not, or without the extra with which servers are made."""
+    """Return the sender of webhooks, or ``None`` if they are disabled or the extra for servers is not
+    installed."""
     if config.webhook_hosts is None:
         return None
     try:
@@ -122,14 +128,14 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
         from perdure.server.webhooks import Webhooks
     except MissingExtra as error:
         if config.webhook_hosts:
-            _log.warning("no webhook is called from here, whatever hosts are allowed: %s", error)
+            _log.warning("no webhook is called from here, although hosts are allowed: %s", error)
         return None
     return Webhooks(OutboundPolicy.of(config.webhook_hosts, loopback=config.development))
 
 
 @contextmanager
 def _counted(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
-    """What counts for Prometheus while that is served, if it is."""
+    """Yield the observers that count for Prometheus while the metrics are served; none without an address."""
     if address is None:
         yield ()
         return
@@ -142,7 +148,7 @@ def _counted(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
 
 
 class RunCounts:
-    """Counts what became of runs."""
+    """Observer that counts the outcomes of runs."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -157,5 +163,5 @@ class RunCounts:
         yield
 
     def __str__(self) -> str:
-        said = ", ".join(f"{count} {what}" for what, count in sorted(self._counts.items()))
-        return f"runs: {said}" if said else "it had no runs"
+        text = ", ".join(f"{count} {what}" for what, count in sorted(self._counts.items()))
+        return f"runs: {text}" if text else "it had no runs"

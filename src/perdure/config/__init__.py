@@ -1,1 +1,1 @@
-"""What a process is told: files, environment and flags, read and checked before anything is opened."""
+"""Configuration of a process: files, environment and flags, read and checked before anything is opened."""

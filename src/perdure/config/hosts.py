@@ -1,4 +1,4 @@
-"""Names of hosts, addresses and networks, as a setting lists them. Nothing is looked up here."""
+"""Names of hosts, addresses and networks in settings, without any look-up."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 Network = IPv4Network | IPv6Network
 
 HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
-"""A host's name, in small letters."""
+"""Name of a host, in lower case."""
 
 
 def hosts(words: Iterable[str]) -> tuple[str, ...]:
-    """Names of hosts, addresses and networks, checked; ``ValueError`` for anything else."""
+    """Return checked names of hosts, addresses and networks; raise ``ValueError`` for anything else."""
     return tuple(word if network(word) else _name(word) for word in words)
 
 
 def network(word: str) -> Network | None:
-    """The network, or the one address, that a word is; ``None`` for a name."""
+    """Return a network or single address, or ``None`` for a name."""
     try:
         return ip_network(word)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The keys of ``langgraph.json`` that are no settings here: what becomes of each.
+"""Keys of ``langgraph.json`` that are no settings here, and their treatment.
 
-Those that LangGraph's own server has besides are settings of the same name. ``docs/configuration.md`` lists
-all of them, which a test holds to these.
+Other keys of LangGraph's server are settings of the same name. ``docs/configuration.md`` lists all of them,
+and a test compares that list with these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PASSED_OVER = {
     "http.logging_headers": "no header is ever logged",
     "store.ttl.omit_expired": "what has expired is never found",
 }
-"""Keys that need not be read, with the reason: without them the server does what they ask for."""
+"""Keys that are ignored, with the reason: without them the server does the same."""
 
 REFUSED = {
     "checkpointer.path": "threads are kept in the server's own database; name it with --db",
@@ -33,4 +33,5 @@ REFUSED = {
     "store.index": "the store has no vectors; search it with a filter",
     "webhooks": "say which hosts may be called with http.webhook_hosts of a perdure.toml",
 }
-"""Keys without which the server would do something else than its project expects, with what to do instead."""
+"""Keys that are refused, because without them the server would not do what its project expects; with
+advice."""

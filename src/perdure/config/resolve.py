@@ -1,9 +1,8 @@
-"""What is settled once everything was said: which source wins, and what servers and workers make of it alike.
+"""Resolution of a configuration: merges its sources and validates the result, for servers and workers alike.
 
-Flags come before the environment, that before ``perdure.toml``, that before ``langgraph.json``, setting by
-setting. Each setting that was said is checked, whether this process uses it or not; what several of them come
-to together is asked for by who uses it. What cannot work raises ``BadSetting``; nothing is guessed, and no
-secret is shown.
+Flags take precedence over the environment, that over ``perdure.toml``, that over ``langgraph.json``, for each
+setting. Every given setting is checked, whether this process uses it or not; combinations are checked by the
+caller that uses them. Invalid settings raise ``BadSetting``; nothing is guessed, and no secret is shown.
 """
 
 from __future__ import annotations
@@ -26,43 +25,44 @@ from perdure.runtime.settings import Settings
 
 DEVELOPMENT_FOLDER = ".perdure"
 DEVELOPMENT_URL = f"sqlite:///{DEVELOPMENT_FOLDER}/dev.db"
-"""Where threads are in development when nobody said so: kept, so that a restart loses nothing."""
+"""Default database in development: a file, so that a restart loses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlace:
-    """Where a graph is, ``package.module:graph`` or ``./folder/file.py:graph``; a file's path starts at the
-    configuration's ``root``, unless it is absolute."""
+    """Place of a graph, ``package.module:graph`` or ``./folder/file.py:graph``; a relative path starts at the
+    configuration's ``root``."""
 
     place: str
     description: str | None = None
 
 
 class ResolvedConfig:
-    """What was said, each of it checked before anything is asked for, and the defaults.
+    """Settings from all sources, each checked on construction, with defaults for the others.
 
-    ``root`` is the folder of the configuration file, the project's. ``env`` are variables to set before a
-    graph is imported; none of them is set yet. ``sources`` are the files and the names of the variables that
-    were used, ``ignored`` what was said in vain: both may be logged.
+    ``entries`` are the given settings by key. ``root`` is the folder of the configuration file, the
+    project's. ``env`` are variables to set before a graph is imported; none of them is set yet. ``sources``
+    are the files and the names of the variables that were used, ``ignored`` the entries without effect: both
+    may be logged.
     """
 
     def __init__(
         self,
-        said: Mapping[str, GivenValue],
+        entries: Mapping[str, GivenValue],
         root: Path,
         *,
         env: Mapping[str, str],
         files: Sequence[Path],
         ignored: Sequence[str],
     ) -> None:
-        self.said = said
+        self.entries = entries
         self.root = root
         self.env = env
         self.ignored = tuple(ignored)
-        variables = dict.fromkeys(each.source for each in said.values() if each.is_text)
+        variables = dict.fromkeys(each.source for each in entries.values() if each.is_text)
         self.sources = (*map(str, files), *variables)
-        self._values = {key: sources.value_of(SETTINGS[key], each) for key, each in said.items()}
-        for key, each in said.items():
+        self._values = {key: sources.value_of(SETTINGS[key], each) for key, each in entries.items()}
+        for key, each in entries.items():
             if SETTINGS[key].is_place:
                 self._values[key] = self.placed(self._values[key], each.base)
 
@@ -73,30 +73,35 @@ class ResolvedConfig:
         return key in self._values
 
     def name(self, key: str) -> str:
-        """What the author of a setting calls it, and the key where nobody said anything."""
-        return self.said[key].name if key in self.said else key
+        """Return the name under which a setting was given, or its key."""
+        return self.entries[key].name if key in self.entries else key
 
     def given(self, prefix: str) -> dict[str, Any]:
-        """Of a table, what was said."""
+        """Return the given settings of a table, without defaults."""
         return {
             key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
         }
 
     def table(self, prefix: str) -> dict[str, Any]:
-        """Of a table, everything that stands directly in it."""
+        """Return all settings directly in a table, with defaults."""
         names = [key.removeprefix(prefix) for key in SETTINGS if key.startswith(prefix)]
         return {name: self[prefix + name] for name in names if "." not in name}
 
     def placed(self, place: str, base: Path) -> str:
-        """A place that holds from ``root``: a file's path that starts elsewhere becomes absolute."""
+        """Return a place relative to ``root``; a file's path with another base becomes absolute."""
         if not names_file(place) or base == self.root:
             return place
         path, _, attribute = place.rpartition(":")
         return f"{base / path}:{attribute}"
 
-    # What servers and workers make of it alike
+    # For servers and workers
 
     def database_url(self) -> str:
+        """Return the URL of the database; in development it has a default.
+
+        Raises:
+            BadSetting: There is none.
+        """
         url = self["database_url"]
         if url is None and not self["development"]:
             raise BadSetting(
@@ -106,19 +111,30 @@ class ResolvedConfig:
         return DEVELOPMENT_URL if url is None else str(url)
 
     def graphs(self, command: str) -> dict[str, GraphPlace]:
-        """The graphs by name; ``command`` is an example of one that names them."""
+        """Return the graphs by name.
+
+        Args:
+            command: An example of a command that names graphs, for the error message.
+
+        Raises:
+            BadSetting: There are none.
+        """
         if "graphs" not in self:
             raise BadSetting(
                 f"which graph? Pass a place, e.g. {command}, or list graphs in perdure.toml or langgraph.json"
             )
-        base = self.said["graphs"].base
+        base = self.entries["graphs"].base
         return {
             name: GraphPlace(self.placed(place, base), description)
             for name, (place, description) in self["graphs"].items()
         }
 
     def runtime(self) -> dict[str, Any]:
-        """What was said of ``perdure.runtime.Settings``."""
+        """Return the given values of ``perdure.runtime.Settings``.
+
+        Raises:
+            BadSetting: A value is out of range.
+        """
         given = self.given("runtime.")
         try:
             Settings(**given)
@@ -128,7 +144,7 @@ class ResolvedConfig:
         return given
 
     def store_ttl(self) -> TTLConfig | None:
-        """For ``Database.store(ttl=…)``."""
+        """Return the argument for ``Database.store(ttl=…)``, or ``None``."""
         given = self.given("store.ttl.")
         return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
 
@@ -141,16 +157,26 @@ def settle(
     environ: Mapping[str, str],
     has_key: bool,
 ) -> ResolvedConfig:
-    """Read everything once. Without ``file`` the current folder's ``perdure.toml`` and ``langgraph.json`` are
-    read, each if it is there; with it, that one alone. ``graphs`` are ``[NAME=]PLACE`` and replace those of
-    files. ``flags`` are the others by key, each with its name, ``None`` where one was not given.
-    ``has_key`` says that what is stored is sealed."""
+    """Read and merge all sources once.
+
+    Args:
+        file: The only file to read; ``None`` reads ``perdure.toml`` and ``langgraph.json`` of the current
+            folder, each if it exists.
+        graphs: Graphs as ``[NAME=]PLACE``, which replace those of files.
+        flags: Values of other flags by key, each with the flag's name; ``None`` for those that were not
+            given.
+        environ: The environment.
+        has_key: True if stored data is encrypted.
+
+    Raises:
+        BadSetting: A source cannot be read, or has an invalid setting.
+    """
     here = Path.cwd()
     paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()] if file is None else [file]
     files = [sources.of_file(path) for path in paths]
     root = paths[-1].absolute().parent if paths else here
-    said = _merged(files)
-    env, env_file = sources.of_env_file(said["env"], environ) if "env" in said else ({}, Layer({}))
+    entries = _merged(files)
+    env, env_file = sources.of_env_file(entries["env"], environ) if "env" in entries else ({}, Layer({}))
     environment = sources.of_environment(environ, env, here)
     every = {"graphs": (named(graphs) or None, "the command line"), **flags}
     given = {
@@ -166,14 +192,13 @@ def settle(
 
 
 def set_variables(env: Mapping[str, str]) -> None:
-    """Set the variables that a configuration has for graphs; those that are set stay as they are."""
+    """Set the configuration's variables for graphs, except those that are set already."""
     for name, value in env.items():
         os.environ.setdefault(name, value)
 
 
 def make_folder_of(url: str) -> None:
-    """Make the folder of development's own database, which git is told to leave alone, if that is what the
-    URL names."""
+    """Create the folder of the development database, ignored by git, if the URL is that database's."""
     if url == DEVELOPMENT_URL:
         folder = Path(DEVELOPMENT_FOLDER)
         folder.mkdir(exist_ok=True)
@@ -181,12 +206,12 @@ def make_folder_of(url: str) -> None:
 
 
 def _merged(layers: Sequence[Layer]) -> dict[str, GivenValue]:
-    return {key: said for layer in layers for key, said in layer.said.items()}
+    return {key: entry for layer in layers for key, entry in layer.entries.items()}
 
 
 def _refuse_unsealed(ignored: Sequence[str]) -> None:
-    """``encryption`` of ``langgraph.json`` names code of its own. Passing over it would store in the clear
-    what somebody wanted sealed."""
+    """Raise ``BadSetting`` for ``encryption`` in ``langgraph.json``, which names code for it. Ignoring the
+    key would store data unencrypted against the project's intention."""
     asked = next((each for each in ignored if each.startswith("encryption in ")), None)
     if asked:
         raise BadSetting(

@@ -1,8 +1,8 @@
-"""Every setting of servers and workers: its key, its variables, its flag, its default and what it may be.
+"""Settings of servers and workers: keys, variables, flags, defaults and valid values.
 
-A check gets a value and returns it as it is used, or raises ``ValueError`` with the mend. It never
-repeats the value: that is for whoever knows whether it is a secret. What a setting means stands in
-``docs/configuration.md``, which a test holds to this list.
+A check returns a value in the form in which it is used, or raises ``ValueError`` with advice. It never
+repeats the value, as only the caller knows whether it is a secret. ``docs/configuration.md`` explains the
+settings; a test compares it with this list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.config.hosts import hosts
 from perdure.runtime.settings import Settings
 
 EXPOSED = ("Content-Location", "Location", "X-Pagination-Total", "X-Pagination-Next", "X-Request-Id")
-"""What the SDK reads of an answer; a browser lets it only if the server says so."""
+"""Response headers that the SDK reads; a browser passes them on only if the server exposes them."""
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -30,7 +30,7 @@ _DAY_S = 86400
 
 
 class ValueKind(NamedTuple):
-    """What a value has to be, how text of the environment becomes one, and the check."""
+    """Kind of a value: a description, the parser for text of the environment, and the check."""
 
     wants: str
     read: Callable[[str], Any]
@@ -39,8 +39,8 @@ class ValueKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """``key`` as in ``perdure.toml``, with dots. ``langgraph`` says that ``langgraph.json`` has it, too,
-    under the same name. ``derived`` tells a default that depends on other settings."""
+    """Setting with its ``key`` as in ``perdure.toml``, with dots. ``langgraph`` is True if ``langgraph.json``
+    has it under the same name; ``derived`` describes a default that depends on other settings."""
 
     key: str
     kind: ValueKind
@@ -79,7 +79,7 @@ def _flag_of(text: str) -> bool:
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    """A list; a single text is a list of one, as LangGraph's own files have it here and there."""
+    """Return a list of texts; a single text counts as a list, as in some keys of LangGraph's files."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple):
         raise ValueError
@@ -187,7 +187,7 @@ def _graphs_of(text: str) -> dict[str, str]:
 
 
 def _headers(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The patterns of names to take and of names to leave, in lower case."""
+    """Return the patterns of names to include and of names to exclude, in lower case."""
     if not isinstance(value, dict):
         raise ValueError
     if unknown := set(value) - {"includes", "include", "excludes", "exclude"}:
@@ -241,7 +241,7 @@ def _setting(key: str, kind: ValueKind, default: Any = None, **more: Any) -> Set
 
 
 def _runtime() -> list[Setting]:
-    """Those of ``perdure.runtime.Settings``, which checks their sizes itself."""
+    """Return the settings of ``perdure.runtime.Settings``, which checks their ranges itself."""
     hints = get_type_hints(Settings)
     return [
         _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), field.default)
@@ -329,4 +329,4 @@ _LISTED = [
 ]
 
 SETTINGS = {setting.key: setting for setting in _LISTED}
-"""Every setting by its key, in the order of the documentation."""
+"""All settings by key, in the order of the documentation."""

@@ -1,8 +1,8 @@
-"""What was said, and where: ``perdure.toml``, ``langgraph.json``, a ``.env`` file, the environment.
+"""Sources of settings: ``perdure.toml``, ``langgraph.json``, a ``.env`` file and the environment.
 
-Each source becomes keys with dots and what stands there. Whether that can work is decided elsewhere; here a
-file is readable or not, and a key is known or not. ``langgraph.json`` is another tool's file: of its
-known keys none is ignored that would change what the server does; unknown keys are logged as warnings.
+Each source becomes a mapping of keys with dots to values. Values are checked elsewhere; here a file is
+readable or not, and a key known or not. ``langgraph.json`` belongs to another tool: none of its known keys is
+ignored if that would change the server's behaviour; unknown ones are logged as warnings.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OTHERS = frozenset(("PERDURE_TENANT", "PERDURE_KEY_FILE"))
 
 
 class GivenValue(NamedTuple):
-    """A value, and where it was said. ``name`` is what its author calls it, ``base`` the folder that its
-    paths start from. ``is_text`` is text of the environment, to be read first."""
+    """Value with its source. ``name`` is the name under which it was given, ``base`` the folder at which its
+    paths start; ``is_text`` marks text of the environment, which has to be parsed."""
 
     value: Any
     name: str
@@ -37,14 +37,18 @@ class GivenValue(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What one source says, and what it says in vain."""
+    """Settings of one source, and its entries that have no effect."""
 
-    said: dict[str, GivenValue]
+    entries: dict[str, GivenValue]
     ignored: tuple[str, ...] = ()
 
 
 def of_file(path: Path) -> Layer:
-    """A configuration file; ``.json`` is read as LangGraph's, anything else as ours."""
+    """Return the settings of a file; ``.json`` is read as LangGraph's, anything else as ``perdure.toml``.
+
+    Raises:
+        BadSetting: The file cannot be read, or has a key that is unknown or cannot be supported.
+    """
     text = _text_of(path)
     is_own = path.suffix != ".json"
     try:
@@ -55,69 +59,79 @@ def of_file(path: Path) -> Layer:
         raise BadSetting(f"{path}, line {error.lineno}: {error.msg}") from error
     if not isinstance(held, dict):
         raise BadSetting(f"{path} holds no object; write {{…}} with graphs in it")
-    said: dict[str, GivenValue] = {}
+    entries: dict[str, GivenValue] = {}
     ignored: list[str] = []
     for key, value in _flat(held, path, "", is_own):
         setting = SETTINGS.get(key)
         if setting is not None and (is_own or setting.langgraph):
-            said[key] = GivenValue(value, f"{key} in {path}", str(path), path.parent.absolute())
+            entries[key] = GivenValue(value, f"{key} in {path}", str(path), path.parent.absolute())
         elif is_own:
             raise BadSetting(f"{path} has {key}, which is no setting; {_nearest(key, SETTINGS)}")
         elif key in REFUSED:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
         elif key not in PASSED_OVER:
             ignored.append(f"{key} in {path}")
-    return Layer(said, tuple(ignored))
+    return Layer(entries, tuple(ignored))
 
 
-def of_env_file(said: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
-    """The variables that an ``env`` setting names and that are not set yet, and what was in vain."""
-    named = value_of(SETTINGS["env"], said)
+def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
+    """Return the variables of an ``env`` setting that are not set yet, and its entries without effect."""
+    named = value_of(SETTINGS["env"], entry)
     if isinstance(named, dict):
         return {name: value for name, value in named.items() if name not in environ}, Layer({})
-    path = said.base / named
+    path = entry.base / named
     if not path.exists():
-        # Images are built without it, and their variables come from outside.
-        return {}, Layer({}, (f"{said.name}: there is no file {path}",))
+        # Images are built without the file; their variables come from outside.
+        return {}, Layer({}, (f"{entry.name}: there is no file {path}",))
     return {name: value for name, value in _variables(path).items() if name not in environ}, Layer({})
 
 
 def of_environment(environ: Mapping[str, str], from_file: Mapping[str, str], base: Path) -> Layer:
-    """The variables that are set, to more than an empty text; ``from_file`` has those nobody else set."""
+    """Return the settings of variables with a text that is not empty.
+
+    Args:
+        environ: The environment.
+        from_file: Variables of a file, which the environment does not set.
+        base: The folder at which relative paths start.
+    """
     every = {**environ, **from_file}
     known = {name for setting in SETTINGS.values() for name in setting.variables}
-    said = {
+    entries = {
         setting.key: GivenValue(every[name], name, name, base, is_text=True)
         for setting in SETTINGS.values()
         for name in reversed(setting.variables)
         if every.get(name)
     }
     unknown = sorted(name for name in every if name.startswith(_PREFIX) and name not in known | _OTHERS)
-    return Layer(said, tuple(f"{name} in the environment; {_nearest(name, known)}" for name in unknown))
+    return Layer(entries, tuple(f"{name} in the environment; {_nearest(name, known)}" for name in unknown))
 
 
-def value_of(setting: Setting, said: GivenValue) -> Any:
-    """What was said, checked; ``BadSetting`` with its name and the mend, and with the value if it is no
-    secret."""
+def value_of(setting: Setting, entry: GivenValue) -> Any:
+    """Return a checked value.
+
+    Raises:
+        BadSetting: The value is invalid; the message has its name, advice, and the value unless it is a
+            secret.
+    """
     kind = setting.kind
     try:
-        return kind.check(kind.read(said.value) if said.is_text else said.value)
+        return kind.check(kind.read(entry.value) if entry.is_text else entry.value)
     except ValueError as error:
-        # The errors of int() and float() repeat the value; ours say what to do.
-        is_ours = str(error) and not str(error).startswith(("invalid literal", "could not convert"))
-        if is_ours and isinstance(said.value, dict):
-            # It says which entry of the table is meant.
-            raise BadSetting(f"{said.name}: {error}") from None
-        mend = str(error) if is_ours else f"it has to be {kind.wants}"
-        shown = "cannot be used" if setting.secret else f"is {_shown(said.value)}"
-        raise BadSetting(f"{said.name} {shown}; {mend}") from None
+        # The errors of int() and float() repeat the value; those of our checks give advice.
+        has_advice = str(error) and not str(error).startswith(("invalid literal", "could not convert"))
+        if has_advice and isinstance(entry.value, dict):
+            # The message names the entry of the table.
+            raise BadSetting(f"{entry.name}: {error}") from None
+        advice = str(error) if has_advice else f"it has to be {kind.wants}"
+        shown = "cannot be used" if setting.secret else f"is {_shown(entry.value)}"
+        raise BadSetting(f"{entry.name} {shown}; {advice}") from None
 
 
 def _shown(value: object) -> str:
     if isinstance(value, dict):
         return "a table" if value else "an empty table"
-    said = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return said if len(said) <= 80 else f"{said[:79]}…"
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _text_of(path: Path) -> str:
@@ -131,7 +145,8 @@ def _text_of(path: Path) -> str:
 
 
 def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
-    """Values by key with dots; a table is one value where a setting, or nobody, has its name."""
+    """Yield values by key with dots; a table is one value if a setting has its name, or if no setting lies
+    within it."""
     for name, value in held.items():
         key = f"{prefix}{name}"
         if key in SETTINGS or not _is_table(key):
@@ -140,8 +155,8 @@ def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Ite
         elif isinstance(value, dict):
             yield from _flat(value, path, f"{key}.", is_own)
         elif value is not None:
-            mend = f"write it as a table, [{key}]" if is_own else "write it as an object"
-            raise BadSetting(f"{key} in {path} is {_shown(value)}; {mend}")
+            advice = f"write it as a table, [{key}]" if is_own else "write it as an object"
+            raise BadSetting(f"{key} in {path} is {_shown(value)}; {advice}")
 
 
 def _is_table(key: str) -> bool:
@@ -149,7 +164,8 @@ def _is_table(key: str) -> bool:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was meant: like the whole one, or with the same last part elsewhere."""
+    """Return a hint at the known name closest to an unknown one: similar as a whole, or with the same last
+    part elsewhere."""
     known = list(known)
     by_last = {each.rpartition(".")[2]: each for each in reversed(known)}
     near = get_close_matches(name, known, 1)
@@ -180,5 +196,5 @@ def _variables(path: Path) -> dict[str, str]:
 
 
 def _blank_lines(text: str) -> int:
-    """How many lines pass before the first that holds anything."""
+    """Return the number of leading line breaks."""
     return text[: len(text) - len(text.lstrip())].count("\n")

@@ -1,7 +1,7 @@
-"""What a worker is told: which graphs, on which database, how it runs them, and where metrics are.
+"""Configuration of a worker: its graphs, database, runtime settings, and the address of its metrics.
 
-It reads what a server reads. A setting that only servers use has to be one that can be used, and nothing
-more: who may come in, and over which routes, is not a worker's matter.
+It reads the same sources as a server. Settings that only servers use are checked on their own, and then
+ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.runtime.settings import Settings
 
 
 class HostPort(NamedTuple):
-    """Where something listens; port 0 takes a free one."""
+    """Address to listen on; port 0 takes a free one."""
 
     host: str
     port: int
@@ -27,12 +27,12 @@ class HostPort(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """A worker's configuration, checked.
+    """Checked configuration of a worker.
 
-    ``channels`` is the place of a mapping of names to ``Channel``, ``store`` is for
-    ``Runtime(store_ttl=…)``. ``webhook_hosts`` may be called at the end of runs although they are not public;
-    ``None`` calls no webhook. ``metrics`` is where they are served, if anywhere. ``env``, ``root``,
-    ``sources`` and ``ignored`` are those of ``perdure.config.resolve.Settled``.
+    ``channels`` is the place of a mapping of names to ``Channel``, ``store`` the argument for
+    ``Runtime(store_ttl=…)``. ``webhook_hosts`` are hosts that webhooks may call although they are not public;
+    ``None`` disables webhooks. ``metrics`` is the address at which they are served, if at all. ``env``,
+    ``root``, ``sources`` and ``ignored`` are those of ``perdure.config.resolve.ResolvedConfig``.
     """
 
     database_url: str = field(repr=False)
@@ -61,9 +61,22 @@ def load(
     environ: Mapping[str, str],
     has_key: bool = False,
 ) -> WorkerConfig:
-    """The configuration of a worker; ``file`` and ``graphs`` are as for ``settle``. ``runtime`` has flags by
-    the names of ``perdure.runtime.Settings``; a flag that was not given is ``None``. ``has_key`` says that
-    what is stored is sealed."""
+    """Return the configuration of a worker. A flag that was not given is ``None``.
+
+    Args:
+        file: The only file to read, as for ``settle``.
+        graphs: Graphs as ``[NAME=]PLACE``, as for ``settle``.
+        db: The URL of the database.
+        channels: The place of the channels.
+        runtime: Flags by the names of ``perdure.runtime.Settings``.
+        metrics_host: The host at which metrics are served.
+        metrics_port: The port at which metrics are served.
+        environ: The environment.
+        has_key: True if stored data is encrypted.
+
+    Raises:
+        BadSetting: A source cannot be read, or has an invalid setting.
+    """
     flags = {f"runtime.{name}": (value, _flag(name)) for name, value in (runtime or {}).items()}
     settled = settle(
         file=file,
@@ -101,7 +114,7 @@ def _metrics(settled: ResolvedConfig) -> HostPort | None:
     host, port = settled["metrics.host"], settled["metrics.port"]
     if port is None and "metrics.host" in settled:
         raise BadSetting(
-            f"{settled.name('metrics.host')} says where metrics are served, and nothing says at which port; "
+            f"{settled.name('metrics.host')} is the host for metrics, but no port is set for them; "
             "set metrics.port, or pass --metrics-port"
         )
     return None if port is None else HostPort(host, port)

@@ -1,4 +1,4 @@
-"""``python -m perdure.demo``: the demo without the command line around it."""
+"""Entry point of ``python -m perdure.demo``: the demo without Perdure's command line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MODELS = "provider:name, or local; default: OpenAI with OPENAI_API_KEY, else loc
 
 
 def main() -> int:
-    """Parse the arguments and run; the exit code."""
+    """Parse the arguments, run the demo and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m perdure.demo", description=PURPOSE)
     parser.add_argument("--db", default="sqlite:///perdure-demo.db", help="database URL (%(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; another one if it is taken")
     parser.add_argument("--model", help=MODELS)
     parser.add_argument("--once", metavar="TEXT", help="print the answer to one message and exit")
-    parser.add_argument("--thread", help="the conversation that --once goes on with")
+    parser.add_argument("--thread", help="the conversation that --once continues")
     parser.add_argument("--no-browser", action="store_true", help="do not open the page in a browser")
     given = parser.parse_args()
     return main_demo(

@@ -1,7 +1,7 @@
-"""The agent of the demo: a graph of one node that asks a chat model for the next message.
+"""Agent of the demo: a graph of one node that asks a chat model for the next message.
 
-The state holds the messages and nothing else, and holds all of them; what the model is shown is cut to its
-context for each call. Which model answers, where threads are stored and who is asking are not known here.
+The state holds all messages and nothing else; for each call they are cut to the model's context. The model,
+the storage and the user are the caller's concern.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 ANSWER = "answer"
-"""The name of the node that writes an answer."""
+"""Name of the node that writes an answer."""
 
 INSTRUCTIONS = "You are a friendly assistant. Answer in plain words and keep to the question."
 
@@ -31,15 +31,15 @@ TOKENS_PER_MESSAGE = 8
 
 
 class Conversation(MessagesState):
-    """Everything a thread keeps: its messages, each under an id, oldest first."""
+    """State of a thread: its messages, each under an id, oldest first."""
 
 
 Agent = CompiledStateGraph[Conversation, None, Conversation, Conversation]
-"""A compiled graph over :class:`Conversation`."""
+"""Compiled graph over :class:`Conversation`."""
 
 
 def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
-    """The compiled graph. ``context_tokens`` bounds what the model is shown, instructions included."""
+    """Return the compiled graph. ``context_tokens`` limits the prompt, instructions included."""
 
     async def answer(state: Conversation) -> dict[str, list[BaseMessage]]:
         reply = await model.ainvoke(prompt(state["messages"], context_tokens))
@@ -53,10 +53,10 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
 
 
 def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMessage]:
-    """The instructions and the latest messages that fit, the first of them the user's.
+    """Return the instructions and the latest messages that fit, the first of them the user's.
 
-    A last user's message that is too long by itself is shown from its end: a model that is shown no question
-    makes one up.
+    If the user's last message is too long by itself, the prompt has its end: without a question a model would
+    invent one.
     """
     instructions = SystemMessage(INSTRUCTIONS)
     fitting = trim_messages(
@@ -77,9 +77,10 @@ def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMess
 
 
 def estimate_tokens(messages: Iterable[MessageLikeRepresentation]) -> int:
-    """At least as many tokens as a small model's tokeniser makes of text in most languages.
+    """Return an upper estimate of the tokens that a small model's tokeniser makes of text in most languages.
 
-    Small vocabularies fall back to single bytes outside English, hence a token for each byte there.
+    Small vocabularies fall back to single bytes outside of English, so other characters count one token for
+    each byte.
     """
     return sum(TOKENS_PER_MESSAGE + _estimate(str(message.text)) for message in convert_to_messages(messages))
 

@@ -1,4 +1,4 @@
-"""What keeps the demo from having a model, and what to install for it."""
+"""Errors of the demo's models, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ INSTALL = 'pip install "perdure[demo]"'
 
 
 class BadModel(PerdureError):
-    """The model that was asked for cannot be used."""
+    """The requested model cannot be used."""

@@ -1,7 +1,7 @@
-"""Who may talk to the demo's server: the page that it served, and programs on the same machine.
+"""Access control of the demo's server: its own page, and programs on the same machine.
 
-The server asks for no password, so a web page of another origin must not reach it through the browser:
-neither by posting to it nor under a host name that it points at the loopback address.
+The server has no password, so a web page of another origin must not reach it through the browser: neither by
+a post request nor under a host name that points at the loopback address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"
 
 
 class Guard:
-    """Answers 403 to foreign origins and, when bound to the loopback address, to foreign host names."""
+    """Middleware that answers 403 to foreign origins and, when bound to the loopback address, to foreign host
+    names."""
 
     def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
         self._app = app
@@ -30,7 +31,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        # A browser opens web sockets across origins without asking: what opens one may write.
+        # A browser opens web sockets across origins without a check, so they count as writes.
         is_socket = scope["type"] == "websocket"
         reason = self._refusal("CONNECT" if is_socket else scope["method"], Headers(scope=scope))
         if reason is not None:

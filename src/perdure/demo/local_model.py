@@ -1,6 +1,6 @@
-"""The small chat model that comes in a package, served by this process to itself.
+"""Small chat model from a package, served by this process to itself.
 
-The endpoint listens on a free port of the loopback address and takes a key that this process makes up at each
+The endpoint listens on a free port of the loopback address and requires a key that is generated at each
 start, so that no page in a browser and no other account on the machine can use it.
 """
 
@@ -30,10 +30,15 @@ THREADS_AT_MOST = 4
 
 @contextmanager
 def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]:
-    """A chat model that answers until the block ends, one answer at a time, at most ``answer_tokens`` long.
+    """Serve a chat model during the block, which gives one answer at a time.
 
-    Raises :class:`~perdure.errors.MissingExtra` when the weights are not installed and
-    :class:`~perdure.demo.errors.BadModel` when they do not load.
+    Args:
+        context_tokens: The size of the model's context.
+        answer_tokens: The maximum length of an answer.
+
+    Raises:
+        perdure.errors.MissingExtra: The weights are not installed.
+        perdure.demo.errors.BadModel: The weights do not load.
     """
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr
@@ -57,7 +62,7 @@ def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]
 
 
 def weights() -> Path:
-    """The model file inside its package, which is not imported: only its data is of use here."""
+    """Return the model file inside its package, which is not imported, since only its data is needed."""
     package = importlib.util.find_spec(PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -82,8 +87,8 @@ def _start(model: Path, context_tokens: int, key: str) -> Any:
     params.api_keys = [key]
     params.endpoint_slots = False
     params.use_jinja = True
-    # Its threads wait for each other without sleeping: with none of the cores to spare, a busy machine brings
-    # them from a hundred tokens a second to two.
+    # Its threads wait for each other without sleeping: without a spare core, a busy machine slows them from a
+    # hundred tokens a second to two.
     threads = max(1, min(THREADS_AT_MOST, (os.cpu_count() or 1) - 1))
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
@@ -96,7 +101,7 @@ def _start(model: Path, context_tokens: int, key: str) -> Any:
 
 @contextmanager
 def _without_proxy() -> Iterator[None]:
-    """Keep calls to the loopback address away from a proxy that the environment may name for everything."""
+    """Exclude the loopback address from a proxy that the environment may set for all calls."""
     before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
     direct = ",".join(filter(None, [before["NO_PROXY"] or before["no_proxy"], LOOPBACK]))
     os.environ.update(dict.fromkeys(before, direct))

@@ -1,8 +1,8 @@
-"""Which chat model answers in the demo, and what must be installed for it.
+"""Choice of the demo's chat model, and the packages that it needs.
 
-The order: what the caller names; else OpenAI's, when the environment has a key; else the small model that
-comes along in a package and runs in this process. Nothing falls back: a model that was chosen and cannot
-start is an error that says what to install or to set.
+The order: the model that the caller names; OpenAI's, if the environment has a key; the small model from a
+package, which runs in this process. There is no fallback: a chosen model that cannot start is an error with
+advice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMOTE_PROMPT_TOKENS = 16_000
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A provider and the name it knows the model by; the provider ``local`` has one model."""
+    """Provider and its name for the model; the provider ``local`` has one model."""
 
     provider: str
     name: str
@@ -38,7 +38,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A chat model that takes calls; ``context_tokens`` is the most a prompt may hold."""
+    """Chat model that takes calls; ``context_tokens`` is the maximum size of a prompt."""
 
     chat: BaseChatModel
     label: str
@@ -46,9 +46,10 @@ class OpenModel:
 
 
 def choose_model(asked: str | None, environ: Mapping[str, str]) -> ModelChoice:
-    """The model for ``asked`` (``provider:name``, ``local`` or None); opens nothing.
+    """Return the model for ``asked`` (``provider:name``, ``local`` or ``None``) without opening it.
 
-    Raises :class:`BadModel` when the text has another form.
+    Raises:
+        BadModel: The text has another form.
     """
     if asked is None:
         if environ.get("OPENAI_API_KEY"):
@@ -68,10 +69,13 @@ def choose_model(asked: str | None, environ: Mapping[str, str]) -> ModelChoice:
 
 @contextmanager
 def open_model(choice: ModelChoice, environ: Mapping[str, str]) -> Iterator[OpenModel]:
-    """A model that takes calls until the block ends.
+    """Open a model that takes calls during the block.
 
-    Raises :class:`~perdure.errors.MissingExtra` when a package is absent, :class:`BadModel` when the model
-    cannot start. Opening the local model takes about a second and blocks.
+    Opening the local model takes about a second and blocks.
+
+    Raises:
+        perdure.errors.MissingExtra: A package is missing.
+        BadModel: The model cannot start.
     """
     if choice.provider == LOCAL:
         require("langchain_openai", "xllamacpp")
@@ -85,7 +89,8 @@ def open_model(choice: ModelChoice, environ: Mapping[str, str]) -> Iterator[Open
 
 
 def require(*modules: str) -> None:
-    """Raise :class:`~perdure.errors.MissingExtra` that names every absent module and how to install them."""
+    """Raise :class:`~perdure.errors.MissingExtra` with every missing module and the command that installs
+    them."""
     absent = [module for module in modules if importlib.util.find_spec(module) is None]
     if absent:
         raise MissingExtra(f"The demo needs {', '.join(absent)}, which is not installed: {INSTALL}")

@@ -1,4 +1,4 @@
-"""One message on the command line: accepted as the page's are, and its answer printed as it comes."""
+"""One message on the command line: accepted like the page's, with its answer printed as it is generated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from perdure.model.records import Partition
 from perdure.runtime import Event, Options, StreamOptions
 
 TITLE_CHARACTERS = 80
-_TOLD = Options(stream=StreamOptions(modes=("messages-tuple",)), attempts=1, on_failure="keep")
+_STREAMED = Options(stream=StreamOptions(modes=("messages-tuple",)), attempts=1, on_failure="keep")
 
 
 async def answer_once(text: str, url: str, model: str | None, thread: str | None) -> int:
-    """Print one answer to stdout as it is written; 0, or 1 when there is none.
+    """Print one answer to stdout as it is generated; return 0, or 1 when there is none.
 
-    Everything else, the thread's id to go on with among it, is printed to stderr. The message is stored
-    before it is answered: when this is interrupted, the next demo over the same database answers it.
+    Everything else is printed to stderr, including the thread's id to continue with. The message is stored
+    before it is answered: if this is interrupted, the next demo over the same database answers it.
+
+    Args:
+        text: The message.
+        url: The URL of the database.
+        model: The model to use, if one was named.
+        thread: The thread to continue, if any.
     """
     console = Console(stderr=True, highlight=False)
     if not text.strip():
@@ -40,26 +46,26 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
 
 
 async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
-    """Write the answer to stdout; what kept it from being written, if something did."""
+    """Write the answer to stdout; return the reason if there is none."""
     metadata = {"graph_id": GRAPH, "title": " ".join(text.split())[:TITLE_CHARACTERS]}
     await demo.host.catalogue.create(Partition(demo.runtime.database.tenant, thread_id), metadata)
     message = {"role": "user", "content": text, "id": uuid.uuid4().hex}
-    ticket = await demo.runtime.submit(thread_id, {"messages": [message]}, graph=GRAPH, options=_TOLD)
-    async for told in demo.runtime.follow(thread_id, ticket.id):
-        if not isinstance(told, Event):
-            if told.run is not None and told.run.state == FAILED:
-                kind = told.run.note.get("kind", "an error")
+    ticket = await demo.runtime.submit(thread_id, {"messages": [message]}, graph=GRAPH, options=_STREAMED)
+    async for event in demo.runtime.follow(thread_id, ticket.id):
+        if not isinstance(event, Event):
+            if event.run is not None and event.run.state == FAILED:
+                kind = event.run.note.get("kind", "an error")
                 return f"The model gave no answer ({kind}). The message is stored."
-        elif told.name == "messages":
-            sys.stdout.write(_text(json.loads(told.data)[0]))
+        elif event.name == "messages":
+            sys.stdout.write(_text(json.loads(event.data)[0]))
             sys.stdout.flush()
     sys.stdout.write("\n")
     return None
 
 
 def _text(message: dict[str, object]) -> str:
-    """What a piece of an answer says."""
-    said = message.get("content") if str(message.get("type")).startswith(("ai", "AI")) else None
-    if isinstance(said, list):
-        return "".join(str(part.get("text", "")) for part in said if isinstance(part, dict))
-    return said if isinstance(said, str) else ""
+    """Return the text of a piece of an answer."""
+    content = message.get("content") if str(message.get("type")).startswith(("ai", "AI")) else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""

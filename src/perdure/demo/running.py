@@ -1,7 +1,7 @@
-"""The open parts of a demo: a database, a chat model, and a runtime in which the agent answers.
+"""Open parts of a demo: a database, a chat model, and a runtime in which the agent answers.
 
-Decided here is how the one process of a demo works: a crash is made good within seconds, because nobody else
-could be at work on its runs, and Ctrl-C waits for no answer.
+A demo is one process, so it recovers from a crash within seconds, as no other process can work on its runs,
+and Ctrl-C does not wait for an answer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from perdure.server.auth.identity import Open
 from perdure.server.state import ServerState
 
 GRAPH = "chat"
-"""The name under which the agent is served."""
+"""Name under which the agent is served."""
 
 SETTINGS = Settings(lease=5.0, poll=0.25, drain=0.0, attempts=1000)
-"""A demo is there to be killed: no number of crashes is too many."""
+"""Settings for a demo that may be killed any number of times."""
 
 
 class HandedOver:
-    """Counts the answers that were being written when the demo stopped."""
+    """Observer that counts the answers that were being written when the demo stopped."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,7 +47,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo that works: its messages are answered."""
+    """Running demo, which answers its messages."""
 
     host: ServerState
     model: OpenModel
@@ -60,7 +60,13 @@ class Demo:
 
 @asynccontextmanager
 async def opened(url: str, asked: str | None, console: Console) -> AsyncIterator[Demo]:
-    """A demo over a database, with the model that was ``asked`` for."""
+    """Open a demo over a database.
+
+    Args:
+        url: The URL of the database.
+        asked: The model to use, if one was named.
+        console: The console for progress.
+    """
     choice = choose_model(asked, os.environ)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(perdure.connect(url, migrate=True))
@@ -74,7 +80,7 @@ async def opened(url: str, asked: str | None, console: Console) -> AsyncIterator
 
 
 async def started_with(stack: AsyncExitStack, db: perdure.Database, model: OpenModel) -> Demo:
-    """A demo with a model that is open; ``stack`` closes it."""
+    """Start a demo with an open model and return it; ``stack`` closes it."""
     agent = build_agent(model.chat, context_tokens=model.context_tokens)
     handed_over = HandedOver()
     runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=(Logs(), handed_over))

@@ -1,7 +1,7 @@
-"""Runs the demo: a server over one database with one graph, a chat model behind it and the page in front.
+"""Server of the demo: one database, one graph, a chat model and the page.
 
-Everything starts in this order and stops in the reverse one: database, model, runtime, server. A stop by
-Ctrl-C hands the answers over that are being written: they go on when the demo is started again.
+Everything starts in the order database, model, runtime, server, and stops in reverse. After Ctrl-C,
+unfinished answers are handed over and continue when the demo is started again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,18 @@ def main_demo(
     thread: str | None,
     open_browser: bool,
 ) -> int:
-    """Serve the page, or with ``once`` print the answer to one message; the process's exit code.
+    """Serve the page, or print the answer to one message; return the process's exit code.
 
-    What keeps the demo from starting is printed to stderr in a sentence, with exit code 1.
+    An error that prevents the start is printed to stderr in a sentence, with exit code 1.
+
+    Args:
+        db_url: The URL of the database.
+        host: The address to listen on.
+        port: The port to listen on; another one if it is taken.
+        model: The model to use, if one was named.
+        once: The one message to answer, instead of the page.
+        thread: The thread that ``once`` continues, if any.
+        open_browser: True to open the page in a browser.
     """
     try:
         require("dotenv", "fastapi", "jwt", "sse_starlette", "uvicorn")
@@ -58,7 +67,8 @@ def main_demo(
 
 
 async def serve(url: str, host: str, port: int, model: str | None, open_browser: bool) -> int:
-    """Serve the page until SIGINT or SIGTERM; the exit code. Takes another port when ``port`` is taken."""
+    """Serve the page until SIGINT or SIGTERM and return the exit code. Another port is used if ``port`` is
+    taken."""
     import uvicorn
 
     from perdure.demo.running import opened
@@ -92,7 +102,7 @@ async def serve(url: str, host: str, port: int, model: str | None, open_browser:
 
 
 def shown_url(url: str) -> str:
-    """The database for people: a file's full path, or a URL without its password."""
+    """Return the database's name for people: a file's full path, or a URL without its password."""
     parts = urlsplit(url)
     if parts.scheme.startswith("sqlite") and parts.path:
         return str(Path(parts.path[1:] or parts.path).absolute())
@@ -104,7 +114,7 @@ def shown_url(url: str) -> str:
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket bound to the port, or when that is taken to one of the next, or to any."""
+    """Yield a socket bound to the port, or if that is taken to one of the next ports, or to any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0] if port else [0]
     for candidate in candidates:

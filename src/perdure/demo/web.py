@@ -1,4 +1,4 @@
-"""The demo over HTTP: LangGraph's API, the chat page, and the guard in front of both."""
+"""HTTP application of the demo: LangGraph's API, the chat page, and the guard in front of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ STARTS = (
 
 
 def create_app(host: ServerState, *, model: str, database: str, loopback: bool = True) -> FastAPI:
-    """The application. ``model`` and ``database`` are what the page shows of them."""
+    """Return the application.
+
+    Args:
+        host: The state of the server.
+        model: The model's name on the page.
+        database: The database's name on the page.
+        loopback: True if only the loopback address is served.
+    """
     app = api.create_app(None, Http())
     app.state.perdure = host
     chat.serve_page(app, {"model": model, "database": database, "starts": STARTS})

@@ -47,8 +47,9 @@ class EffectJournal:
 
 
 def effect_key(label: str, number: int = 0) -> str:
-    """Return an idempotency key for a side effect of the current node: the same at every attempt of this
-    step, and different from every other step's. Works with or without a runtime.
+    """Return an idempotency key for a side effect of the current node, with or without a runtime.
+
+    It is the same at every attempt of this step, and different from every other step's.
 
     Args:
         label: Name of the effect within the step.

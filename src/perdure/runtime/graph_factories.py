@@ -1,7 +1,7 @@
-"""Factories that make a graph for each use from a config, LangGraph's ``ServerRuntime``, or both; also as
-context managers.
+"""Factories that make a graph for each use.
 
-A function without such parameters makes one graph for all runs; ``perdure.runtime.loading`` calls it once.
+They take a config, LangGraph's ``ServerRuntime``, or both, and may be asynchronous context managers. A
+function without such parameters makes one graph for all runs; ``perdure.runtime.loading`` calls it once.
 """
 
 from __future__ import annotations

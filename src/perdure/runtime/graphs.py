@@ -26,8 +26,9 @@ def saver_for(
     graphs: Iterable[Pregel[Any, Any, Any, Any]],
     tenant: str | None = None,
 ) -> PerdureSaver:
-    """Return a checkpointer that allows the types of all given agents; with a list of types, also those that
-    their graphs declare.
+    """Return a checkpointer that allows the types of all given agents.
+
+    With a list of types, those that the graphs declare are allowed too.
 
     Args:
         database: The database for the checkpoints.

@@ -31,14 +31,16 @@ _ID_DIGITS = 32
 async def still_to_give(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, given: Command[Any]
 ) -> Command[Any] | None:
-    """Return a run's answering command without the answers that an earlier attempt stored, or ``None`` if
-    none is left.
+    """Return a run's answering command without the answers that an earlier attempt stored.
 
     Args:
         graph: The graph of the run.
         config: The run's config.
         held: The run, with its lease.
         given: The command as it was accepted.
+
+    Returns:
+        The command, or ``None`` if no answer is left.
     """
     saver, resume = graph.checkpointer, given.resume
     asked = held.messages[0].options.get(ANSWERS, ())

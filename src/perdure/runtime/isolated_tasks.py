@@ -99,8 +99,9 @@ class _Isolated(BaseCallbackHandler):
 
 
 def task_name(config: RunnableConfig) -> str | None:
-    """Return the name of the current task, which is the same at every attempt of its step, or ``None``
-    outside of a node. It is LangGraph's id, except inside an isolated graph.
+    """Return the name of the current task, which is the same at every attempt of its step.
+
+    It is LangGraph's id, except inside an isolated graph; ``None`` outside of a node.
 
     Raises:
         NotAllowed: A level of an isolated graph is unknown.

@@ -1,9 +1,9 @@
-"""Import of graphs, channels and other objects that a command line or configuration names as
-``module:attribute`` or ``./file.py:attribute``.
+"""Import of graphs, channels and other objects that a command line or configuration names.
 
-A module of the project can be named like an installed one. An unusable object raises ``GraphLoadError`` with
-advice; the error of the user's own code stays as its cause. Nothing here opens a database.
-``perdure.runtime.module_files`` decides how a file becomes a module.
+A place is ``module:attribute`` or ``./file.py:attribute``. A module of the project can be named like an
+installed one. An unusable object raises ``GraphLoadError`` with advice; the error of the user's own code
+stays as its cause. Nothing here opens a database. ``perdure.runtime.module_files`` decides how a file becomes
+a module.
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ _SIZES = tuple(1024 * kib for kib in (1, 4, 16, 50, 100, 256, 1024, 4096, 16384)
 
 
 class Metrics:
-    """Observer that keeps a runtime's metrics in ``registry``, by default the process's own. Several runtimes
-    of a process share one instance.
+    """Observer that keeps a runtime's metrics in ``registry``, by default the process's own.
+
+    Several runtimes of a process share one instance.
 
     Raises:
         ValueError: The registry has an instance already.
@@ -245,8 +246,9 @@ def exposition(accept: str = "", registry: CollectorRegistry | None = None) -> t
 
 @contextmanager
 def served(host: str, port: int) -> Iterator[str]:
-    """Serve this process's metrics from a thread during the block, for a process without routes; yield the
-    URL.
+    """Serve this process's metrics from a thread during the block, and yield the URL.
+
+    It is for a process without routes.
 
     Args:
         host: The address to listen on.

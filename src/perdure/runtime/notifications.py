@@ -1,7 +1,7 @@
-"""Notifications between the runtimes on one database, if it supports them: a queue is due, a run has to stop
-or has ended, an event is stored, a thread is followed.
+"""Notifications between the runtimes on one database, if it supports them.
 
-They are hints: a lost one costs the time until the next poll, and each receiver reads the database itself. A
+Their subjects: a queue is due, a run has to stop or has ended, an event is stored, a thread is followed. They
+are hints: a lost one costs the time until the next poll, and each receiver reads the database itself. A
 notification names a thread by a digest, a keyed one if the database is encrypted, so that a listener on the
 server learns that something happens, but not to whom.
 """

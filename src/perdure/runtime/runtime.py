@@ -148,8 +148,9 @@ class Runtime:
         options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Accept a message: text, or a mapping with ``role`` and ``content``. It is durable when this
-        returns.
+        """Accept a message: text, or a mapping with ``role`` and ``content``.
+
+        It is durable when this returns.
 
         Args:
             thread_id: The thread.
@@ -169,7 +170,7 @@ class Runtime:
 
         Raises:
             QueueFull: Too many messages wait on the thread.
-            RunInProgress: The strategy is ``"reject"``, and a run is open or waits.
+            RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
         """
         mode: Mode = "coalesce" if coalesce else "enqueue"
         given = options_of(config, options)
@@ -199,8 +200,10 @@ class Runtime:
         precondition: Check | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Accept a whole input for the graph, as plain JSON data, or a LangGraph ``command`` in its place. It
-        becomes a run of its own, whose id is the ticket's. The other arguments are as for ``accept``.
+        """Accept a whole input for the graph, or a LangGraph ``command`` in its place.
+
+        It is plain JSON data, and becomes a run of its own, whose id is the ticket's. The other arguments are
+        as for ``accept``.
 
         Args:
             input: The graph's input.
@@ -237,8 +240,10 @@ class Runtime:
         options: Options | None = None,
         tenant: str | None = None,
     ) -> Ticket:
-        """Answer the interrupt for which a thread waits. The graph continues, and its replies go to the
-        channel of the interrupted run by default. The other arguments are as for ``accept``.
+        """Answer the interrupt for which a thread waits, so that its graph continues.
+
+        Replies go to the channel of the interrupted run by default. The other arguments are as for
+        ``accept``.
 
         Args:
             value: The answer; for several interrupts, answers by interrupt id as LangGraph takes them.
@@ -381,8 +386,9 @@ class Runtime:
     def follow(
         self, thread_id: str, run_id: str, *, after: int = 0, tenant: str | None = None
     ) -> AsyncIterator[Event | Standing]:
-        """Yield the events of a run that was accepted with ``Options(stream=…)``, wherever it is worked on,
-        then the state in which it ended. Events are provisional.
+        """Yield the events of a run, wherever it is worked on, then the state in which it ended.
+
+        The run was accepted with ``Options(stream=…)``. Events are provisional.
 
         Args:
             thread_id: The thread.

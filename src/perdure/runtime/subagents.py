@@ -21,9 +21,10 @@ def isolated_subgraph(
     *,
     name: str | None = None,
 ) -> RunnableLambda[State, Mapping[str, Any]]:
-    """Return a node that runs ``graph`` without checkpoints of its steps or of graphs inside it, so that the
-    thread stores only its result. A crash repeats the whole step: pass its side effects through ``effect``,
-    whose keys stay the same.
+    """Return a node that runs ``graph`` without checkpoints of its steps or of graphs inside it.
+
+    The thread stores only its result. A crash repeats the whole step: pass its side effects through
+    ``effect``, whose keys stay the same.
 
     Args:
         graph: The graph to run.

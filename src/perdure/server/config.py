@@ -224,7 +224,7 @@ def _thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
     if not settled.given("checkpointer.ttl."):
         return None
     if table["default_ttl"] is None:
-        given = next(each for key, each in settled.said.items() if key.startswith("checkpointer.ttl."))
+        given = next(each for key, each in settled.entries.items() if key.startswith("checkpointer.ttl."))
         raise BadSetting(
             f"{given.name} is set for old threads, but the age at which it applies is not; set "
             "checkpointer.ttl.default_ttl, in minutes"
@@ -248,7 +248,7 @@ def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | N
         "tenant_claims": claims,
     }
     if "public_key" in given:
-        jwt["public_key"] = _public_key(settled.said["auth.jwt.public_key"], given["public_key"])
+        jwt["public_key"] = _public_key(settled.entries["auth.jwt.public_key"], given["public_key"])
     try:
         JwtSettings(**jwt)
     except BadSetting as error:

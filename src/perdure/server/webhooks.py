@@ -212,7 +212,7 @@ def webhooks(http: Http, *, development: bool) -> Webhooks | None:
 def of_variables(environ: Mapping[str, str]) -> Webhooks | None:
     """Return the webhooks of a process that is configured by environment variables alone. ``BadSetting``
     if one of them cannot be used."""
-    values = of_environment(environ, {}, Path()).said
+    values = of_environment(environ, {}, Path()).entries
     keys = ("http.webhook_hosts", "http.disable_webhooks", "development")
     allowed, is_disabled, is_development = (
         value_of(SETTINGS[key], values[key]) if key in values else SETTINGS[key].default for key in keys

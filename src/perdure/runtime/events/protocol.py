@@ -1,8 +1,8 @@
-"""Run events for clients of the event streaming protocol: messages by content block, tools, checkpoint
-references, subgraph lifecycle, and each interrupt once.
+"""Run events for clients of the event streaming protocol.
 
-Values, updates, tasks and custom data are published under their own names, for all subscribers. Events that
-only this protocol has are published under ``protocol/``, in their wire form: ``data``, and the node if
+These are messages by content block, tools, checkpoint references, subgraph lifecycle, and each interrupt
+once. Values, updates, tasks and custom data are published under their own names, for all subscribers. Events
+that only this protocol has are published under ``protocol/``, in their wire form: ``data``, and the node if
 any.
 """
 

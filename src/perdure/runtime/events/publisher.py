@@ -128,8 +128,9 @@ class EventBuffer:
             raise self._failure
 
     async def flush(self) -> None:
-        """Wait until the pending events are stored. Events that cannot be stored in time are lost for
-        subscribers in other processes only.
+        """Wait until the pending events are stored.
+
+        Events that cannot be stored in time are lost for subscribers in other processes only.
 
         Raises:
             Fenced: The run is not held any more.

@@ -196,8 +196,9 @@ class Subscriptions:
             pause = min(longest, pause * 1.5)
 
     async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
-        """Yield the events of all runs of a thread after a number, with the end of each run that streams;
-        endless.
+        """Yield the events of all runs of a thread after a number, without end.
+
+        They include the end of each run that streams.
 
         Raises:
             SubscriberTooSlow: The next event is not stored, and not held in memory any more.

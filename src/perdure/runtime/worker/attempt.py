@@ -256,8 +256,9 @@ async def _parts(
 def config_of(
     agent: Agent, held: HeldRun, journal: EffectJournal, options: Options, context: Any = None
 ) -> RunnableConfig:
-    """Return the config for a run's invocation: the agent's own, overridden by the message's, then the run's
-    identity.
+    """Return the config for a run's invocation.
+
+    It is the agent's own, overridden by the message's, then by the run's identity.
 
     Args:
         agent: The agent of the run's graph.

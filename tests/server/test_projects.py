@@ -173,6 +173,7 @@ class ErrorBody(BaseModel):
     code: int
 
 
+@app.post("/ok")
 @app.post("/mine")
 async def made(fault: ErrorBody) -> ErrorBody:
     return fault
@@ -300,8 +301,11 @@ async def test_an_application_beside_the_api_is_described_with_it(project: Proje
     async with project.served(("headers",), http=web) as http:
         described = (await http.get("/openapi.json")).json()
         assert (await http.get("/openapi.json")).json() == described
+        assert (await http.post("/ok", json={"code": 1})).json() == {"code": 1}
     assert set(described["paths"]["/mine"]) == {"get", "post"}
     # What the API says of itself stays, also where both have a schema of one name.
+    told = described["paths"].pop("/ok")
+    assert told == {"get": alone["paths"].pop("/ok")["get"], "post": told["post"]}
     assert {path: described["paths"][path] for path in alone["paths"]} == alone["paths"]
     schemas = described["components"]["schemas"]
     assert {name: schemas[name] for name in alone["components"]["schemas"]} == alone["components"]["schemas"]

@@ -36,8 +36,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def joined(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of the API merged with that of a custom application. The API's paths take
-    precedence, as in routing; a schema whose name it uses too is renamed."""
+    """Return the description of the API merged with that of a custom application. The API's methods
+    take precedence, as in routing; a schema whose name it uses too is renamed."""
     taken = ours.get("components", {}).get("schemas", {})
     schemas = own.get("components", {}).get("schemas", {})
     renamed = {
@@ -51,9 +51,12 @@ def joined(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         named = {renamed.get(name, name): each for name, each in held.items()} if kind == "schemas" else held
         components[kind] = {**named, **components.get(kind, {})}
     tags = [*ours.get("tags", []), *own.get("tags", [])]
+    paths = dict(ours.get("paths", {}))
+    for path, methods in own.get("paths", {}).items():
+        paths[path] = {**methods, **paths.get(path, {})}
     return {
         **ours,
-        "paths": {**own.get("paths", {}), **ours.get("paths", {})},
+        "paths": paths,
         **({"components": components} if components else {}),
         **({"tags": tags} if tags else {}),
     }

@@ -258,7 +258,7 @@ def visited(backend: str, scenario: str, effects: int) -> list[Point]:
 @pytest.mark.parametrize(
     ("backend", "scenario"),
     [
-        (backend, scenario)
+        pytest.param(backend, scenario, marks=[] if backend == "sqlite" else [pytest.mark.slow])
         for n, backend in enumerate(PROCESSES)
         for m, scenario in enumerate(SCENARIOS)
         if FULL or backend in LOCAL or (n + m) % 2

@@ -222,11 +222,11 @@ def single(url: str) -> str:
 def together(driver: Driver, effects: Sequence[Effect[Any]]) -> list[Any]:
     """The outcomes of requests that leave in one trip, in this order; an error stands for itself."""
     assert isinstance(driver, PostgresDriver)
-    gatherer = driver._gatherer(effects[0])
+    batcher = driver._batcher(effects[0])
     futures: list[Future[Any]] = [Future() for _ in effects]
-    with gatherer._wake:
+    with batcher._wake:
         for effect, future in zip(effects, futures, strict=True):
-            gatherer._submit(PendingRequest(effect, future=future))
+            batcher._submit(PendingRequest(effect, future=future))
     return [future.exception(60) or future.result() for future in futures]
 
 

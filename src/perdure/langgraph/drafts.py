@@ -59,18 +59,16 @@ class Encoder:
             The result of ``write``, and the checks that prove the chunks that it left out.
         """
         if self.is_again:
-            self.cache.distrust(basis.generation, basis.root)
+            self.cache.forget_chunks(basis.generation, basis.root)
         self.is_again = True
         room = max(0, self.budget - ops)
 
-        def encoded(belief: Reuse) -> tuple[R, tuple[Check, ...] | None]:
-            encoding = self._last = Encoding(
-                serde or self.serde, self.digest, self.cache, basis, belief=belief
-            )
+        def encoded(reuse: Reuse) -> tuple[R, tuple[Check, ...] | None]:
+            encoding = self._last = Encoding(serde or self.serde, self.digest, self.cache, basis, reuse=reuse)
             return write(encoding), encoding.proof(room)
 
-        for belief in (Reuse.ALL, Reuse.OF_ROOT):
-            written, checks = encoded(belief)
+        for reuse in (Reuse.ALL, Reuse.OF_ROOT):
+            written, checks = encoded(reuse)
             if checks is not None:
                 return written, checks
         # There is no room for any proof, so every chunk is stored again, before the commit.

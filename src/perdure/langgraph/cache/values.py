@@ -125,7 +125,7 @@ class ThreadCache:
         self.known = entered(self.known, generation, root, exactly=exactly)
         return self.known
 
-    def distrust(self, generation: int, root: str | None) -> None:
+    def forget_chunks(self, generation: int, root: str | None) -> None:
         """Forget which chunks are stored: a commit that relied on it was refused."""
         self.known = KnownChunks(generation, root)
 
@@ -249,7 +249,7 @@ class Encoding:
         digest: Names the chunks.
         cache: The thread's cache.
         basis: The thread as the write is planned on it.
-        belief: The known chunks that may be left out.
+        reuse: The known chunks that may be left out.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Encoding:
         cache: ThreadCache,
         basis: WriteBasis,
         *,
-        belief: Reuse = Reuse.ALL,
+        reuse: Reuse = Reuse.ALL,
     ) -> None:
         self._serde = serde
         self._cache = cache
@@ -269,8 +269,8 @@ class Encoding:
         self._builder = Builder(
             digest,
             nodes=self._known.nodes,
-            stored=frozenset() if belief is Reuse.NONE else self._known.stored,
-            recent=self._known.recent if belief is Reuse.ALL else frozenset(),
+            stored=frozenset() if reuse is Reuse.NONE else self._known.stored,
+            recent=self._known.recent if reuse is Reuse.ALL else frozenset(),
         )
         self._held: dict[tuple[str, str], KnownValue] = {}
 

@@ -50,20 +50,20 @@ class D1Driver:
         self._sleep = sleep
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
-        self._gatherer = Batcher(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
+        self._batcher = Batcher(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
 
     @property
     def limits(self) -> CommitLimits:
         return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
-        return self._gatherer.perform(effect)
+        return self._batcher.perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        return await self._gatherer.aperform(effect)
+        return await self._batcher.aperform(effect)
 
     def close(self) -> None:
-        self._gatherer.close()
+        self._batcher.close()
         self._transport.close()
 
     # One group

@@ -87,10 +87,10 @@ class PostgresDriver:
         return self._bell
 
     def perform(self, effect: Effect[R]) -> R:
-        return self._gatherer(effect).perform(effect)
+        return self._batcher(effect).perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        return await self._gatherer(effect).aperform(effect)
+        return await self._batcher(effect).aperform(effect)
 
     def close(self) -> None:
         if self._bell is not None:
@@ -108,7 +108,7 @@ class PostgresDriver:
                 link.lose()
             self._links.clear()
 
-    def _gatherer(self, effect: Effect[Any]) -> Batcher:
+    def _batcher(self, effect: Effect[Any]) -> Batcher:
         return self._reads if isinstance(effect, Fetch | Find | Now) else self._writes
 
     def _link(self) -> ServerConnection:

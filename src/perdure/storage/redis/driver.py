@@ -57,7 +57,7 @@ class RedisDriver:
         self._bell = (
             ServerNotifier(RedisListener(self._topology), name=settings.shown) if settings.notify else None
         )
-        self._gatherer = Batcher(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
+        self._batcher = Batcher(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
 
     @property
     def limits(self) -> CommitLimits:
@@ -68,15 +68,15 @@ class RedisDriver:
         return self._bell
 
     def perform(self, effect: Effect[R]) -> R:
-        return self._gatherer.perform(effect)
+        return self._batcher.perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        return await self._gatherer.aperform(effect)
+        return await self._batcher.aperform(effect)
 
     def close(self) -> None:
         if self._bell is not None:
             self._bell.close()
-        self._gatherer.close()
+        self._batcher.close()
         while self._idle:
             self._idle.pop().close()
 
@@ -95,7 +95,7 @@ class RedisDriver:
         self._idle.append(links)
 
     def _execute(self, group: Sequence[PendingRequest]) -> None:
-        self._gatherer.company = company_at(self._topology.distance_s)
+        self._batcher.company = company_at(self._topology.distance_s)
         with self._links() as links:
             sent: list[tuple[PendingRequest, Call]] = []
             for job in group:

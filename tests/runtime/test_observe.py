@@ -234,7 +234,7 @@ def test_an_observer_that_raises_costs_no_run(at: str, lines: list[dict[str, Any
     asyncio.run(scenario(Broken(at), heard))
     assert {"run.done", "run.failed", "reply.sent"} <= {name for name, _ in heard.events}
     assert {line["message"] for line in lines} >= {
-        f"Broken failed at {name}; the work goes on"
+        f"Broken failed at {name}; the work continues"
         for name in (["run.done"] if at == "event" else ["run", "send"])
     }
 

@@ -128,11 +128,13 @@ def copy(
                     _one(partition, here, there, replace, dry_run, tally, progress)
         except KeyboardInterrupt:
             err.print(
-                f"Stopped. At the target: {tally}. Run the same command again to go on.", soft_wrap=True
+                f"Stopped. At the target: {tally}. Run the same command again to continue.", soft_wrap=True
             )
             raise typer.Exit(INTERRUPTED) from None
         except Unavailable:
-            err.print(f"At the target so far: {tally}. Run the same command again to go on.", soft_wrap=True)
+            err.print(
+                f"At the target so far: {tally}. Run the same command again to continue.", soft_wrap=True
+            )
             raise
     for line in tally.failed:
         err.print(escape(line), soft_wrap=True)

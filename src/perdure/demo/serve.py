@@ -97,7 +97,7 @@ async def serve(url: str, host: str, port: int, model: str | None, open_browser:
             await Server(settings, ready, demo.host.close).serve(sockets=[listener])
     console.print("Stopped. Every accepted message is stored.")
     if demo.handed_over.count:
-        console.print("The answer that was being written goes on when the demo is started again.")
+        console.print("The answer that was being written continues when the demo is started again.")
     return 0
 
 

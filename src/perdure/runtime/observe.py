@@ -114,7 +114,7 @@ def _leaving(observer: Observer, name: str, span: AbstractContextManager[None, b
 
 
 def _complain(observer: Observer, name: str) -> None:
-    _log.exception("%s failed at %s; the work goes on", type(observer).__name__, name)
+    _log.exception("%s failed at %s; the work continues", type(observer).__name__, name)
 
 
 def _shown(value: object) -> str:

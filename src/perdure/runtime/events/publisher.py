@@ -233,12 +233,12 @@ class EventBuffer:
 class StreamPublisher:
     """Publishes the parts of one run's stream in the modes that were requested."""
 
-    def __init__(self, tape: EventBuffer, stream: StreamOptions) -> None:
-        self._tape = tape
+    def __init__(self, buffer: EventBuffer, stream: StreamOptions) -> None:
+        self._buffer = buffer
         self.stream = stream
         self._wanted = frozenset(stream.modes)
         self._messages: dict[str, BaseMessage] = {}
-        self._protocol = protocol.ProtocolPublisher(tape.publish) if "protocol" in self._wanted else None
+        self._protocol = protocol.ProtocolPublisher(buffer.publish) if "protocol" in self._wanted else None
 
     @property
     def speaks_protocol(self) -> bool:
@@ -255,8 +255,8 @@ class StreamPublisher:
 
     def begun(self, attempt: int, graph: str) -> None:
         """Publish the start of an attempt."""
-        data: dict[str, Any] = {"run_id": self._tape.run_id, "attempt": attempt}
-        self._tape.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
+        data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
+        self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
 
     def ended(self) -> None:
         """Publish the events that were held back until the end of the stream."""
@@ -278,30 +278,30 @@ class StreamPublisher:
         if mode == "messages":
             self._message(payload, path)
         elif mode in self._wanted or (mode == "updates" and _is_question(payload)):
-            self._tape.publish(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
+            self._buffer.publish(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
 
     def event(self, event: Any) -> None:
         """Publish one of LangChain's events."""
-        self._tape.publish("events", outgoing_event(event))
+        self._buffer.publish("events", outgoing_event(event))
 
     def _message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
         message, metadata = payload
         if "messages-tuple" in self._wanted:
-            self._tape.publish(f"messages{path}", [message, metadata])
+            self._buffer.publish(f"messages{path}", [message, metadata])
         if "messages" not in self._wanted:
             return
         key = message.id or ""
         before = self._messages.get(key)
         if before is None:
-            self._tape.publish(f"messages/metadata{path}", {key: {"metadata": metadata}})
+            self._buffer.publish(f"messages/metadata{path}", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
             whole = before + message if isinstance(before, AIMessageChunk) else message
             self._messages[key] = whole
             # Clients receive the accumulated chunks as a whole message.
-            self._tape.publish(f"messages/partial{path}", [message_chunk_to_message(whole)])
+            self._buffer.publish(f"messages/partial{path}", [message_chunk_to_message(whole)])
         else:
             self._messages[key] = message
-            self._tape.publish(f"messages/complete{path}", [message])
+            self._buffer.publish(f"messages/complete{path}", [message])
 
 
 def _is_question(payload: Any) -> bool:

@@ -42,7 +42,7 @@ class Subscriptions:
         self._observers = observers
         self._noted: dict[Partition, float] = {}
         self._renewing: asyncio.Task[None] | None = None
-        self._tapes: dict[Partition, EventBuffer] = {}
+        self._buffers: dict[Partition, EventBuffer] = {}
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
 
@@ -99,32 +99,32 @@ class Subscriptions:
         else:
             self._noted[partition] = began
 
-    def opened(self, tape: EventBuffer) -> None:
+    def opened(self, buffer: EventBuffer) -> None:
         """Register the buffer of a run that starts in this process."""
-        self._tapes[tape.partition] = tape
-        for tapes in self._waiting.get(tape.partition, ()):
+        self._buffers[buffer.partition] = buffer
+        for buffers in self._waiting.get(buffer.partition, ()):
             # Subscribers that are behind read finished runs from the log, if they are stored.
-            tapes[1:] = [before for before in tapes[1:] if not (before.is_over and before.is_stored)]
-            tapes.append(tape)
+            buffers[1:] = [before for before in buffers[1:] if not (before.is_over and before.is_stored)]
+            buffers.append(buffer)
 
-    def closed(self, tape: EventBuffer, last: Event | None) -> None:
+    def closed(self, buffer: EventBuffer, last: Event | None) -> None:
         """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended."""
-        tape.over(last)
-        if self._tapes.get(tape.partition) is tape:
-            del self._tapes[tape.partition]
-        if not tape.is_stored and not tape.is_heard:
+        buffer.over(last)
+        if self._buffers.get(buffer.partition) is buffer:
+            del self._buffers[buffer.partition]
+        if not buffer.is_stored and not buffer.is_heard:
             # A run can end before the request that started it subscribes.
-            key = (tape.partition, tape.run_id)
-            self._unheard[key] = tape
+            key = (buffer.partition, buffer.run_id)
+            self._unheard[key] = buffer
             asyncio.get_running_loop().call_later(_UNHEARD_S, self._unheard.pop, key, None)
 
-    def _tape(self, partition: Partition, run_id: str) -> EventBuffer | None:
-        tape = self._tapes.get(partition)
-        if tape is None or tape.run_id != run_id:
-            tape = self._unheard.get((partition, run_id))
-        if tape is not None:
-            tape.is_heard = True
-        return tape
+    def _buffer(self, partition: Partition, run_id: str) -> EventBuffer | None:
+        buffer = self._buffers.get(partition)
+        if buffer is None or buffer.run_id != run_id:
+            buffer = self._unheard.get((partition, run_id))
+        if buffer is not None:
+            buffer.is_heard = True
+        return buffer
 
     def changed(self, partition: Partition) -> None:
         """Wake the subscribers of a thread in this process."""
@@ -132,8 +132,8 @@ class Subscriptions:
 
     async def latest(self, partition: Partition) -> int:
         """Return the number of the latest event of a thread."""
-        tape = self._tapes.get(partition)
-        if tape is not None and (held := tape.newest) is not None:
+        buffer = self._buffers.get(partition)
+        if buffer is not None and (held := buffer.newest) is not None:
             return held
         return await self._database.arun(events.first_free(partition, 0)) - 1
 
@@ -150,16 +150,16 @@ class Subscriptions:
             SubscriberTooSlow: The next event is not stored, and not held in memory any more.
         """
         pause, longest = _LOOK_S
-        tape: EventBuffer | None = None
+        buffer: EventBuffer | None = None
         while True:
             news = self._signals.expect(STORED, partition)
-            tape = tape or self._tape(partition, run_id)
-            if tape is not None:
-                found = tape.since(after)
-                if found is None and not tape.is_in_log(after):
-                    if after >= tape.first:
-                        raise _too_slow(tape)
-                    after, found = tape.floor, tape.since(tape.floor)
+            buffer = buffer or self._buffer(partition, run_id)
+            if buffer is not None:
+                found = buffer.since(after)
+                if found is None and not buffer.is_in_log(after):
+                    if after >= buffer.first:
+                        raise _too_slow(buffer)
+                    after, found = buffer.floor, buffer.since(buffer.floor)
                 if found is not None:
                     for event in found:
                         after = event.seq
@@ -168,11 +168,11 @@ class Subscriptions:
                     if found:
                         # More events may have been published meanwhile, and the run may have ended.
                         continue
-                    if not tape.is_over:
+                    if not buffer.is_over:
                         await self._signals.wait(news, longest)
                         continue
-            begun = tape.first - 1 if tape is not None else None
-            tape = None
+            begun = buffer.first - 1 if buffer is not None else None
+            buffer = None
             # The state is read first: the events of a run that has ended are complete.
             standing = await self._database.arun(inbox.find(partition, run_id))
             page = await self._database.arun(events.read(partition, after, run_id))
@@ -203,34 +203,34 @@ class Subscriptions:
         Raises:
             SubscriberTooSlow: The next event is not stored, and not held in memory any more.
         """
-        current = self._tapes.get(partition)
-        tapes: list[EventBuffer] = [] if current is None else [current]
-        self._waiting.setdefault(partition, []).append(tapes)
+        current = self._buffers.get(partition)
+        buffers: list[EventBuffer] = [] if current is None else [current]
+        self._waiting.setdefault(partition, []).append(buffers)
         try:
             await self.note(partition)
             pause = _LOOK_S[0]
             while True:
                 news = self._signals.expect(STORED, partition)
-                tape = tapes[0] if tapes else None
-                if tape is not None and (found := tape.since(after)) is not None:
-                    is_over = tape.is_over
+                buffer = buffers[0] if buffers else None
+                if buffer is not None and (found := buffer.since(after)) is not None:
+                    is_over = buffer.is_over
                     for event in found:
                         after = event.seq
                         yield event
-                    if is_over and tapes[0] is tape:
-                        del tapes[0]
+                    if is_over and buffers[0] is buffer:
+                        del buffers[0]
                     elif not found:
                         await self._signals.wait(news, _LOOK_S[1])
                     pause = _LOOK_S[0]
                     continue
-                if tape is not None and after >= tape.first - 1 and not tape.is_in_log(after):
-                    if after >= tape.first:
-                        raise _too_slow(tape)
-                    after = tape.floor
+                if buffer is not None and after >= buffer.first - 1 and not buffer.is_in_log(after):
+                    if after >= buffer.first:
+                        raise _too_slow(buffer)
+                    after = buffer.floor
                     continue
                 page = await self._database.arun(events.read(partition, after))
                 # Events after the start of a run of this process wait until that run's are delivered.
-                bound = next((one.first for one in tapes if one.first - 1 > after), None)
+                bound = next((one.first for one in buffers if one.first - 1 > after), None)
                 before = after
                 for event in page.events:
                     if bound is not None and event.seq >= bound:
@@ -243,20 +243,20 @@ class Subscriptions:
                 after = max(after, page.after)
                 if after > before:
                     pause = _LOOK_S[0]
-                if not page.is_last or (tape is None and tapes):
+                if not page.is_last or (buffer is None and buffers):
                     continue
                 await self._signals.wait(news, pause)
                 pause = _LOOK_S[0] if news.is_set() else min(_IDLE_S, pause * 1.5)
         finally:
             waiting = self._waiting[partition]
             # By identity: the list of another subscriber may be equal.
-            waiting[:] = [held for held in waiting if held is not tapes]
+            waiting[:] = [held for held in waiting if held is not buffers]
             if not waiting:
                 del self._waiting[partition]
 
 
-def _too_slow(tape: EventBuffer) -> SubscriberTooSlow:
+def _too_slow(buffer: EventBuffer) -> SubscriberTooSlow:
     return SubscriberTooSlow(
-        f"thread {tape.partition.thread!r}: run {tape.run_id!r} publishes events "
+        f"thread {buffer.partition.thread!r}: run {buffer.run_id!r} publishes events "
         "faster than they are read, and does not keep them; read the thread's state instead"
     )

@@ -36,7 +36,7 @@ INTERRUPTS = "__interrupt__"
 
 
 async def attempt(
-    agent: Agent, graphs: Graphs, held: HeldRun, journal: EffectJournal, tape: EventBuffer | None
+    agent: Agent, graphs: Graphs, held: HeldRun, journal: EffectJournal, buffer: EventBuffer | None
 ) -> Ending:
     """Run the graph for the held run, or continue it.
 
@@ -49,7 +49,7 @@ async def attempt(
         graphs: The graphs of this process.
         held: The run, with its lease.
         journal: The recorded effects of the run.
-        tape: The buffer for the run's events, or ``None`` if it publishes none.
+        buffer: The buffer for the run's events, or ``None`` if it publishes none.
 
     Returns:
         The ending: done, with replies for a channel, or waiting for answers to interrupts.
@@ -70,7 +70,7 @@ async def attempt(
     within = TENANT.set(tenant)
     try:
         async with making as graph:
-            return await _attempt(agent, graph, options, held, journal, tape)
+            return await _attempt(agent, graph, options, held, journal, buffer)
     finally:
         TENANT.reset(within)
 
@@ -81,7 +81,7 @@ async def _attempt(
     options: Options,
     held: HeldRun,
     journal: EffectJournal,
-    tape: EventBuffer | None,
+    buffer: EventBuffer | None,
 ) -> Ending:
     context = context_of(graph, options.context)
     config = now = config_of(agent, held, journal, options, context)
@@ -95,16 +95,16 @@ async def _attempt(
         config = _at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
     if isinstance(given, Command) and _ends(given):
-        await _end(graph, config, now, held, tape)
+        await _end(graph, config, now, held, buffer)
         return Ending(DONE, {})
     how = _how(agent, options, context)
     try:
-        if tape is None or tape.stream is None:
+        if buffer is None or buffer.stream is None:
             values = await graph.ainvoke(given, config, **how)
         else:
-            publisher = StreamPublisher(tape, tape.stream)
+            publisher = StreamPublisher(buffer, buffer.stream)
             publisher.begun(held.run.attempts, held.run.graph)
-            values = await _stream(graph, given, config, how, tape, publisher)
+            values = await _stream(graph, given, config, how, buffer, publisher)
     except asyncio.CancelledError as cancelled:
         # The exception's arguments contain the task in which LangGraph's last writes continue.
         await _ended(cancelled)
@@ -130,11 +130,11 @@ async def _end(
     config: RunnableConfig,
     now: RunnableConfig,
     held: HeldRun,
-    tape: EventBuffer | None,
+    buffer: EventBuffer | None,
 ) -> None:
     """Clear the thread's next tasks and their interrupts. LangGraph ignores a command with ``goto=END`` when
     it is given as input."""
-    publisher = None if tape is None or tape.stream is None else StreamPublisher(tape, tape.stream)
+    publisher = None if buffer is None or buffer.stream is None else StreamPublisher(buffer, buffer.stream)
     if publisher is not None:
         publisher.begun(held.run.attempts, held.run.graph)
     await graph.aupdate_state(config, None, as_node=END)
@@ -207,7 +207,7 @@ async def _stream(
     given: Any,
     config: RunnableConfig,
     how: dict[str, Any],
-    tape: EventBuffer,
+    buffer: EventBuffer,
     publisher: StreamPublisher,
 ) -> dict[str, Any]:
     """Do the same as ``ainvoke`` and publish the run's events meanwhile."""
@@ -227,7 +227,7 @@ async def _stream(
         elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
             interrupts += payload[INTERRUPTS]
         publisher.part(mode, payload, namespace)
-        await tape.room()
+        await buffer.room()
     publisher.ended()
     held = values if isinstance(values, dict) else {}
     return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held

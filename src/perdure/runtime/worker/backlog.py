@@ -170,7 +170,7 @@ class Backlog:
         self._drop(due)
         times = 0 if before is None else before.times + 1
         until = time + self._pause * 2.0 ** min(times, _TIMES_MAX)
-        # The due time of a lane that fails may move with each failure.
+        # The due time of a failing queue may move with each failure.
         self._put_off[due] = _PutOff(times, until, None if failed else due_at, reason)
         if reason is not None:
             self.counts[reason] += 1
@@ -180,7 +180,7 @@ class Backlog:
         if before is not None and before.reason is not None:
             self.counts[before.reason] -= 1
 
-    def _forget(self, lanes: Iterable[Due]) -> None:
+    def _forget(self, queues: Iterable[Due]) -> None:
         """Reset the backoff of queues."""
-        for due in list(lanes):
+        for due in list(queues):
             self._drop(due)

@@ -109,7 +109,7 @@ class Runner:
         self._working: dict[Partition, _Working] = {}
         self._renewing: set[asyncio.Task[None]] = set()
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
-        self._tapes: dict[str, EventBuffer] = {}
+        self._buffers: dict[str, EventBuffer] = {}
         self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
         self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored, self.sizes.older)
 
@@ -134,12 +134,12 @@ class Runner:
         for working in self._working.values():
             working.cancel("drain")
 
-    def keep_tapes(self, is_meant: Callable[[Partition], bool]) -> None:
+    def keep_buffers(self, is_meant: Callable[[Partition], bool]) -> None:
         """Store the past and future events of the runs of some threads, because another process follows
         them."""
-        for tape in self._tapes.values():
-            if is_meant(tape.partition):
-                tape.keep()
+        for buffer in self._buffers.values():
+            if is_meant(buffer.partition):
+                buffer.keep()
 
     # One run
 
@@ -179,8 +179,8 @@ class Runner:
                 self._emit("run.lost", held)
                 return False
             finally:
-                if (tape := self._tapes.pop(held.run.id, None)) is not None:
-                    self._following.closed(tape, None)
+                if (buffer := self._buffers.pop(held.run.id, None)) is not None:
+                    self._following.closed(buffer, None)
 
     async def _worked(self, held: HeldRun) -> bool:
         message = held.messages[0]
@@ -189,7 +189,7 @@ class Runner:
         except Corrupt as unreadable:
             # Unreadable options stay unreadable at the next attempt.
             return await self._given_up(held, error_note(unreadable), type(unreadable).__name__)
-        await self._open_tape(held)
+        await self._open_buffer(held)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stopped(held, stopped)
@@ -202,7 +202,7 @@ class Runner:
                 self.graphs,
                 held,
                 EffectJournal.of(self._database, held),
-                self._tapes.get(held.run.id),
+                self._buffers.get(held.run.id),
             ),
             name=held.run.id,
         )
@@ -256,7 +256,7 @@ class Runner:
         self._emit("run.handed_over", held)
         self._signals.due(held.partition)
 
-    async def _open_tape(self, held: HeldRun) -> None:
+    async def _open_buffer(self, held: HeldRun) -> None:
         """Open the event buffer of a run that streams, or whose thread is followed."""
         stream = Options.read(held.messages[0].options).stream
         if stream is None and (held.is_followed or self._following.is_followed(held.partition)):
@@ -265,14 +265,14 @@ class Runner:
         if stream is None:
             return
         is_stored = stream.kept or stream.by != self._owner or held.is_followed
-        tape = await self._new_tape(held, is_stored)
-        tape.stream = stream
+        buffer = await self._new_buffer(held, is_stored)
+        buffer.stream = stream
 
-    async def _new_tape(self, held: HeldRun, is_stored: bool) -> EventBuffer:
+    async def _new_buffer(self, held: HeldRun, is_stored: bool) -> EventBuffer:
         now = await self._clock.now()
         first = await self._database.arun(events.first_free(held.partition, now))
         changed = self._following.changed
-        tape = EventBuffer(
+        buffer = EventBuffer(
             self._database,
             held.partition,
             held.run.id,
@@ -282,28 +282,28 @@ class Runner:
             changed,
             self._signals.stored,
         )
-        self._tapes[held.run.id] = tape
-        self._following.opened(tape)
-        return tape
+        self._buffers[held.run.id] = buffer
+        self._following.opened(buffer)
+        return buffer
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
         ending = noticed(held, ending)
         now = await self._clock.now()
         last, puts = await self._end_events(held, ending)
-        tape = self._tapes.get(held.run.id)
+        buffer = self._buffers.get(held.run.id)
         fresh, most = self._database.fresh(), self._database.limits.ops
         try:
             lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
         except Followed:
             # Another process began to follow the thread during the run.
-            tape = tape or await self._new_tape(held, is_stored=True)
-            tape.keep()
+            buffer = buffer or await self._new_buffer(held, is_stored=True)
+            buffer.keep()
             last, puts = await self._end_events(held, ending)
             lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
         self._note_end(held, ending)
-        if tape is not None:
-            del self._tapes[held.run.id]
-            self._following.closed(tape, last)
+        if buffer is not None:
+            del self._buffers[held.run.id]
+            self._following.closed(buffer, last)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         if replies:
             self._dispatch.soon((held.partition, OUT))
@@ -317,11 +317,11 @@ class Runner:
 
     async def _end_events(self, held: HeldRun, ending: Ending) -> tuple[Event | None, list[Put]]:
         """Return the run's last event, and the operations that store it if its events are stored."""
-        tape = self._tapes.get(held.run.id)
-        if tape is None:
+        buffer = self._buffers.get(held.run.id)
+        if buffer is None:
             return None, []
-        await tape.flush()
-        last, puts = tape.last({"run_id": held.run.id, "state": ending.state, **ending.note})
+        await buffer.flush()
+        last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **ending.note})
         if puts:
             until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
             puts.append(events.keeping(until, self._database.fresh()))

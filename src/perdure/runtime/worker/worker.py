@@ -81,7 +81,7 @@ class Worker:
         )
         self._loops = [asyncio.create_task(self.dispatch.run()), asyncio.create_task(self.runner.beat())]
         runner = self.runner
-        self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_tapes)
+        self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_buffers)
 
     async def drain(self, within: float) -> None:
         """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which

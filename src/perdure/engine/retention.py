@@ -7,7 +7,7 @@ that no remaining checkpoint or write reaches, each on condition that its genera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perdure.engine.history import delta_history
@@ -154,7 +154,10 @@ def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) ->
 
 
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
-    """Remove the checkpoints of runs in every thread that has them.
+    """Remove the checkpoints and the writes of runs in every thread that has them.
+
+    The index finds threads by the checkpoints of a run. For a run without any, as one that failed in the
+    first step after an answer, the writes of all threads are looked through.
 
     Each head that the runs moved returns to its earlier checkpoint. Tagged checkpoints stay, and so does what
     the rollback of an open run returns to. A thread whose earlier head is not stored any more is left as it
@@ -167,6 +170,10 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     runs = frozenset(run_ids)
     done: set[Partition] = set()
     refused: CannotTakeBack | None = None
+    without: set[str] = set()
+    for run_id in runs:
+        if not (yield from ask(Find("runs", tenant, run_id, limit=1))):
+            without.add(run_id)
     for run_id in run_ids:
         while True:
             # Removed checkpoints are not found again, so the next page is the first one of the rest.
@@ -180,8 +187,27 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
             done.update(new)
             if len(found) < _PAGE or not new:
                 break
+    for partition in (yield from all_threads(tenant)) if without else ():
+        if partition not in done and (yield from _has_writes_of(partition, without)):
+            try:
+                yield from _remove_runs(partition, runs, digest, budget)
+            except CannotTakeBack as error:
+                refused = refused or error
     if refused is not None:
         raise refused
+
+
+def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
+    """Whether a thread has writes of some runs. Their bodies are not read."""
+    after: Key | None = None
+    while True:
+        page = Range(WRITE, after=after, limit=_PAGE, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (page,)))
+        if any(belongs(record.fields["nonce"], run_ids) for record in found):
+            return True
+        if len(found) < _PAGE:
+            return False
+        after = found[-1].key
 
 
 def take_back(

@@ -158,7 +158,7 @@ async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
         (walked,) = await alice.runs.list(thread_id)
         await alice.runs.join(thread_id, walked["run_id"])
         await asyncio.wait_for(listening[0], 60)
-        assert any("faster than it is followed" in line for line in told["alice"])
+        assert any("faster than they are read" in line for line in told["alice"])
         # Whoever may not see the thread listens on, as on one that there is not.
         await asyncio.sleep(0.5)
         assert not listening[1].done()

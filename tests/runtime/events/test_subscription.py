@@ -121,7 +121,7 @@ def test_who_is_too_slow_for_what_is_not_kept_is_told_so(
             assert (await anext(events)).run_id == ticket.id
             talk.gate.set()
             await works.wait(ticket)
-            with pytest.raises(SubscriberTooSlow, match="faster than it is followed"):
+            with pytest.raises(SubscriberTooSlow, match="faster than they are read"):
                 async for _ in events:
                     pass
 

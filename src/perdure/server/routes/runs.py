@@ -71,7 +71,7 @@ async def create(caller: CallerNow, request: Request, thread_id: ThreadId, new: 
 
 @router.post("/runs")
 async def create_alone(caller: CallerNow, request: Request, new: NewRun) -> Json:
-    """Accept a run on the thread that the body or the query names, or on one of its own."""
+    """Accept a run on a given thread or one of its own. The body or the query may name the thread."""
     return await _created(caller, request, _named(request, new), new)
 
 
@@ -111,8 +111,8 @@ async def stream(caller: CallerNow, request: Request, thread_id: ThreadId, new: 
 
 @router.post("/runs/stream")
 async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
-    """Accept a run on the thread that the body or the query names, or on one of its own, and stream its
-    events."""
+    """Accept a run on a given thread or one of its own, and stream its events. The body or the query may
+    name the thread."""
     return await _streamed(caller, request, _named(request, new), new)
 
 
@@ -143,8 +143,8 @@ async def wait(caller: CallerNow, request: Request, thread_id: ThreadId, new: Ne
 
 @router.post("/runs/wait")
 async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
-    """Accept a run on the thread that the body or the query names, or on one of its own, and return its
-    values."""
+    """Accept a run on a given thread or one of its own, and return its values. The body or the query may
+    name the thread."""
     return await _waited_for(caller, request, _named(request, new), new)
 
 
@@ -228,8 +228,8 @@ async def join_stream(
     cancel_on_disconnect: bool = False,
     last_event_id: Annotated[str | None, Query()] = None,
 ) -> Response:
-    """Stream a run's events from now on, or, if the run's stream is resumable, after the event in
-    ``Last-Event-ID`` or else in the parameter ``last_event_id``."""
+    """Stream a run's events from now on, or from a given event. If the run's stream is resumable, it
+    starts after the event in ``Last-Event-ID`` or else in the parameter ``last_event_id``."""
     try:
         await caller.thread(thread_id, "read")
         standing = await _standing(caller, thread_id, run_id)

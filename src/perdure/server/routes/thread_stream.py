@@ -92,8 +92,8 @@ async def join(
     stream_mode: Annotated[list[str] | None, Query()] = None,
     stream_modes: Annotated[list[str] | None, Query()] = None,
 ) -> Response:
-    """Stream the events of all runs of a thread from now on, or after the event that ``Last-Event-ID`` names;
-    ``-`` is before the first that is kept."""
+    """Stream the events of all runs of a thread, from now on or from a given event. ``Last-Event-ID``
+    names the event to start after; ``-`` is before the first that is kept."""
     modes = _listed([*(stream_mode or ()), *(stream_modes or ())])
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     await caller.visible(thread_id, conditions)

@@ -119,7 +119,7 @@ class Webhooks:
             "POST",
             url.copy_with(host=address),
             headers={
-                "ServerState": url.netloc.decode("ascii"),
+                "Host": url.netloc.decode("ascii"),
                 "User-Agent": f"perdure/{version('perdure')}",
                 "Content-Type": "application/json",
                 "Accept": "*/*",

@@ -1,4 +1,4 @@
-"""A chat of one's own, with LangGraph's API beside it, over one database.
+"""A chat endpoint in a FastAPI application, with LangGraph's API beside it, over one database.
 
     pip install "perdure[server,postgres]"
     export DATABASE_URL=postgresql://me@localhost/app
@@ -18,9 +18,9 @@ from perdure.server import OpenedNow, RequestThreadId, answer_error, checkpoint_
 
 
 async def answer(state: MessagesState) -> dict[str, list[AIMessage]]:
-    """Where a model would be asked: it has read the whole conversation."""
-    said = [message.text for message in state["messages"] if message.type == "human"]
-    return {"messages": [AIMessage(f"{len(said)}: {said[-1]}")]}
+    """Return the number of questions and the last one, in place of a model's answer to the conversation."""
+    questions = [message.text for message in state["messages"] if message.type == "human"]
+    return {"messages": [AIMessage(f"{len(questions)}: {questions[-1]}")]}
 
 
 builder = StateGraph(MessagesState)
@@ -28,23 +28,23 @@ builder.add_node(answer)
 builder.add_edge(START, "answer")
 
 
-class Said(BaseModel):
-    """Something said in a conversation. ``context_id`` is its name; ``thread_id`` would be the same."""
+class ChatMessage(BaseModel):
+    """Message in a conversation with the id ``context_id``; ``thread_id`` would be the same."""
 
     message: str
     context_id: str | None = None
 
 
 def create_app(db_url: str | None = None) -> FastAPI:
-    """The application. Nothing is opened before it starts; then the database is ``DATABASE_URL``'s."""
+    """Return the application. It opens its database, by default that of ``DATABASE_URL``, when it starts."""
     app = FastAPI(lifespan=checkpoint_lifespan(db_url, graphs={"chat": builder}, serve=True))
     app.exception_handler(PerdureError)(answer_error)
 
     @app.post("/chat")
-    async def chat(said: Said, thread_id: RequestThreadId, perdure: OpenedNow) -> dict[str, str]:
-        """One turn: what was said goes in, what is answered comes out, and both are kept."""
+    async def chat(body: ChatMessage, thread_id: RequestThreadId, perdure: OpenedNow) -> dict[str, str]:
+        """Answer a message, and store both in the thread."""
         state = await perdure.graph.ainvoke(
-            {"messages": [("user", said.message)]}, {"configurable": {"thread_id": thread_id}}
+            {"messages": [("user", body.message)]}, {"configurable": {"thread_id": thread_id}}
         )
         return {"context_id": thread_id, "answer": state["messages"][-1].text}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,11 +28,15 @@ def pages(content: bytes) -> list[bytes]:
 
 
 def damages(content: bytes, earlier: list[bytes], count: int, chance: random.Random) -> Iterator[Damage]:
-    """Files with one piece of damage each, spread over all pages. ``earlier`` are the same file before."""
+    """``count`` files with one piece of damage each, spread over all pages. ``earlier`` are the same file
+    before."""
     own = pages(content)
     older = [pages(each) for each in earlier]
     places = chance.sample(range(len(own)), len(own))
-    for number in range(count):
+    given = 0
+    for number in itertools.count():
+        if given == count:
+            return
         place = places[number % len(own)]
         page = own[place]
         kind = chance.choice(("bit", "bit", "bit", "nothing", "elsewhere", "earlier"))
@@ -53,6 +58,7 @@ def damages(content: bytes, earlier: list[bytes], count: int, chance: random.Ran
                 continue
             changed, what = chance.choice(sorted(versions)), "an earlier version of the page"
         if changed != page:
+            given += 1
             yield Damage(what, place + 1, b"".join((*own[:place], changed, *own[place + 1 :])))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from perdure.config.langgraph_json import PASSED_OVER, REFUSED
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_file
 from perdure.errors import BadSetting
+from perdure.server.config import load
+from perdure.server.hosting.startup import prepare
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 OF_LANGGRAPH = """
@@ -84,3 +89,33 @@ def test_the_documentation_lists_what_becomes_of_every_key() -> None:
         **passed_over,
         "encryption": "refused without a key file: its own code is not called",
     }
+
+
+def test_the_folders_among_the_dependencies_can_be_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "bricks_and_mortar.py").write_text("SIZE = 3\n")
+    written(
+        tmp_path, {"graphs": {"a": "./a.py:a"}, "dependencies": [".", "./lib", "langchain_openai", "./none"]}
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load(file=None, environ={"DATABASE_URL": "memory://"})
+    assert config.import_folders == (tmp_path.resolve(), (tmp_path / "lib").resolve())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", {})
+    before = list(sys.path)
+    prepare(config)
+    prepare(config)
+    assert sys.path == [*before, *map(str, config.import_folders)]
+    assert import_module("bricks_and_mortar").SIZE == 3
+
+
+@pytest.mark.parametrize("wrong", [7, [7], {"lib": "./lib"}])
+def test_dependencies_are_a_list_of_texts(
+    tmp_path: Path, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, {"graphs": {"a": "./a.py:a"}, "dependencies": wrong})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadSetting, match="dependencies"):
+        load(file=None, environ={"DATABASE_URL": "memory://"})

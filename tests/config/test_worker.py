@@ -132,7 +132,7 @@ def test_a_flag_that_cannot_work_is_called_by_its_name() -> None:
     assert refused(runtime={"per_tenant": 0}).startswith("--per-tenant: per_tenant is 0; it has to be at")
     assert refused(runtime={"on_failure": "x"}).startswith("--on-failure is 'x'; it has to be 'rollback'")
     assert refused(metrics_port=-1).startswith("--metrics-port is -1; it has to be a whole number from 0")
-    assert refused(metrics_host="0.0.0.0").startswith("--metrics-host says where")  # noqa: S104 - no port
+    assert refused(metrics_host="0.0.0.0").startswith("--metrics-host is the host for metrics")  # noqa: S104 - no port
     assert refused(metrics_host=" ", metrics_port=0) == "--metrics-host is ' '; it has to be text"
 
 

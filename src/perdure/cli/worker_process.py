@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli.signals import asked_to_stop, leave
-from perdure.config.resolve import make_folder_of, set_variables
+from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.worker import HostPort, WorkerConfig
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, MissingExtra
@@ -54,6 +54,7 @@ def work(config: WorkerConfig, whose: For) -> None:
     if config.ignored:
         _log.warning("passed over: %s", ", ".join(config.ignored))
     set_variables(config.env)
+    add_import_folders(config.import_folders)
     graphs = {name: find(graph.place, root=config.root) for name, graph in config.graphs.items()}
     channels = None if config.channels is None else find(config.channels, root=config.root)
     asyncio.run(_work(config, whose, graphs, channels))

@@ -11,8 +11,8 @@ _ABSENT = "about what is not served here"
 
 PASSED_OVER = {
     **dict.fromkeys(
-        """$schema _INTERNAL_docker_tag api_version base_image dependencies dockerfile_lines image_distro
-        keep_pkg_tools node_version pip_config_file pip_installer python_version source""".split(),
+        """$schema _INTERNAL_docker_tag api_version base_image dockerfile_lines image_distro keep_pkg_tools
+         node_version pip_config_file pip_installer python_version source""".split(),
         _IMAGE,
     ),
     **dict.fromkeys(

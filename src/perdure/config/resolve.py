@@ -8,6 +8,7 @@ caller that uses them. Invalid settings raise ``BadSetting``; nothing is guessed
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,15 @@ class ResolvedConfig:
             for name, (place, description) in self["graphs"].items()
         }
 
+    def import_folders(self) -> tuple[Path, ...]:
+        """Return the folders among the ``dependencies``. The others name packages, which are installed before
+        a process starts."""
+        if "dependencies" not in self:
+            return ()
+        base = self.entries["dependencies"].base
+        folders = (base / each for each in self["dependencies"])
+        return tuple(folder.resolve() for folder in folders if folder.is_dir())
+
     def runtime(self) -> dict[str, Any]:
         """Return the given values of ``perdure.runtime.Settings``.
 
@@ -195,6 +205,11 @@ def set_variables(env: Mapping[str, str]) -> None:
     """Set the configuration's variables for graphs, except those that are set already."""
     for name, value in env.items():
         os.environ.setdefault(name, value)
+
+
+def add_import_folders(folders: Sequence[Path]) -> None:
+    """Make modules of these folders importable, after installed ones of the same name."""
+    sys.path.extend(str(folder) for folder in folders if str(folder) not in sys.path)
 
 
 def make_folder_of(url: str) -> None:

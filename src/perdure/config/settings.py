@@ -271,6 +271,7 @@ _LISTED = [
     _setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
     _setting("assistants", CONFIGS, variables=("LANGGRAPH_CONFIG",)),
     _setting("env", ENV, variables=(), langgraph=True, secret=True),
+    _setting("dependencies", WORDS, (), variables=(), langgraph=True),
     _setting("development", FLAG, False, variables=("PERDURE_DEVELOPMENT", "LANGGRAPH_DEV"), flag="--dev"),
     _setting("auth.path", PLACE, langgraph=True, is_place=True),
     _setting("auth.tenant_claims", WORDS, derived="`sub` with `auth.jwt`, else none"),

@@ -44,6 +44,7 @@ class WorkerConfig:
     webhook_hosts: tuple[str, ...] | None
     metrics: HostPort | None
     env: Mapping[str, str] = field(repr=False)
+    import_folders: tuple[Path, ...]
     root: Path
     sources: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -100,6 +101,7 @@ def load(
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
         metrics=_metrics(settled),
         env=settled.env,
+        import_folders=settled.import_folders(),
         root=settled.root,
         sources=settled.sources,
         ignored=settled.ignored,

@@ -102,9 +102,10 @@ class Config:
     """The validated configuration of a server.
 
     ``runtime`` are arguments of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
-    ``env`` are variables to set before a graph is imported; none of them is set yet. ``root`` is the
-    folder of the configuration file, the project's. ``sources`` are the files and the names of the
-    variables that were used, ``ignored`` the settings without effect: both may be logged.
+    ``env`` are variables to set before a graph is imported; none of them is set yet. ``import_folders``
+    are made importable for graphs. ``root`` is the folder of the configuration file, the project's.
+    ``sources`` are the files and the names of the variables that were used, ``ignored`` the settings without
+    effect: both may be logged.
     """
 
     database_url: str = field(repr=False)
@@ -118,6 +119,7 @@ class Config:
     store: TTLConfig | None
     checkpointer: ThreadTtl | None
     env: Mapping[str, str] = field(repr=False)
+    import_folders: tuple[Path, ...]
     root: Path
     sources: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -181,6 +183,7 @@ def load(
         store=settled.store_ttl(),
         checkpointer=_thread_ttl(settled),
         env=settled.env,
+        import_folders=settled.import_folders(),
         root=settled.root,
         sources=settled.sources,
         ignored=settled.ignored,

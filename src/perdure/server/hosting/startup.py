@@ -15,7 +15,7 @@ from typing import Any
 from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
-from perdure.config.resolve import make_folder_of, set_variables
+from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.database import Database, connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.runtime import Agent, Runtime, Settings
@@ -98,8 +98,10 @@ async def _running(
 
 def prepare(config: Config) -> None:
     """Set the environment variables that the configuration has for graphs, and the one that makes the
-    SDK's clients without a URL wait for this server; variables that are set stay unchanged."""
+    SDK's clients without a URL wait for this server; variables that are set stay unchanged. Make the
+    configuration's folders importable."""
     set_variables({DEFER: "true", **config.env})
+    add_import_folders(config.import_folders)
 
 
 def gate_of(config: Config) -> Gate:

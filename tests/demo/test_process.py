@@ -84,7 +84,7 @@ def test_ctrl_c_in_the_middle_of_an_answer_and_it_goes_on_at_the_next_start(tmp_
         code, last = demo.interrupt()
     assert code == 0, last
     assert "Every accepted message is stored" in last
-    assert "goes on when the demo is started again" in last
+    assert "continues when the demo is started again" in last
     assert "Traceback" not in last
     with running(tmp_path / "demo.db", free_port()) as demo:
         assert demo.said("t")[0] == ("human", LONG)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import perdure
+from perdure.database import connect_sync
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
 from perdure.storage.port import Driver
@@ -93,7 +94,7 @@ def _attempts(path: Path) -> dict[str, Any]:
     """What opening, reading and writing bring."""
     out: dict[str, Any] = {}
     try:
-        with perdure.connect_sync(f"sqlite:///{path}") as database:
+        with connect_sync(f"sqlite:///{path}") as database:
             out["open"] = "ok"
             driver = database._driver
             for name, act in (("read", lambda: state(driver)), ("write", lambda: driver.perform(fat(2)))):
@@ -109,7 +110,7 @@ def _attempts(path: Path) -> dict[str, Any]:
 
 def without_rights(path: Path) -> dict[str, Any]:
     """Open, read and write as a user who owns nothing; root first becomes nobody."""
-    driver = SqliteDriver(path)  # everything is imported and warm before the rights go
+    driver = SqliteDriver(path)  # warm before the rights go, as everything is imported by then
     state(driver)
     driver.close()
     if os.getuid() == 0:

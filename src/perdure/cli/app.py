@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -63,6 +64,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 def printable(name: str) -> str:
     """Return an id for a line of a listing: quoted if it would affect the terminal or break the line."""
     return name if name.isprintable() else repr(name)
+
+
+def print_json(entry: dict[str, Any]) -> None:
+    """Print an object on a line of its own."""
+    typer.echo(json.dumps(entry, default=jsonable))
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value that JSON has no form for: bytes as hex digits, anything else as text."""
+    if isinstance(value, bytes):
+        return {"type": "bytes", "value": value.hex()}
+    return str(value)
 
 
 @contextmanager

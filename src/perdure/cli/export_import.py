@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Db, KeyFile, Tenant, err, key_of, opened, out
+from perdure.cli.app import Db, KeyFile, Tenant, err, jsonable, key_of, opened, out
 from perdure.engine.transfer import State
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
 from perdure.model.records import THREADS, Partition
@@ -150,10 +150,3 @@ def _moves(
     if as_ is not None and len(chosen) != 1:
         raise NotAllowed(f"--as names one thread, {file} holds {len(chosen)}; pick one with --thread")
     return [(p, Partition(tenant, as_ if as_ is not None else p.thread)) for p in chosen]
-
-
-def jsonable(value: Any) -> Any:
-    """Return a value that JSON has no form for: bytes as hex digits, anything else as text."""
-    if isinstance(value, bytes):
-        return {"type": "bytes", "value": value.hex()}
-    return str(value)

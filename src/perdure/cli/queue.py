@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out, print_json
 from perdure.engine import inbox as inboxes
 from perdure.engine import outbox as outboxes
 from perdure.engine import runs as running
@@ -273,7 +273,7 @@ def _print(
         for row in rows:
             fields = {name.replace(" ", "_"): value for name, value in row.items()}
             # Without the console, which would break the line on a narrow screen.
-            typer.echo(json.dumps(fields))
+            print_json(fields)
         return
     if not rows:
         out.print(nothing)

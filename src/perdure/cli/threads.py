@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out, printable
-from perdure.cli.export_import import export, import_, jsonable
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    ThreadId,
+    err,
+    jsonable,
+    opened,
+    out,
+    print_json,
+    printable,
+)
+from perdure.cli.export_import import export, import_
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
 from perdure.model.records import Partition
@@ -45,7 +57,7 @@ def list_threads(
                 entry = {"thread_id": thread.thread_id, "updated_at": thread.updated_at}
                 if thread.error is not None:
                     entry["error"] = thread.error
-                typer.echo(json.dumps(entry))
+                print_json(entry)
                 continue
             if count == 1:
                 typer.echo(f"{'latest checkpoint':<{_TIME_WIDTH}}  thread")
@@ -72,7 +84,7 @@ def show(
     with opened(db, tenant, key_file) as database:
         view = database.show(thread_id, checkpoint, namespace)
     if as_json:
-        _print_json({"thread_id": thread_id, **asdict(view)})
+        print_json({"thread_id": thread_id, **asdict(view)})
         return
     out.print(f"[bold]{escape(thread_id)}[/]  checkpoint {view.checkpoint_id}")
     tags = f"  tags {', '.join(view.tags)}" if view.tags else ""
@@ -105,7 +117,7 @@ def history(
         for view in views:
             entry = asdict(view)
             del entry["channels"], entry["pending"]  # they are not read here
-            _print_json(entry)
+            print_json(entry)
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("checkpoint", no_wrap=True)
@@ -150,7 +162,7 @@ def digest(
             if not found.checkpoints and not found.writes:
                 raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
             if as_json:
-                _print_json({"thread_id": name, "digest": found.hex})
+                print_json({"thread_id": name, "digest": found.hex})
             else:
                 out.print(f"{found.hex}  {escape(name)}", soft_wrap=True)
     if unreadable:
@@ -212,11 +224,6 @@ def delete(
             raise typer.Exit(1)
         database.checkpointer().delete_thread(thread_id)
     out.print(f"{escape(thread_id)} is gone")
-
-
-def _print_json(entry: dict[str, Any]) -> None:
-    """Print an object on a line of its own."""
-    typer.echo(json.dumps(entry, default=jsonable))
 
 
 def _print_messages(channel: ChannelView) -> None:

@@ -1,0 +1,1 @@
+"""Conversations as plain messages: a history for each session, without checkpoints."""

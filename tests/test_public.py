@@ -31,6 +31,7 @@ def test_the_top_level_names_are_these() -> None:
         "PerdureStore",
         "Thread",
         "QueueFull",
+        "Replaces",
         "TypeNotAllowed",
         "TypeNotFound",
         "Unavailable",

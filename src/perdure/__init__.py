@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from perdure.langgraph.codecs import Codec
+    from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
     from perdure.langgraph.store import PerdureStore
 
@@ -49,6 +50,7 @@ __all__ = [
     "PerdureSaver",
     "PerdureStore",
     "QueueFull",
+    "Replaces",
     "RunInProgress",
     "Thread",
     "TypeNotAllowed",
@@ -63,6 +65,7 @@ _MODULES = {
     "Database": "database",
     "PerdureSaver": "langgraph.saver",
     "PerdureStore": "langgraph.store",
+    "Replaces": "langgraph.replaces",
     "Thread": "database",
     "connect": "database",
     "connect_sync": "database",

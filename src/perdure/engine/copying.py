@@ -72,11 +72,11 @@ def _write_copy(
     yield from _commit_copy(target, transfer_claim.claim(first_version))
     yield from _refuse_occupied(target)
     for batch in batches(chunks, budget):
-        yield from ask(Stage(target, tuple(p for p in batch if isinstance(p, Put))))
+        yield from ask(Stage(target, tuple(batch)))
     # Heads last: until they are there the copy is invisible.
     ours = transfer_claim.checks(first_version)
-    for batch in batches(rows, budget, reserve=len(ours)):
-        yield from _commit_copy(target, [*ours, *batch])
+    for some in batches(rows, budget, reserve=len(ours)):
+        yield from _commit_copy(target, [*ours, *some])
     yield from _commit_copy(target, [*transfer_claim.last(first_version), *heads])
 
 

@@ -88,11 +88,8 @@ def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Prog
                 f"item {w.key!r} of {labels_of(partition.thread)!r} has {len(w.body)} bytes, the backend "
                 f"takes {budget.bytes} at once; split it into several items"
             )
-    plan: list[Op] = [Put(ITEM, (w.key,), body=w.body or b"") for w in known]
-    done = 0
-    for batch in batches(plan, budget):
-        yield from _write(partition, known[done : done + len(batch)])
-        done += len(batch)
+    for batch in batches(known, budget):
+        yield from _write(partition, batch)
 
 
 def renew(

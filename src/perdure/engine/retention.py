@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
@@ -499,12 +500,16 @@ def _head_views(heads: Iterable[Record]) -> dict[str, HeadView]:
     return {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads}
 
 
-def batches(ops: Iterable[Op], budget: Budget, *, reserve: int = 0) -> Iterator[list[Op]]:
-    """Split operations into commits that leave room for ``reserve`` further operations each."""
-    batch: list[Op] = []
+S = TypeVar("S")
+
+
+def batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
+    """Split operations, or what each becomes one, into commits that leave room for ``reserve`` further
+    operations each."""
+    batch: list[S] = []
     held = 0
     for op in ops:
-        size = len(op.body) if isinstance(op, Put) else 0
+        size = len(getattr(op, "body", None) or b"")
         if batch and (held + size > budget.bytes or len(batch) >= max(1, budget.ops - reserve)):
             yield batch
             batch, held = [], 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from perdure.model.records import STORE, Partition, Record
@@ -71,8 +70,7 @@ def common_prefix(conditions: Iterable[Condition]) -> Labels:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """An item to put, or without a body to delete, at the time ``at``.
 
     ``version`` is unique to this write: a guard on it means this write and no later one, even if the item was

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Bound, Delete, Expect, Find, IndexHit, ListedThread, Put, Range
+from perdure.model.ops import Bound, Delete, Find, IndexHit, ListedThread, Put, Range
 from perdure.model.records import INDEXED, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
@@ -140,11 +140,19 @@ def select_one(kind: Kind, bodies: bool = True) -> str:
 
 
 @lru_cache(maxsize=64)
-def select_version(kind: Kind) -> str:
-    """Return the statement that reads a record's version, or 0 for kinds without versions, and its
-    checksum."""
-    column = "version" if kind.versioned else "0"
-    return f"SELECT {column}, {checksums.NAME} FROM {table(kind)} WHERE {_by_key(kind)}"
+def select_some(kind: Kind, count: int, bodies: bool) -> str:
+    """Return the statement that reads ``count`` records by their keys, as ``select_one`` does one."""
+    columns = [name for name in kind.columns() if bodies or name != "body"]
+    return f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_by_keys(kind, count)}"
+
+
+@lru_cache(maxsize=64)
+def select_versions(kind: Kind, count: int) -> str:
+    """Return the statement that reads, of ``count`` records, the key, the version (0 for kinds without
+    versions), and the checksum."""
+    version = "version" if kind.versioned else "0"
+    columns = ", ".join((*(c.name for c in kind.key), version, checksums.NAME))
+    return f"SELECT {columns} FROM {table(kind)} WHERE {_by_keys(kind, count)}"
 
 
 def select_all(kind: Kind) -> str:
@@ -177,16 +185,17 @@ def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: boo
 
 
 @lru_cache(maxsize=64)
-def insert(kind: Kind) -> str:
-    """Return the statement that writes one record that must not exist yet."""
+def insert(kind: Kind, count: int = 1) -> str:
+    """Return the statement that writes ``count`` records that must not exist yet."""
     columns = ("t", *kind.columns(), checksums.NAME)
-    return f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
+    row = f"({', '.join('?' for _ in columns)})"
+    return f"INSERT INTO {table(kind)} ({', '.join(columns)}) VALUES {', '.join([row] * count)}"
 
 
 @lru_cache(maxsize=64)
-def upsert(kind: Kind) -> str:
-    """Return the statement that writes one record over an existing one, if any; a kind that ``grows`` is
-    rewritten only to raise that field."""
+def upsert(kind: Kind, count: int = 1) -> str:
+    """Return the statement that writes ``count`` records, each over an existing one, if any; a kind that
+    ``grows`` is rewritten only to raise that field."""
     columns = ("t", *kind.columns(), checksums.NAME)
     key = {c.name for c in kind.key} | {"t"}
     rest = [c for c in columns if c not in key]
@@ -197,7 +206,7 @@ def upsert(kind: Kind) -> str:
     else:
         action = "NOTHING"
     target = ", ".join(["t", *(c.name for c in kind.key)])
-    return f"{insert(kind)} ON CONFLICT ({target}) DO {action}"
+    return f"{insert(kind, count)} ON CONFLICT ({target}) DO {action}"
 
 
 def checksum(op: Put, partition: Partition) -> int:
@@ -209,8 +218,8 @@ def checksum(op: Put, partition: Partition) -> int:
     )
 
 
-def put(op: Put, t: int, of: int) -> Statement:
-    """Return the statement that writes one record with its checksum.
+def row(op: Put, t: int, of: int) -> tuple[Any, ...]:
+    """Return the values of one record, with its checksum, for ``insert`` and ``upsert``.
 
     Args:
         op: The operation.
@@ -218,14 +227,14 @@ def put(op: Put, t: int, of: int) -> Statement:
         of: The checksum of the record.
     """
     kind = op.kind
-    row: list[Any] = [t, *op.key]
-    row.extend(op.fields[c.name] for c in kind.fields)
+    values: list[Any] = [t, *op.key]
+    values.extend(op.fields[c.name] for c in kind.fields)
     if kind.versioned:
-        row.append(op.version)
+        values.append(op.version)
     if kind.body:
-        row.append(op.body)
-    row.append(of)
-    return insert(kind) if op.expect is Expect.ABSENT else upsert(kind), tuple(row)
+        values.append(op.body)
+    values.append(of)
+    return tuple(values)
 
 
 @lru_cache(maxsize=64)
@@ -319,6 +328,16 @@ def hint(kind: Kind, row: tuple[Any, ...]) -> Record:
 @lru_cache(maxsize=64)
 def _names(kind: Kind) -> tuple[str, ...]:
     return tuple(c.name for c in kind.fields)
+
+
+def _by_keys(kind: Kind, count: int) -> str:
+    names = [c.name for c in kind.key]
+    if count == 1:
+        return _by_key(kind)
+    if len(names) == 1:
+        return f"t = ? AND {names[0]} IN ({', '.join('?' for _ in range(count))})"
+    key = f"({', '.join('?' for _ in names)})"
+    return f"t = ? AND ({', '.join(names)}) IN (VALUES {', '.join([key] * count)})"
 
 
 def _by_key(kind: Kind) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -37,7 +37,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, RESERVED, WRITE, Partition
+from perdure.model.records import KINDS, RESERVED, WRITE, Kind, Partition
 from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.port import CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
@@ -164,9 +164,9 @@ class SqliteDriver:
         partition = effect.partition if isinstance(effect, Commit | Stage | Drop) else RESERVED
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
+            known = {} if thread is None else rows.known(writer, thread.pk, effect.checks, trusting=False)
             for check in effect.checks:
-                held, _ = rows.holds(writer, thread, check)
-                if not held:
+                if not rows.holds(writer, thread, check, known):
                     return Refused(check.kind, check.key)
             if thread is not None:
                 for kind in KINDS:
@@ -176,18 +176,16 @@ class SqliteDriver:
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
-        before: dict[int, int | None] = {}
+        known = {} if thread is None else rows.known(writer, thread.pk, ops, trusting=trusting)
         if thread is not None:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
-            for place, op in enumerate(ops):
-                if not (trusting and rows.is_new(op)):
-                    held, before[place] = rows.holds(writer, thread, op)
-                    if not held:
-                        return Refused(op.kind, op.key)
+            for op in ops:
+                if not rows.holds(writer, thread, op, known):
+                    return Refused(op.kind, op.key)
         if thread is None:
             thread = rows.new_thread(writer, partition)
-        self._write(thread, partition, ops, before)
+        self._write(thread, partition, ops, known)
         return Committed() if isinstance(effect, Commit) else None
 
     def _write(
@@ -195,25 +193,25 @@ class SqliteDriver:
         thread: rows.CatalogueRow,
         partition: Partition,
         ops: Sequence[Op],
-        before: Mapping[int, int | None],
+        known: rows.Known,
     ) -> None:
         """Carry out operations whose expectations hold.
 
         Args:
             thread: The partition's row of the catalogue.
             partition: The partition.
-            ops: The operations.
-            before: The checksums of records that were read for the expectations, by the operation's position.
+            ops: The operations, at most one for each record.
+            known: The records that are overwritten, from ``rows.known``.
         """
         writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
-        for place, op in enumerate(ops):
+        puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
+        for op in ops:
             old: int | None = 0
             new = 0
             if isinstance(op, Put):
                 new = sql.checksum(op, partition)
-                if total is not None and op.kind.grows is None and op.expect is not Expect.ABSENT:
-                    old = before[place] if place in before else rows.checksum(writer, t, op)
-                writer.execute(*sql.put(op, t, new))
+                _, old = known.get((op.kind, op.key), (0, 0))
+                puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(sql.row(op, t, new))
             elif isinstance(op, Delete):
                 gone = writer.execute(*sql.delete(op, t)).fetchall()
                 old = cast("int | None", gone[0][0]) if gone else 0
@@ -223,6 +221,8 @@ class SqliteDriver:
                 total = None if total is None or old is None else checksums.added(total, new, -old)
             if (op.kind, op.key) == checksums.ROOT_HEAD:
                 head = new
+        for (kind, is_new), values in puts.items():
+            rows.write(writer, kind, values, new=is_new)
         if all(isinstance(op, Check) for op in ops):
             return
         commits = (thread.commits or 0) + 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeGuard, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 import apsw
 
@@ -14,6 +16,9 @@ from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 
 INLINE_ITEMS = 16
+
+R = TypeVar("R")
+_BLOCKS = (64, 16, 4, 1)
 
 
 class CatalogueRow(NamedTuple):
@@ -46,47 +51,97 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
     return CatalogueRow(connection.last_insert_rowid(), 0, 0, 0)
 
 
-def checksum(connection: apsw.Connection, t: int, op: Op) -> int | None:
-    """Return the checksum of the record that an operation overwrites; 0 for none.
+Known = Mapping[tuple[Kind, Key], tuple[int, int | None]]
+"""The versions and checksums of records that exist, by kind and key; the checksum is ``None`` if it is not
+kept."""
+
+
+def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: bool) -> Known:
+    """Read the versions and checksums of records that a commit expects, or overwrites.
 
     Args:
         connection: The connection.
         t: The partition's number.
-        op: The operation.
+        ops: The operations of the commit.
+        trusting: Leave out the records that must not exist: the table's constraint checks that.
     """
-    row = connection.execute(sql.select_version(op.kind), (t, *op.key)).fetchone()
-    return 0 if row is None else row[1]
+    keys: dict[Kind, list[Key]] = {}
+    for op in ops:
+        if isinstance(op, Put) and op.expect is Expect.ABSENT:
+            needed = not trusting
+        else:
+            # A put without expectation overwrites; of a kind that grows, no checksum is summed.
+            needed = op.expect is not Expect.ANY or (isinstance(op, Put) and op.kind.grows is None)
+        if needed:
+            keys.setdefault(op.kind, []).append(op.key)
+    found: dict[tuple[Kind, Key], tuple[int, int | None]] = {}
+    for kind, wanted in keys.items():
+        for *key, version, checksum in _select(connection, sql.select_versions, kind, t, wanted):
+            found[kind, tuple(key)] = version, checksum
+    return found
 
 
-def is_new(op: Op) -> bool:
-    """Return True if an operation writes a record that must not exist yet."""
-    return isinstance(op, Put) and op.expect is Expect.ABSENT
-
-
-def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op) -> tuple[bool, int | None]:
-    """Evaluate an operation's expectation.
+def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, known: Known) -> bool:
+    """Return True if an operation's expectation holds.
 
     Args:
         connection: The connection.
         thread: The partition's row of the catalogue, ``None`` if there is none.
         op: The operation.
-
-    Returns:
-        True if the expectation holds, and the checksum of the record, 0 for none, ``None`` if it is unknown.
+        known: What ``known`` returned for the commit.
     """
     if thread is None:
-        return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None), 0
+        return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None)
     if isinstance(op, Delete) and op.unchanged:
         names = tuple(op.unchanged)
         row = connection.execute(sql.select_fields(op.kind, names), (thread.pk, *op.key)).fetchone()
         if row is None or row != tuple(op.unchanged.values()):
-            return False, None
-    if op.expect is Expect.ANY and not isinstance(op, Put):
-        return True, None
-    row = connection.execute(sql.select_version(op.kind), (thread.pk, *op.key)).fetchone()
-    if row is None:
-        return op.expect in (Expect.ANY, Expect.ABSENT), 0
-    return op.expect in (Expect.ANY, Expect.PRESENT, row[0]), row[1]
+            return False
+    if op.expect is Expect.ANY:
+        return True
+    found = known.get((op.kind, op.key))
+    if found is None:
+        return op.expect is Expect.ABSENT
+    return op.expect in (Expect.PRESENT, found[0])
+
+
+def write(connection: apsw.Connection, kind: Kind, rows: Sequence[tuple[Any, ...]], *, new: bool) -> None:
+    """Write records of one kind.
+
+    Args:
+        connection: The connection.
+        kind: The kind.
+        rows: The values of each record, of ``compile.row``.
+        new: The records must not exist yet.
+    """
+    statement = sql.insert if new else sql.upsert
+    for some in _blocks(rows):
+        connection.execute(statement(kind, len(some)), tuple(chain.from_iterable(some)))
+
+
+def _select(
+    connection: apsw.Connection,
+    statement: Callable[[Kind, int], str],
+    kind: Kind,
+    t: int,
+    keys: Sequence[Key],
+) -> list[tuple[Any, ...]]:
+    """Return the rows of the records with some keys, read by a statement for a number of keys."""
+    out: list[tuple[Any, ...]] = []
+    for some in _blocks(keys):
+        out += connection.execute(statement(kind, len(some)), (t, *chain.from_iterable(some))).fetchall()
+    return out
+
+
+def _blocks(rows: Sequence[R]) -> Iterator[Sequence[R]]:
+    """Divide rows among statements: of few sizes, so that few statements are prepared, and as few as
+    possible, as another thread may run between any two, which costs more than the statement while threads are
+    busy."""
+    place = 0
+    for size in _BLOCKS:
+        while len(rows) - place >= size:
+            yield rows[place : place + size]
+            place += size
 
 
 def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
@@ -143,7 +198,8 @@ def _fetch_many(
     keys: Sequence[Key],
     bodies: bool,
 ) -> tuple[tuple[Record, ...], ...]:
-    rows = connection.executemany(sql.select_one(kind, bodies), [(thread.pk, *key) for key in keys])
+    statement = partial(sql.select_some, bodies=bodies)
+    rows = _select(connection, statement, kind, thread.pk, keys)
     found: dict[Key, Record] = {}
     for row in rows:
         record = sql.record(kind, row, partition, bodies=bodies, required=thread.total is not None)

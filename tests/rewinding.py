@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Put, Range, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHUNK, KINDS, SERVER, STORE, THREADS, Partition, Record
+from perdure.model.records import CHUNK, KINDS, SPACES, Partition, Record
 from perdure.storage.port import CommitLimits, Driver
 
 R = TypeVar("R")
@@ -18,7 +18,7 @@ Past = dict[Partition, list[Record]]
 def capture(driver: Driver) -> Past:
     """Everything that is stored, as a backup would hold it."""
     out: Past = {}
-    for space in (THREADS, STORE, SERVER):
+    for space in SPACES:
         for found in driver.perform(Find("threads", None, space=space)):
             answers = driver.perform(Fetch(found.partition, tuple(Range(kind) for kind in KINDS)))
             out[found.partition] = [record for answer in answers for record in answer]
@@ -27,7 +27,7 @@ def capture(driver: Driver) -> Past:
 
 def restore(driver: Driver, past: Past) -> None:
     """Bring everything back to what was captured; what came since is gone."""
-    for space in (THREADS, STORE, SERVER):
+    for space in SPACES:
         for found in driver.perform(Find("threads", None, space=space)):
             driver.perform(Drop(found.partition))
     for partition, records in past.items():

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -23,6 +23,7 @@ from perdure.engine.stuck import Survey, survey
 from perdure.engine.transact import Budget
 from perdure.engine.transfer import OnSide, Side, TransferOptions, TransferResult
 from perdure.errors import Corrupt, DecryptionError
+from perdure.history.histories import Histories, SyncHistories
 from perdure.langgraph import inspect
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
@@ -33,7 +34,7 @@ from perdure.model.arguments import refuse_text
 from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Find, Get, IndexHit
 from perdure.model.program import Effect, Program, ask
-from perdure.model.records import RESERVED, SEAL, SERVER, STORE, THREADS, Partition
+from perdure.model.records import OF_ITEMS, RESERVED, SEAL, SPACES, Partition
 from perdure.storage.archive import Archive
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, run
@@ -124,6 +125,19 @@ class Database:
         self._stores.add(store)
         return store
 
+    def history(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> Histories:
+        """Return the histories of sessions: conversations as plain messages, without checkpoints, awaited.
+
+        Args:
+            tenant: owner of the sessions; that of the database unless given.
+            ttl: time from its last turn after which a session reads as absent; ``None`` for no end.
+        """
+        return Histories(self._driver, tenant=self._tenant if tenant is None else tenant, ttl=ttl)
+
+    def history_sync(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> SyncHistories:
+        """Blocking variant of ``history``."""
+        return SyncHistories(self._driver, tenant=self._tenant if tenant is None else tenant, ttl=ttl)
+
     async def threads(self) -> AsyncIterator[Thread]:
         """Iterate over the tenant's threads, by id."""
         after: Partition | None = None
@@ -201,7 +215,7 @@ class Database:
         """Return what the backend's own check finds wrong with the database, the tenant's store and a
         server's records for it, in addition to ``fsck``; empty if the backend has no such check."""
         found = examine(self._driver, None)
-        for space in (STORE, SERVER):
+        for space in SPACES[1:]:
             try:
                 for partition in run(retention.all_partitions(self._tenant, space), self._driver):
                     found += [f"{space} {partition.thread!r}: {s}" for s in examine(self._driver, partition)]
@@ -233,16 +247,16 @@ class Database:
 
     def digest_of(self, partition: Partition, report: Report = content.silent) -> Digest:
         """Return the digest of any tenant's thread, or of a namespace of its store."""
-        if partition.space == STORE:
+        if partition.space in OF_ITEMS:
             return run(transfer_items.digest_items(partition, _now(), report), self._driver)
         return run(content.digest_thread(partition, self._digest, report), self._driver)
 
     def partitions(self, tenant: str | None) -> list[Partition]:
         """Return every thread of a tenant, or of all if ``None``, then every namespace of its store, then a
-        server's records for it, in order."""
+        server's records for it, then the histories of its sessions, in order."""
         return [
             partition
-            for space in (THREADS, STORE, SERVER)
+            for space in SPACES
             for partition in run(retention.all_partitions(tenant, space), self._driver)
         ]
 
@@ -279,7 +293,7 @@ class Database:
             report,
         )
         into = into or partition
-        if partition.space == STORE:
+        if partition.space in OF_ITEMS:
             items = transfer_items.compare_items if dry_run else transfer_items.move_items
             program = items(partition, into, terms, _now)
         else:

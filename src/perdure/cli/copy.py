@@ -23,7 +23,7 @@ from perdure.cli.app import err, key_of, out
 from perdure.engine.transfer import State, TransferResult
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.items import labels_of
-from perdure.model.records import SERVER, STORE, THREADS, Partition
+from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class CopyCounts:
     checkpoints: int = 0
     items: int = 0
     listings: int = 0
+    sessions: int = 0
     bytes: int = 0
     left_alone: int = 0
     failed: list[str] = field(default_factory=list)
@@ -67,8 +68,9 @@ class CopyCounts:
         self.threads += partition.space == THREADS
         self.namespaces += partition.space == STORE
         self.listings += partition.space == SERVER
+        self.sessions += partition.space == SESSIONS
         self.checkpoints += moved.digest.checkpoints
-        self.items += moved.digest.items
+        self.items += moved.digest.items if partition.space == STORE else 0
         self.bytes += moved.digest.bytes
 
     def __str__(self) -> str:
@@ -77,6 +79,8 @@ class CopyCounts:
             text += f", {self.namespaces} store namespaces with {self.items:,} items"
         if self.listings:
             text += f", {self.listings} of a server's listings"
+        if self.sessions:
+            text += f", {self.sessions} histories of sessions"
         text += f", {self.bytes:,} bytes"
         if self.left_alone:
             text += f"; {self.left_alone} were there already"
@@ -199,6 +203,8 @@ def label(partition: Partition) -> str:
         return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
     if partition.space == SERVER:
         return f"a server's list of {partition.thread}{tenant}"
+    if partition.space == SESSIONS:
+        return f"history of session {partition.thread!r}{tenant}"
     return f"thread {partition.thread!r}{tenant}"
 
 

@@ -20,7 +20,7 @@ from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.items import is_over, labels_of
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import ITEM, Key, Partition, Record
+from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
 
 MARGIN = 5_000_000
 """Tolerance in microseconds: an item that expires within it of a comparison may be missing, so that neither
@@ -45,7 +45,9 @@ Items = dict[Key, _Item]
 
 
 def name(partition: Partition) -> str:
-    """Return the name of a namespace of the store for messages."""
+    """Return the name of a namespace of the store, or of a session's history, for messages."""
+    if partition.space == SESSIONS:
+        return f"history of session {partition.thread!r}"
     return f"store namespace {'/'.join(map(repr, labels_of(partition.thread)))}"
 
 

@@ -15,13 +15,20 @@ from typing import Any, NamedTuple
 THREADS = "thread"
 STORE = "store"
 SERVER = "server"
+SESSIONS = "session"
+SPACES = (THREADS, STORE, SERVER, SESSIONS)
+"""Spaces of the partitions of a database."""
+
+OF_ITEMS = (STORE, SESSIONS)
+"""Spaces whose partitions consist of items."""
 
 
 class Partition(NamedTuple):
     """Unit of atomicity and isolation: one thread of one tenant.
 
     In the space ``STORE`` it is one namespace of the tenant's store, whose encoded path is in ``thread``; in
-    the space ``SERVER`` one part of a server's data for the tenant, whose name is there.
+    the space ``SERVER`` one part of a server's data for the tenant, whose name is there; in the space
+    ``SESSIONS`` the history of one session, whose id is there.
     """
 
     tenant: str

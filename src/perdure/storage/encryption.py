@@ -27,6 +27,8 @@ from perdure.model.records import (
     RESERVED,
     SEAL,
     SERVER,
+    SESSIONS,
+    SPACES,
     STORE,
     THREADS,
     Partition,
@@ -146,9 +148,7 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             raise DecryptionError(f"{url} is encrypted with another key than the ones given") from error
         if keyring.sealed_first(found[0].body):
             return
-    elif any(
-        driver.perform(Find("threads", None, limit=1, space=space)) for space in (THREADS, STORE, SERVER)
-    ):
+    elif any(driver.perform(Find("threads", None, limit=1, space=space)) for space in SPACES):
         raise DecryptionError(
             f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
             "encrypted database and move them there"
@@ -271,6 +271,8 @@ def _where(partition: Partition, record: Record) -> str:
         return f"store namespace {labels_of(partition.thread)!r}: {record.kind.name} {_name(record)}"
     if partition.space == SERVER:
         return f"what the server keeps as {partition.thread!r}: {record.kind.name} {_name(record)}"
+    if partition.space == SESSIONS:
+        return f"history of session {partition.thread!r}: {record.kind.name} {_name(record)}"
     return f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from perdure.errors import Conflict, Corrupt
-from perdure.model.records import SERVER, STORE, THREADS, Partition
+from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
 from perdure.runtime import Runtime
 from perdure.server.config import ThreadTtl
 from perdure.server.thread_index import ThreadIndex
@@ -79,11 +79,11 @@ class Sweeper:
         return await self._catalogue.remove_resting(partition, expired_at=now)
 
     async def _tenants(self) -> tuple[list[str], list[str]]:
-        """Return the tenants that have threads, and those that have a store."""
+        """Return the tenants that have threads, and those that have a store or histories."""
         found = await asyncio.to_thread(self._runtime.database.partitions, None)
         with_threads = {p.tenant for p in found if p.space == THREADS}
         with_threads |= {p.tenant for p in found if p.space == SERVER and p.thread == "threads"}
-        return sorted(with_threads), sorted({p.tenant for p in found if p.space == STORE})
+        return sorted(with_threads), sorted({p.tenant for p in found if p.space in OF_ITEMS})
 
     async def _sweep_for_ever(self) -> None:
         while True:

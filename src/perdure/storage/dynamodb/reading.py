@@ -71,9 +71,13 @@ class Reader:
 
     def known(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, else from the table; ``None`` when there is none."""
-        with self._lock:
-            root = self._known.get(partition)
+        root = self.cached(partition)
         return root if root is not None else self.root(partition)
+
+    def cached(self, partition: Partition) -> PartitionRoot | None:
+        """Return the root from the cache, ``None`` when it is not there."""
+        with self._lock:
+            return self._known.get(partition)
 
     def root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the table."""

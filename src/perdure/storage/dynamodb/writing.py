@@ -50,7 +50,11 @@ class Writer:
         writes = any(not isinstance(op, Check) for op in ops)
         learned = [Learned()] * len(ops)
         own = [n for n, op in enumerate(ops) if op.kind not in items.EMBEDDED]
-        root = self._reader.known(partition)
+        root = self._reader.cached(partition)
+        if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
+            root = self._reader.root(partition)
+        # A commit that only creates is tried as the first of its partition: if it is not, it is refused with
+        # the root, which costs no more than the read that is saved otherwise.
         for _ in range(_ROUNDS):
             if root is None or not root.incarnation:
                 for op in ops:

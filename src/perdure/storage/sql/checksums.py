@@ -19,7 +19,7 @@ import ormsgpack
 
 from perdure.errors import Corrupt
 from perdure.model.items import labels_of
-from perdure.model.records import HEAD, SERVER, STORE, Key, Kind, Partition
+from perdure.model.records import HEAD, SERVER, SESSIONS, STORE, Key, Kind, Partition
 
 NAME = "checksum"
 """The name of the column."""
@@ -103,6 +103,8 @@ def described(partition: Partition) -> str:
         return f"store namespace {labels_of(partition.thread)!r}"
     if partition.space == SERVER:
         return f"what the server keeps as {partition.thread!r}"
+    if partition.space == SESSIONS:
+        return f"history of session {partition.thread!r}"
     return f"thread {partition.thread!r}"
 
 

@@ -186,8 +186,8 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         over = None if gone is None else Commit(partition, (*ops[:-1], head._replace(expect=gone)))
         if over is not None and isinstance((yield from ask(over)), Committed):
             return after
-    for batch in batches([Delete(ITEM, put.key) for put in staged], terms.limits):
-        yield from ask(Commit(partition, tuple(batch)))
+    for unused in batches([Delete(ITEM, put.key) for put in staged], terms.limits):
+        yield from ask(Commit(partition, tuple(unused)))
     return None
 
 

@@ -17,6 +17,8 @@
     │   └── TypeNotFound    the type is missing under its name: renamed, removed, not imported
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
+    ├── NoWindow            no valid list of messages can be sent to the model
+    │   └── MessageTooLong  a message that has to be sent exceeds the limit
     ├── QueueFull           a queue is full
     ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
@@ -107,6 +109,20 @@ class Unserialisable(PerdureError):
 
 class TooLarge(PerdureError):
     """A value exceeds the backend's limit."""
+
+
+class NoWindow(PerdureError):
+    """No valid list of messages can be sent to the model; it was not called."""
+
+
+class MessageTooLong(NoWindow):
+    """A message that has to be sent exceeds the model's limit together with the system messages and tools;
+    the model was not called. ``message_id`` names it, ``tokens`` is the size of the whole, ``limit`` what is
+    allowed."""
+
+    message_id: str | None = None
+    tokens: int = 0
+    limit: int = 0
 
 
 class QueueFull(PerdureError):

@@ -1,0 +1,75 @@
+"""Read and change the tool calls of a message, which LangChain keeps in up to four places of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage
+
+_ID_IN_BLOCK = {
+    "tool_use": "id",
+    "tool_call": "id",
+    "tool_call_chunk": "id",
+    "invalid_tool_call": "id",
+    "function_call": "call_id",
+}
+"""Types of content blocks that are calls for the caller's own tools, with the key of the call's id."""
+
+NewIds = Mapping[tuple[str, int], str]
+"""Maps a call's id, and its number among the calls of that id in one message, to the id that it gets. A call
+that is absent is removed."""
+
+
+def calls_of(message: AIMessage) -> list[tuple[str, str]]:
+    """Return id and name of each call of a message, also of those whose arguments could not be parsed. What
+    is missing is empty."""
+    calls: Sequence[Any] = [*message.tool_calls, *message.invalid_tool_calls]
+    return [(call.get("id") or "", call.get("name") or "") for call in calls]
+
+
+def is_call(block: Mapping[str, Any]) -> bool:
+    """Return True if a content block is a call for one of the caller's own tools."""
+    return block.get("type") in _ID_IN_BLOCK
+
+
+def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
+    """Return a message whose calls have other ids, in every place where the message holds them.
+
+    ``tool_calls`` and ``invalid_tool_calls`` decide which calls a message has. Calls that only its content or
+    the provider's raw form holds are removed there: a provider would get them without a result.
+    """
+    fields: dict[str, Any] = {}
+    counted: Counter[str] = Counter()
+    for name in ("tool_calls", "invalid_tool_calls"):
+        fields[name] = _renamed(getattr(message, name), "id", new_ids, counted)
+    if "tool_calls" in message.additional_kwargs:
+        raw = _renamed(message.additional_kwargs["tool_calls"], "id", new_ids, Counter())
+        fields["additional_kwargs"] = {**message.additional_kwargs, "tool_calls": raw}
+        if not raw:
+            del fields["additional_kwargs"]["tool_calls"]
+    if isinstance(message.content, list):
+        fields["content"] = _renamed_blocks(message.content, new_ids)
+    held = {name: value for name, value in fields.items() if value != getattr(message, name)}
+    return message.model_copy(update=held) if held else message
+
+
+def _renamed(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[str]) -> list[Any]:
+    kept = []
+    for call in calls:
+        call_id = call.get(key) or ""
+        new = new_ids.get((call_id, counted[call_id]))
+        counted[call_id] += 1
+        if new is not None:
+            kept.append(call if new == call.get(key) else {**call, key: new})
+    return kept
+
+
+def _renamed_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
+    kept: list[Any] = []
+    counted: Counter[str] = Counter()
+    for block in content:
+        key = _ID_IN_BLOCK.get(block.get("type", "")) if isinstance(block, dict) else None
+        kept += [block] if key is None else _renamed([block], key, new_ids, counted)
+    return kept

@@ -1,0 +1,86 @@
+"""Counting of the tokens that messages and tools take up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages.utils import count_tokens_approximately
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from perdure.conversation.calls import is_call
+
+Counter = Callable[[list[BaseMessage]], int]
+"""Returns the number of tokens of some messages. A window is measured by the sum over single messages, so a
+counter may count too much for a list, and never less than for its parts."""
+
+
+def approximate(messages: list[BaseMessage]) -> int:
+    """Count tokens by LangChain's estimate: four characters each. It is quick and needs no model, and is far
+    too low for Chinese, Japanese and Korean."""
+    return count_tokens_approximately(messages) + sum(map(_uncounted, messages))
+
+
+def _uncounted(message: BaseMessage) -> int:
+    """Count the calls of a message whose content is a list without them; LangChain's estimate omits them."""
+    if not isinstance(message, AIMessage) or isinstance(message.content, str) or not message.tool_calls:
+        return 0
+    if any(isinstance(block, dict) and is_call(block) for block in message.content):
+        return 0
+    return -(-len(repr(message.tool_calls)) // 4)
+
+
+def counter_of(model: BaseChatModel) -> Counter:
+    """Return a model's own counter.
+
+    It is not the default, because the counters of some models make requests: that of ``ChatAnthropic`` asks
+    the provider for every count, and that of ``ChatOpenAI`` downloads its vocabulary once.
+
+    Raises:
+        ValueError: The model has no counter of its own; LangChain's loads a GPT-2 tokenizer for it.
+    """
+    if type(model).get_num_tokens_from_messages is BaseChatModel.get_num_tokens_from_messages and (
+        type(model).get_token_ids is BaseChatModel.get_token_ids and model.custom_get_token_ids is None
+    ):
+        raise ValueError(
+            f"{type(model).__name__} has no token counter of its own; pass counter=…, a function of a list "
+            "of messages, or leave it out for an estimate"
+        )
+    return model.get_num_tokens_from_messages
+
+
+def remembered(counter: Counter, most: int = 10_000) -> Counter:
+    """Return a counter that counts each single message once, for counters that take long.
+
+    Args:
+        counter: The counter.
+        most: The number of counts that are kept; older ones are forgotten.
+    """
+    counts: dict[str, int] = {}
+
+    def count(messages: list[BaseMessage]) -> int:
+        if len(messages) != 1:
+            return counter(messages)
+        key = messages[0].model_dump_json(exclude={"response_metadata", "usage_metadata"})
+        found = counts.get(key)
+        if found is None:
+            found = counts[key] = counter(messages)
+            if len(counts) > most:
+                del counts[next(iter(counts))]
+        return found
+
+    return count
+
+
+def tools_as_text(tools: Sequence[Any]) -> str:
+    """Return the definitions of tools as a provider gets them, for counting."""
+    shapes = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
+    return json.dumps(shapes, default=str)
+
+
+def count_tools(counter: Counter, tools: Sequence[Any]) -> int:
+    """Return the number of tokens of tools' definitions: tools, functions, classes or JSON schemas."""
+    return counter([SystemMessage(tools_as_text(tools))]) if tools else 0

@@ -1,0 +1,185 @@
+"""Repair: every list becomes one that providers take, and nothing is invented but results."""
+
+from __future__ import annotations
+
+import pytest
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from perdure.conversation import NO_RESULT, repair
+from perdure.conversation.repair import is_synthetic
+from tests.conversation.histories import Histories, each, openai_body
+from tests.conversation.rules import openai_faults
+
+
+def call(call_id: str | None, name: str = "look") -> dict[str, object]:
+    return {"name": name, "args": {}, "id": call_id}
+
+
+def asked(*ids: str | None, id: str = "a", content: object = "") -> AIMessage:  # noqa: A002
+    return AIMessage(content, tool_calls=[call(each) for each in ids], id=id)
+
+
+def result(call_id: str, content: str = "ok", id: str | None = None) -> ToolMessage:  # noqa: A002
+    return ToolMessage(content, tool_call_id=call_id, id=id or f"r-{call_id}")
+
+
+def shape(messages: list[BaseMessage]) -> list[str | None]:
+    return [m.tool_call_id if isinstance(m, ToolMessage) else m.id for m in messages]
+
+
+HUMAN = HumanMessage("hi", id="h")
+
+
+def test_a_whole_conversation_is_left_as_it_is() -> None:
+    messages = [HUMAN, asked("1", "2"), result("2"), result("1"), AIMessage("done", id="b")]
+    repaired = repair(messages)
+    assert repaired.messages == messages
+    assert repaired.changes == ()
+
+
+def test_a_call_without_a_result_gets_one_right_after_it() -> None:
+    repaired = repair([HUMAN, asked("1", "2"), result("1"), HumanMessage("and?", id="h2")])
+    assert shape(repaired.messages) == ["h", "a", "1", "2", "h2"]
+    added = repaired.messages[3]
+    assert isinstance(added, ToolMessage)
+    assert (added.content, added.status, added.name) == (NO_RESULT, "error", "look")
+    assert [(change.kind, change.call_id) for change in repaired.changes] == [("result_added", "2")]
+
+
+def test_results_move_to_their_call() -> None:
+    repaired = repair([result("1"), HUMAN, asked("1", "2"), HumanMessage("x", id="h2"), result("2")])
+    assert shape(repaired.messages) == ["h", "a", "1", "2", "h2"]
+    assert [change.kind for change in repaired.changes] == ["result_moved", "result_moved"]
+
+
+def test_results_of_interleaved_calls_move_to_their_own() -> None:
+    repaired = repair([HUMAN, asked("1"), asked("2", id="b"), result("1"), result("2")])
+    assert shape(repaired.messages) == ["h", "a", "1", "b", "2"]
+
+
+def test_results_without_a_call_and_second_results_are_removed() -> None:
+    repaired = repair([HUMAN, result("0"), asked("1"), result("1"), result("1", "other", id="x")])
+    assert shape(repaired.messages) == ["h", "a", "1"]
+    assert repaired.messages[-1].content == "ok"
+    assert [change.kind for change in repaired.changes] == ["result_removed", "result_removed"]
+
+
+def test_a_late_result_takes_the_place_of_an_added_one() -> None:
+    first = repair([HUMAN, asked("1")]).messages
+    repaired = repair([*first, HumanMessage("well?", id="h2"), result("1", "late")])
+    assert shape(repaired.messages) == ["h", "a", "1", "h2"]
+    assert repaired.messages[2].content == "late"
+
+
+def test_ids_that_a_model_uses_again_are_told_apart() -> None:
+    messages = [HUMAN, asked("c"), result("c", "one"), asked("c", id="b"), result("c", "two", id="r2")]
+    repaired = repair(messages).messages
+    ids = [m.tool_calls[0]["id"] for m in repaired if isinstance(m, AIMessage)]
+    assert len(set(ids)) == 2
+    results = {m.tool_call_id: m.content for m in repaired if isinstance(m, ToolMessage)}
+    assert [results[str(each)] for each in ids] == ["one", "two"]
+
+
+def test_calls_without_an_id_get_one_everywhere() -> None:
+    block = {"type": "tool_use", "id": "", "name": "look", "input": {}}
+    repaired = repair([HUMAN, asked("", content=[block])]).messages
+    assert isinstance(repaired[1], AIMessage)
+    new = repaired[1].tool_calls[0]["id"]
+    assert new
+    assert repaired[1].content[0]["id"] == new  # type: ignore[index]
+    assert shape(repaired)[2] == new
+
+
+def test_a_call_that_only_the_content_has_is_removed() -> None:
+    block = {"type": "tool_use", "id": "gone", "name": "look", "input": {}}
+    repaired = repair([HUMAN, AIMessage(["text", block], id="a"), result("gone")])
+    assert repaired.messages[1].content == ["text"]
+    assert shape(repaired.messages) == ["h", "a"]
+    assert [change.kind for change in repaired.changes] == ["call_removed", "result_removed"]
+
+
+def test_calls_whose_arguments_cannot_be_parsed_need_a_result_too() -> None:
+    bad = {"name": "look", "args": "{", "id": "1", "error": None, "type": "invalid_tool_call"}
+    repaired = repair([HUMAN, AIMessage("", invalid_tool_calls=[bad], id="a")])
+    assert shape(repaired.messages) == ["h", "a", "1"]
+
+
+@pytest.mark.parametrize(
+    "empty",
+    ["", " \n", [], [""], [{"type": "text", "text": " "}], [{"type": "thinking", "thinking": "hm"}]],
+)
+def test_empty_messages_are_removed(empty: str | list[str | dict[str, str]]) -> None:
+    repaired = repair([HUMAN, AIMessage(empty, id="a"), HumanMessage("x", id="b")])
+    assert shape(repaired.messages) == ["h", "b"]
+    assert [change.kind for change in repaired.changes] == ["message_removed"]
+
+
+def test_a_call_without_text_is_not_empty() -> None:
+    messages = [HUMAN, asked("1"), result("1", "")]
+    assert repair(messages).messages == messages
+
+
+def test_of_messages_with_one_id_the_last_counts() -> None:
+    repaired = repair([HUMAN, AIMessage("x", id="a"), HumanMessage("corrected", id="h")])
+    assert [message.content for message in repaired.messages] == ["corrected", "x"]
+
+
+def test_what_is_no_message_is_refused() -> None:
+    with pytest.raises(ValueError, match="number 1 of the list is a RemoveMessage"):
+        repair([HUMAN, RemoveMessage(id="h")])
+    with pytest.raises(ValueError, match="convert_to_messages"):
+        repair([{"role": "user", "content": "hi"}])  # type: ignore[list-item]
+
+
+def test_the_given_messages_are_not_changed() -> None:
+    messages = [HUMAN, asked(None, None), asked("1", id="b", content=["", "x"]), SystemMessage("", id="s")]
+    before = [message.model_copy(deep=True) for message in messages]
+    repair(messages)
+    assert messages == before
+
+
+def test_random_histories_are_repaired_once_and_for_all() -> None:
+    each(300, 100_000, _repaired)
+
+
+def _repaired(_number: int, histories: Histories) -> None:
+    broken = histories.broken()
+    repaired = repair(broken)
+    again = repair(repaired.messages)
+    assert again.messages == repaired.messages
+    assert again.changes == ()
+    assert (repaired.messages == broken) == (not repaired.changes)
+    given = {id(message) for message in broken}
+    contents = [message.content for message in broken]
+    for message in repaired.messages:
+        assert id(message) in given or is_synthetic(message) or _is_part(message.content, contents)
+    humans = [message for message in repaired.messages if not isinstance(message, ToolMessage)]
+    assert humans == [] or not openai_faults(openai_body(repaired.messages))
+
+
+def _is_part(content: object, contents: list[object]) -> bool:
+    """Whether content is that of a given message, perhaps with less of it, or with other ids of calls."""
+    if isinstance(content, str):
+        return content == "" or content in contents
+    kinds = [_kind(block) for block in content]  # type: ignore[attr-defined]
+    return any(
+        isinstance(other, list) and _within(kinds, [_kind(block) for block in other]) for other in contents
+    )
+
+
+def _kind(block: object) -> object:
+    if isinstance(block, dict) and block.get("type") == "tool_use":
+        return {name: value for name, value in block.items() if name != "id"}
+    return block
+
+
+def _within(part: list[object], whole: list[object]) -> bool:
+    rest = iter(whole)
+    return all(any(block == other for other in rest) for block in part)

@@ -32,6 +32,8 @@ def test_the_top_level_names_are_these() -> None:
         "Thread",
         "QueueFull",
         "Replaces",
+        "Retention",
+        "RetentionRules",
         "TypeNotAllowed",
         "TypeNotFound",
         "Unavailable",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
     from perdure.langgraph.store import PerdureStore
+    from perdure.model.retention_policy import Retention, RetentionRules
 
 __all__ = [
     "BadUrl",
@@ -51,6 +52,8 @@ __all__ = [
     "PerdureStore",
     "QueueFull",
     "Replaces",
+    "Retention",
+    "RetentionRules",
     "RunInProgress",
     "Thread",
     "TypeNotAllowed",
@@ -66,6 +69,8 @@ _MODULES = {
     "PerdureSaver": "langgraph.saver",
     "PerdureStore": "langgraph.store",
     "Replaces": "langgraph.replaces",
+    "Retention": "model.retention_policy",
+    "RetentionRules": "model.retention_policy",
     "Thread": "database",
     "connect": "database",
     "connect_sync": "database",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.engine import checkpoints, content, fsck_report, retention, tags, transfer, transfer_items
 from perdure.engine.content import Digest, Report
 from perdure.engine.fsck import check as check_thread
@@ -35,6 +36,7 @@ from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Find, Get, IndexHit
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import OF_ITEMS, RESERVED, SEAL, SPACES, Partition
+from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.storage.archive import Archive
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, run
@@ -64,11 +66,14 @@ class Database:
     """An open database, made by ``connect`` or ``connect_sync``; it can be shared between threads and event
     loops."""
 
-    def __init__(self, driver: Driver, *, tenant: str, digest: Digester) -> None:
+    def __init__(
+        self, driver: Driver, *, tenant: str, digest: Digester, retention: RetentionRules | None = None
+    ) -> None:
         self._driver = driver
         self._tenant = tenant
         self._digest = digest
         self._stores: WeakSet[PerdureStore] = WeakSet()
+        self._rules = retention or RetentionRules()
 
     def checkpointer(
         self,
@@ -240,6 +245,18 @@ class Database:
         """
         tenant = None if all_tenants else self._tenant
         return run(survey(tenant, round(older * 1_000_000), most), self._driver)
+
+    @property
+    def retention(self) -> RetentionRules:
+        """Retention policies of these threads."""
+        return self._rules
+
+    def sweeper(self, options: SweepOptions | None = None) -> RetentionSweeper:
+        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
+        have it."""
+        options = options or SweepOptions()
+        rules = self._rules if options.rules is None else options.rules
+        return RetentionSweeper.of(self._driver, self._digest, self._tenant, rules, options)
 
     def digest(self, thread_id: str) -> Digest:
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
@@ -433,6 +450,7 @@ def open_database(
     migrate: bool = False,
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
     wrap: Callable[[Driver], Driver] = lambda driver: driver,
 ) -> Database:
     """Open a database; the caller closes it. Prefer ``connect`` and ``connect_sync``.
@@ -451,6 +469,7 @@ def open_database(
         wrap(EncryptedDriver(driver, keyring)),
         tenant=tenant,
         digest=Digester(*(keyring.digest_keys if keyring is not None else ())),
+        retention=RetentionRules.of(retention),
     )
 
 
@@ -511,9 +530,12 @@ def connect_sync(
     migrate: bool = False,
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
 ) -> Iterator[Database]:
     """Blocking variant of ``connect``, for programs without an event loop."""
-    database = open_database(url, migrate=migrate, tenant=tenant, encryption_key=encryption_key)
+    database = open_database(
+        url, migrate=migrate, tenant=tenant, encryption_key=encryption_key, retention=retention
+    )
     try:
         yield database
     finally:
@@ -527,6 +549,7 @@ async def connect(
     migrate: bool = False,
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
 ) -> AsyncIterator[Database]:
     """Open a database for the length of a ``with`` block.
 
@@ -535,6 +558,7 @@ async def connect(
         migrate: create or upgrade the schema.
         tenant: separates threads of equal names.
         encryption_key: 32 bytes, or several such keys of which the first encrypts and all decrypt.
+        retention: what is kept of the threads; everything by default.
 
     Raises:
         BadUrl: the URL cannot be used.
@@ -543,7 +567,14 @@ async def connect(
         DecryptionError: the database is encrypted with other keys, or not at all.
     """
     opening = asyncio.create_task(
-        asyncio.to_thread(open_database, url, migrate=migrate, tenant=tenant, encryption_key=encryption_key)
+        asyncio.to_thread(
+            open_database,
+            url,
+            migrate=migrate,
+            tenant=tenant,
+            encryption_key=encryption_key,
+            retention=retention,
+        )
     )
     try:
         database = await asyncio.shield(opening)

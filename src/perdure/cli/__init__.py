@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from perdure.cli.app import app
+from perdure.cli.care import care
 from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
@@ -20,6 +21,7 @@ app.command()(worker)
 app.command()(serve)
 app.command()(demo)
 app.add_typer(threads, name="threads")
+app.add_typer(care, name="care")
 
 
 def main() -> None:

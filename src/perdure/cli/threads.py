@@ -23,6 +23,7 @@ from perdure.cli.app import (
     print_json,
     printable,
 )
+from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.export_import import export, import_
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
@@ -191,20 +192,31 @@ def tag(
 
 @threads.command()
 def prune(
-    thread_ids: Annotated[list[str], typer.Argument(help="The threads' ids")],
-    keep_last: Annotated[int, typer.Option(min=1, help="The number of newest checkpoints to keep")],
+    thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
+    every_thread: Annotated[bool, typer.Option("--all", help="All threads of the tenant")] = False,
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, help="The number of newest checkpoints to keep", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(help="Remove only checkpoints older than this, e.g. 30d", show_default=False),
+    ] = None,
+    dry_run: DryRun = False,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove old checkpoints. The newest, tagged ones, and what they need stay. Safe beside live runs."""
+    """Remove old checkpoints: those that are neither among the newest nor young enough.
+
+    The latest one, tagged ones, and what they need stay. Safe beside live runs.
+    """
+    if bool(thread_ids) == every_thread:
+        raise typer.BadParameter("name threads, or pass --all for every thread of the tenant")
+    if keep_last is None and older_than is None:
+        raise typer.BadParameter("which checkpoints? Pass --keep-last 50, --older-than 30d, or both")
     with opened(db, tenant, key_file) as database:
-        saver = database.checkpointer()
-        for thread_id in thread_ids:
-            before = len(database.timeline(thread_id, limit=1_000_000))
-            saver.prune([thread_id], keep_last=keep_last)
-            after = len(database.timeline(thread_id, limit=1_000_000))
-            out.print(f"{escape(thread_id)}: {before - after} checkpoints removed, {after} stay")
+        prune_threads(database, thread_ids, keep_last, older_than, dry_run=dry_run, as_json=as_json)
 
 
 @threads.command()

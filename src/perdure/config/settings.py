@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from urllib.parse import urlsplit
 
 from perdure.config.hosts import hosts
+from perdure.model.retention_policy import Retention, duration_us
 from perdure.runtime.settings import Settings
 
 EXPOSED = ("Content-Location", "Location", "X-Pagination-Total", "X-Pagination-Next", "X-Request-Id")
@@ -96,6 +97,12 @@ def _number(value: Any, least: float = 0.0, *, more: bool = False) -> float:
     if value < least or (more and value <= least):
         raise ValueError
     return float(value)
+
+
+def _at_most(value: float, most: float) -> float:
+    if value > most:
+        raise ValueError
+    return value
 
 
 def _whole(least: int, most: int | None = None) -> ValueKind:
@@ -214,6 +221,31 @@ def _env(value: Any) -> str | dict[str, str]:
     return _text(value)
 
 
+def _duration(value: Any) -> str | float:
+    duration_us(value)
+    return value if isinstance(value, str) else float(value)
+
+
+def _policies(value: Any) -> dict[str, Retention]:
+    if not isinstance(value, dict):
+        raise ValueError
+    out: dict[str, Retention] = {}
+    for name, table in value.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"the policy {name!r} has to be a table, e.g. {{ keep_last = 50 }}")
+        try:
+            out[_named(name)] = Retention.of(table)
+        except ValueError as error:
+            raise ValueError(f"the policy {name!r}: {error}") from None
+    return out
+
+
+def _names(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return {_text(name): _text(held) for name, held in value.items()}
+
+
 TEXT = ValueKind("text", str, _text)
 PLACE = ValueKind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
 FLAG = ValueKind("true or false", _flag_of, _flag)
@@ -232,6 +264,12 @@ HEADERS = ValueKind(
     "a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers
 )
 CONFIGS = ValueKind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
+DURATION = ValueKind("a duration, e.g. '12h', '30d' or seconds above 0", str, _duration)
+POLICIES = ValueKind("a table of names, each with the fields of a retention policy", json.loads, _policies)
+NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _names)
+SHARE = ValueKind(
+    "a number above 0 and at most 1", float, lambda value: _at_most(_number(value, more=True), 1.0)
+)
 ENV = ValueKind("the path of a .env file, or a table of names and texts", str, _env)
 
 
@@ -324,6 +362,14 @@ _LISTED = [
     _setting("checkpointer.ttl.default_ttl", SPAN, langgraph=True),
     _setting("checkpointer.ttl.sweep_interval_minutes", SPAN, 5.0, langgraph=True),
     _setting("checkpointer.ttl.sweep_limit", _whole(1), 1000, langgraph=True),
+    _setting("retention.keep_last", _whole(1)),
+    _setting("retention.keep_for", DURATION),
+    _setting("retention.idle", DURATION),
+    _setting("retention.keep_tagged", FLAG, True),
+    _setting("retention.policies", POLICIES),
+    _setting("retention.assistants", NAMES),
+    _setting("retention.every", DURATION, "1h"),
+    _setting("retention.share", SHARE, 0.05),
     *_runtime(),
     _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
     _setting("metrics.port", _whole(0, _PORT_MAX), flag="--metrics-port"),

@@ -48,9 +48,9 @@ def remove_resting(partition: Partition, may_go: MayGo) -> Program[bool]:
     if not may_go(Document.read(documents[0]) if documents else None, head):
         return False
     checks = [
-        _unchanged(DOCUMENT, OF_THREAD, documents),
-        _unchanged(EPOCH, (), epochs),
-        *(_unchanged(LANE, (name,), found) for name, found in zip(_LANES, lanes, strict=True)),
+        unchanged(DOCUMENT, OF_THREAD, documents),
+        unchanged(EPOCH, (), epochs),
+        *(unchanged(LANE, (name,), found) for name, found in zip(_LANES, lanes, strict=True)),
         *(Check(HEAD, head.key, head.version) for head in heads),
     ]
     if head is None:
@@ -59,6 +59,6 @@ def remove_resting(partition: Partition, may_go: MayGo) -> Program[bool]:
     return isinstance(outcome, Committed)
 
 
-def _unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
+def unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
     """Return the check that a record is as it was read, or still absent."""
     return Check(kind, key, found[0].version if found else Expect.ABSENT)

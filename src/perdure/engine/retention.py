@@ -148,10 +148,28 @@ def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) ->
             if contents.view.open_run is not None:
                 kept.update(contents.latest.items())
             return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in kept)
-        rule = keep_newest(keep.last)
-        return plan_retention(contents.checkpoints, contents.latest, contents.tagged, rule, bases)
+        return plan_by(contents, keep_newest(keep.last))
 
     yield from _remove(partition, plan, digest, budget)
+
+
+def prune_by(
+    partition: Partition,
+    rule: Callable[[list[CheckpointRecord]], set[str]],
+    digest: Digester,
+    budget: Budget,
+) -> Program[None]:
+    """As ``prune``, with a rule that returns the ids of the root checkpoints to keep."""
+
+    def plan(contents: Contents) -> Plan:
+        return plan_by(contents, rule)
+
+    yield from _remove(partition, plan, digest, budget)
+
+
+def plan_by(contents: Contents, rule: Callable[[list[CheckpointRecord]], set[str]]) -> Plan:
+    """Return the plan of ``prune_by`` for a thread as it was read."""
+    return plan_retention(contents.checkpoints, contents.latest, contents.tagged, rule, contents.bases)
 
 
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
@@ -290,6 +308,20 @@ def _same_run(contents: Contents) -> Check:
     return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
 
 
+def relink(partition: Partition, contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
+    """Return the survivors that a plan changes as they are afterwards, with the history that DeltaChannels
+    need of removed ancestors."""
+    originals = {(c.namespace, c.id): c for c in contents.checkpoints}
+    out: list[CheckpointRecord] = []
+    for name, record in plan.relinked.items():
+        after = record
+        if record.parent_id != originals[name].parent_id and record.deltas:
+            carried = yield from delta_history(partition, originals[name], record.deltas)
+            after = record.moved(carried=carried)
+        out.append(after)
+    return out
+
+
 def _take_away(
     partition: Partition,
     contents: Contents,
@@ -299,14 +331,7 @@ def _take_away(
     budget: Budget,
 ) -> Program[int | None]:
     """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile."""
-    relinked: list[Op] = []
-    originals = {(c.namespace, c.id): c for c in contents.checkpoints}
-    for name, record in plan.relinked.items():
-        after = record
-        if record.parent_id != originals[name].parent_id and record.deltas:
-            carried = yield from delta_history(partition, originals[name], record.deltas)
-            after = record.moved(carried=carried)
-        relinked.append(after.put())
+    relinked: list[Op] = [record.put() for record in (yield from relink(partition, contents, plan))]
     generation = contents.view.generation
     gone: list[Op] = [*(Delete(CHECKPOINT, name) for name in plan.removed), *doomed]
     kept_heads: list[Op] = [

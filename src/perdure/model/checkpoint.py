@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ormsgpack
 
 from perdure.errors import Corrupt
+from perdure.model.checkpoint_ids import time_of
 from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, WRITE, Record
 
@@ -86,6 +88,18 @@ class CheckpointRecord(NamedTuple):
     def replaced(self) -> str | None:
         """Head that this checkpoint replaced, stored or not; ``None`` if there was none."""
         return self.parent_id if self.prior is None else self.prior or None
+
+    @property
+    def made_at(self) -> int | None:
+        """Time of its creation by its writer's clock in microseconds since 1970: that of its id, else its
+        ``ts``; ``None`` if neither is a time."""
+        at = time_of(self.id)
+        if at is None:
+            try:
+                at = round(datetime.fromisoformat(self.ts).timestamp() * 1_000_000)
+            except (ValueError, TypeError, OverflowError):
+                return None
+        return at
 
     def put(self) -> Put:
         """Return the operation that stores it. A checkpoint stored again under its id replaces the first."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
-from uuid import UUID
 
 from langgraph.checkpoint.serde.types import INTERRUPT
 
@@ -18,6 +17,7 @@ from perdure.engine.documents import Document
 from perdure.errors import Corrupt
 from perdure.langgraph import inspect
 from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.checkpoint_ids import time_of
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -49,7 +49,6 @@ _LOOKS = (
     Get(HEAD, ("",)),
 )
 _TECHNICAL = frozenset({"source", "step", "parents", "run_id", "thread_id", "writes", "checkpoint_ns"})
-_UUID_EPOCH = 12_219_292_800_000_000
 
 
 class ThreadRow(NamedTuple):
@@ -136,20 +135,6 @@ def row_of(
         body.get("ttl"),
         document is not None,
     )
-
-
-def time_of(checkpoint_id: str) -> int | None:
-    """Return the time at which a checkpoint was created in microseconds since 1970, or None if its id is
-    no version 6 UUID."""
-    try:
-        uuid = UUID(checkpoint_id)
-    except ValueError:
-        return None
-    if uuid.version != 6:
-        return None
-    value = uuid.int
-    ticks = (value >> 96) << 28 | ((value >> 80) & 0xFFFF) << 12 | ((value >> 64) & 0xFFF)
-    return ticks // 10 - _UUID_EPOCH
 
 
 def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:

@@ -71,7 +71,7 @@ def values(saver: PerdureSaver, checkpoint_id: str | None = None) -> dict[str, A
     return dict(load(saver, at(checkpoint_id)).checkpoint["channel_values"])
 
 
-class Retention:
+class Pruning:
     """Contract of pruning, collection and staging: nothing that is still needed is lost."""
 
     def test_prune_keeps_the_head_and_what_it_needs(self, backend: Backend) -> None:

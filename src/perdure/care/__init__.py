@@ -1,0 +1,1 @@
+"""Care of stored threads: retention, beside the programs that use them."""

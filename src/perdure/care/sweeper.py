@@ -1,0 +1,182 @@
+"""Drives a sweep at a limited share of its time, blocking or awaited, as the only one of its
+database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from perdure.engine import sweep
+from perdure.engine.sweep import Failure, SweepState, SweepTerms, Swept
+from perdure.engine.transact import Budget
+from perdure.model.chunks import Digester
+from perdure.model.ops import Now
+from perdure.model.program import Program, ask
+from perdure.model.records import Partition
+from perdure.model.retention_policy import RetentionRules
+from perdure.storage.port import Driver, arun, run
+
+_log = logging.getLogger("perdure.care")
+
+LEASE_S = 60.0
+"""Seconds after which another process takes over a sweep that is not continued."""
+
+QUANTUM = 32
+"""Threads that a tenant gets in one step."""
+
+OnStep = Callable[[SweepState], None]
+"""Called after each step with the state of the sweep."""
+
+
+def no_report(state: SweepState) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkShare:
+    """Share of its time for which a sweep works, above 0 and at most 1; the rest it waits."""
+
+    share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; it has to be above 0 and at most 1")
+
+    def pause(self, worked: float) -> float:
+        """Return the seconds to wait after so many seconds of work."""
+        return worked * (1 - self.share) / self.share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """How a sweep is done.
+
+    Args:
+        owner: name of this process; a random one by default.
+        all_tenants: sweep the threads of all tenants.
+        dry_run: remove nothing, and return what would be removed.
+        share: the share of its time for which it works, above 0 and at most 1.
+        on_step: called with the state after each step.
+        rules: the policies; by default those of the database.
+        only_default: apply the default policy to every thread: neither one that a thread's metadata name,
+            nor a time to live.
+
+    Raises:
+        ValueError: the share is out of range.
+    """
+
+    owner: str = ""
+    all_tenants: bool = False
+    dry_run: bool = False
+    share: float = 0.05
+    on_step: OnStep = no_report
+    rules: RetentionRules | None = None
+    only_default: bool = False
+
+    def __post_init__(self) -> None:
+        WorkShare(self.share)
+
+
+class RetentionSweeper:
+    """Sweeps the threads of a database.
+
+    A sweep is stored as it goes: after a crash the next one continues where it stopped, once the lease of
+    60 s is over. Where another process sweeps, nothing is done.
+
+    Args:
+        driver: the database, with its expired threads.
+        terms: policies and limits.
+        owner: name of this process.
+        pace: the share of time to work for.
+        on_step: called after each step.
+    """
+
+    def __init__(
+        self, driver: Driver, terms: SweepTerms, owner: str, *, pace: WorkShare, on_step: OnStep = no_report
+    ) -> None:
+        self._driver = driver
+        self._terms = terms
+        self._owner = owner
+        self._pace = pace
+        self._on_step = on_step
+
+    @classmethod
+    def of(
+        cls, driver: Driver, digest: Digester, tenant: str, rules: RetentionRules, options: SweepOptions
+    ) -> Self:
+        """Return a sweeper of a database, for its tenant unless the options name all."""
+        limits = Budget(driver.limits.ops, driver.limits.bytes)
+        whose = None if options.all_tenants else tenant
+        terms = SweepTerms(rules, digest, limits, whose, options.dry_run, options.only_default)
+        owner = options.owner or secrets.token_hex(8)
+        return cls(driver, terms, owner, pace=WorkShare(options.share), on_step=options.on_step)
+
+    def sweep(self) -> Swept | None:
+        """Sweep every thread once and return the result; ``None`` if another process sweeps."""
+        program: Program[tuple[SweepState, int] | None] = self._begin()
+        at = run(program, self._driver)
+        while at is not None and not at[0].is_over:
+            began = time.monotonic()
+            at = run(self._step(*at), self._driver)
+            if at is not None and not at[0].is_over:
+                time.sleep(self._pace.pause(time.monotonic() - began))
+        return None if at is None else at[0].last
+
+    async def asweep(self) -> Swept | None:
+        """As ``sweep``, without blocking the event loop."""
+        at = await arun(self._begin(), self._driver)
+        while at is not None and not at[0].is_over:
+            began = time.monotonic()
+            at = await arun(self._step(*at), self._driver)
+            if at is not None and not at[0].is_over:
+                await asyncio.sleep(self._pace.pause(time.monotonic() - began))
+        return None if at is None else at[0].last
+
+    def sweep_thread(self, partition: Partition) -> Swept:
+        """Apply the policies to one thread, beside any sweep.
+
+        Raises:
+            LookupError: the thread's metadata name a policy that does not exist.
+        """
+        return run(self._visit(partition), self._driver)
+
+    def _visit(self, partition: Partition) -> Program[Swept]:
+        now = yield from ask(Now())
+        return (yield from sweep.visit(partition, self._terms, now))
+
+    def _begin(self) -> Program[tuple[SweepState, int] | None]:
+        now = yield from ask(Now())
+        if self._terms.dry_run:
+            return SweepState(owner=self._owner, started_at=now), 0
+        return (yield from sweep.begin(self._owner, self._terms.tenant, now, _us(LEASE_S)))
+
+    def _step(self, state: SweepState, version: int) -> Program[tuple[SweepState, int] | None]:
+        began = yield from ask(Now())
+        state, failures = yield from sweep.step(state, self._terms, QUANTUM, began)
+        for failure in failures:
+            _report(failure)
+        now = yield from ask(Now())
+        if not state.is_over:
+            # It has to outlast the pause that follows.
+            state = sweep.renewed(state, now + _us(LEASE_S + self._pace.pause((now - began) / 1_000_000)))
+        saved: int | None = 0
+        if not self._terms.dry_run:
+            saved = yield from sweep.save(state, self._terms.tenant, version, now)
+        if saved is None:
+            _log.warning("another process has taken over the sweep; it continues there")
+            return None
+        self._on_step(state)
+        return state, saved
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _report(failure: Failure) -> None:
+    _log.warning("thread %r was not swept: %s", failure.partition.thread, failure.reason)

@@ -1,0 +1,225 @@
+"""Commands that apply retention policies: from cron, or as a process of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, opened, out, print_json
+from perdure.errors import BadSetting
+
+if TYPE_CHECKING:
+    from perdure.config.retention import Sweeping
+    from perdure.database import Database
+    from perdure.engine.sweep import SweepState, Swept
+
+care = typer.Typer(
+    help="Keep stored threads in order: apply retention policies, and show when that was done last.",
+    no_args_is_help=True,
+)
+
+KeepLast = Annotated[
+    int | None, typer.Option(min=1, help="Keep so many newest checkpoints of a thread", show_default=False)
+]
+KeepFor = Annotated[
+    str | None, typer.Option(help="Keep checkpoints younger than this, e.g. 30d", show_default=False)
+]
+Idle = Annotated[
+    str | None,
+    typer.Option(help="Remove threads without activity for this long, e.g. 90d", show_default=False),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The only settings file to read; by default perdure.toml here"),
+]
+AllTenants = Annotated[bool, typer.Option("--all-tenants", help="The threads of all tenants")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; print what would be removed")]
+
+
+@care.command("run")
+def run_(
+    once: Annotated[bool, typer.Option("--once", help="Sweep once and exit, e.g. from cron")] = False,
+    dry_run: DryRun = False,
+    keep_last: KeepLast = None,
+    keep_for: KeepFor = None,
+    idle: Idle = None,
+    share: Annotated[
+        float | None,
+        typer.Option(help="The share of its time for which a sweep works; 0.05", min=0.0, max=1.0),
+    ] = None,
+    every: Annotated[str | None, typer.Option(help="The time between two sweeps; 1h")] = None,
+    config: Config = None,
+    all_tenants: AllTenants = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep all threads: remove expired ones, and old checkpoints of the others.
+
+    The policy is that of the flags, or of [retention] in perdure.toml and PERDURE_RETENTION_*. Safe beside
+    live runs, and to interrupt: the next sweep continues. One process sweeps a database at a time; another
+    one exits with code 0 and changes nothing.
+    """
+    if dry_run and not once:
+        once = True
+    key = key_of(key_file)
+    flags = {"keep_last": keep_last, "keep_for": keep_for, "idle": idle, "share": share, "every": every}
+    settings = _settings(config, flags, key is not None)
+    while True:
+        _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json)
+        if once:
+            return
+        time.sleep(settings.every)
+
+
+@care.command()
+def status(
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    all_tenants: AllTenants = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the sweep that is under way, and when the last one ended."""
+    from perdure.engine import sweep
+
+    with opened(db, tenant, key_file) as database:
+        state, _ = database.run(sweep.read_state(None if all_tenants else tenant))
+    if as_json:
+        print_json(state.body())
+        return
+    if state.finished_at is None:
+        out.print("No sweep has ended here yet.")
+    else:
+        out.print(f"The last sweep ended at {_time(state.finished_at)}: {_sentence(state.last, False)}")
+    if not state.is_over:
+        out.print(
+            f"A sweep is under way since {_time(state.started_at)}: {_sentence(state.swept, False)}",
+            soft_wrap=True,
+        )
+
+
+def prune_threads(
+    database: Database,
+    thread_ids: list[str] | None,
+    keep_last: int | None,
+    older_than: str | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Prune threads, all of the database's tenant if none are named, and print what was removed.
+
+    Args:
+        database: the database.
+        thread_ids: the threads' ids, or ``None``.
+        keep_last: keep so many newest checkpoints.
+        older_than: keep checkpoints younger than this duration.
+        dry_run: remove nothing.
+        as_json: print JSON objects.
+
+    Raises:
+        BadSetting: the duration is none.
+        Exit: another process sweeps the tenant's threads, or a thread could not be pruned.
+    """
+    from perdure.model.records import Partition
+    from perdure.model.retention_policy import Retention, RetentionRules
+
+    try:
+        rules = RetentionRules(Retention(keep_last=keep_last, keep_for=older_than))
+    except ValueError:
+        raise BadSetting(f"--older-than is {older_than!r}; it has to be a duration, e.g. '30d'") from None
+    from perdure.care.sweeper import SweepOptions
+
+    options = SweepOptions(dry_run=dry_run, share=1.0, rules=rules, only_default=True)
+    sweeper = database.sweeper(options)
+    if not thread_ids:
+        swept = sweeper.sweep()
+        if swept is None:
+            err.print("Another process sweeps these threads; try again when it is done.", soft_wrap=True)
+            raise typer.Exit(1)
+        _print(swept, dry_run, as_json)
+        return
+    for thread_id in thread_ids:
+        swept = sweeper.sweep_thread(Partition(database.tenant, thread_id))
+        stay = len(database.timeline(thread_id, limit=1_000_000))
+        if as_json:
+            print_json({"thread_id": thread_id, **asdict(swept), "dry_run": dry_run})
+            continue
+        what = "would be removed" if dry_run else "removed"
+        left = stay - swept.checkpoints if dry_run else stay
+        out.print(f"{escape(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay")
+
+
+def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> Sweeping:
+    from perdure.config.retention import load
+
+    return load(file=config, flags=flags, environ=os.environ, has_key=has_key)
+
+
+def _sweep_once(
+    settings: Sweeping,
+    place: tuple[str | None, str, bytes | None],
+    all_tenants: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from perdure.care.sweeper import SweepOptions, no_report
+
+    with opened(*place) as database:
+        options = SweepOptions(
+            all_tenants=all_tenants,
+            dry_run=dry_run,
+            share=1.0 if dry_run else settings.share,
+            on_step=no_report if as_json else _progress(),
+            rules=settings.rules,
+        )
+        swept = database.sweeper(options).sweep()
+    if swept is None:
+        err.print("Another process sweeps this database; nothing was done here.", soft_wrap=True)
+        return
+    _print(swept, dry_run, as_json)
+
+
+def _print(swept: Swept, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({**asdict(swept), "dry_run": dry_run})
+    else:
+        out.print(_sentence(swept, dry_run), soft_wrap=True)
+    if swept.failed:
+        raise typer.Exit(1)
+
+
+def _progress() -> Any:
+    """Return a function that prints the progress of a sweep at most every two seconds."""
+    last = time.monotonic()
+
+    def show(state: SweepState) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 2 and not state.is_over:
+            last = time.monotonic()
+            err.print(f"… {_sentence(state.swept, False)}", soft_wrap=True)
+
+    return show
+
+
+def _sentence(swept: Swept, dry_run: bool) -> str:
+    what = "would be removed" if dry_run else "removed"
+    text = (
+        f"{swept.threads} threads looked at; {swept.expired} expired threads and {swept.checkpoints} "
+        f"checkpoints {what}, {swept.bytes:,} bytes"
+    )
+    return f"{text}; {swept.failed} threads could not be swept" if swept.failed else text
+
+
+def _time(at: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at / 1_000_000, UTC).isoformat(timespec="seconds")

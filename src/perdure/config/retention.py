@@ -1,0 +1,74 @@
+"""Retention settings: the policies, and how a sweep applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perdure.config.resolve import ResolvedConfig, settle
+from perdure.errors import BadSetting
+from perdure.model.retention_policy import Retention, RetentionRules, duration_us
+
+_FIELDS = ("keep_last", "keep_for", "idle", "keep_tagged")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeping:
+    """Checked settings of a sweep: the policies, the seconds between two sweeps, and the share of its time
+    for which one works."""
+
+    rules: RetentionRules
+    every: float
+    share: float
+
+
+def sweeping(settled: ResolvedConfig) -> Sweeping:
+    """Return the settings of sweeps.
+
+    Raises:
+        BadSetting: settings do not fit together.
+    """
+    given = settled.given("retention.")
+    own = {name: given[name] for name in _FIELDS if name in given}
+    if own.keys() == {"keep_tagged"}:
+        name = settled.name("retention.keep_tagged")
+        raise BadSetting(f"{name} is set, but no thread expires; set retention.idle, e.g. to '90d'")
+    try:
+        rules = RetentionRules(
+            Retention(**own) if own else None, given.get("policies", {}), given.get("assistants", {})
+        )
+    except ValueError as error:
+        raise BadSetting(f"{settled.name('retention.assistants')}: {error}") from error
+    every = duration_us(settled["retention.every"]) / 1_000_000
+    return Sweeping(rules, every, settled["retention.share"])
+
+
+def load(
+    *, file: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str], has_key: bool
+) -> Sweeping:
+    """Return the settings of sweeps for a command.
+
+    Args:
+        file: the only file to read, as for ``settle``.
+        flags: values of the command's flags by the names of settings under ``retention.``; ``None`` for
+            those that were not given.
+        environ: the environment.
+        has_key: True if stored data is encrypted.
+
+    Raises:
+        BadSetting: a source cannot be read, has an invalid setting, or no policy is given.
+    """
+    named = {f"retention.{name}": (value, _flag(name)) for name, value in flags.items()}
+    found = sweeping(settle(file=file, flags=named, environ=environ, has_key=has_key))
+    if found.rules.is_empty:
+        raise BadSetting(
+            "which threads and checkpoints may go? Pass --keep-last 50, --keep-for 30d or --idle 90d, or "
+            "write them under [retention] in perdure.toml"
+        )
+    return found
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,143 @@
+"""Expiry of threads: when a thread without activity is over, and its removal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ormsgpack
+
+from perdure.engine.documents import Document
+from perdure.engine.removal import unchanged
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    EPOCH,
+    HEAD,
+    LANE,
+    OF_THREAD,
+    RUN,
+    TAG,
+    Partition,
+)
+from perdure.model.retention_policy import Retention, RetentionRules
+
+_LANES = (IN, OUT, LATER)
+_ITEMS: tuple[Get | Range, ...] = (
+    Get(DOCUMENT, OF_THREAD),
+    Get(EPOCH, ()),
+    Range(HEAD),
+    Range(TAG, limit=1),
+    Range(RUN, by="first", reverse=True, limit=1, bodies=False),
+    Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=1),
+    *(Get(LANE, (name,)) for name in _LANES),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadAtRest:
+    """What decides whether a thread expires, as it was read.
+
+    Attributes:
+        is_busy: a run is open, a message waits or a reply is to be delivered.
+        is_tagged: the thread has a tag.
+        active_at: time of the last activity in microseconds, ``None`` if it cannot be determined.
+        metadata: metadata of the thread, as its clients set it or as its latest checkpoint has it.
+        ttl: time to live that a client set for the thread, if any.
+        checks: hold while the thread is as it was read.
+        missing: id of the latest checkpoint if it is not stored.
+    """
+
+    is_busy: bool
+    is_tagged: bool
+    active_at: int | None
+    metadata: Mapping[str, Any]
+    ttl: Mapping[str, Any] | None
+    checks: tuple[Check, ...]
+    missing: str | None
+
+    def expires_at(self, rules: RetentionRules) -> int | None:
+        """Return the time at which the thread expires in microseconds, ``None`` if it does not.
+
+        A time to live that a client set for the thread comes before the policy.
+
+        Raises:
+            LookupError: its metadata name a policy that does not exist.
+        """
+        if self.is_busy:
+            return None
+        if self.ttl is not None:
+            return int(self.ttl["expires_at"]) if self.ttl.get("strategy") == "delete" else None
+        policy = rules.policy_for(self.metadata)
+        if policy is None or policy.idle_us is None or self.active_at is None:
+            return None
+        if policy.keep_tagged and self.is_tagged:
+            return None
+        return self.active_at + policy.idle_us
+
+    def policy(self, rules: RetentionRules) -> Retention | None:
+        """Return the thread's policy; raises ``LookupError`` as ``expires_at`` does."""
+        return rules.policy_for(self.metadata)
+
+
+def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
+    """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
+    that was stored last."""
+    documents, epochs, heads, tags, runs, newest, *lanes = yield from ask(Fetch(partition, _ITEMS))
+    queues = [Lane.read(name, found) for name, found in zip(_LANES, lanes, strict=True)]
+    head = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
+    if head is not None and (not newest or newest[0].key[1] != head):
+        (newest,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, ("", head)),)))
+    checkpoint = CheckpointRecord.read(newest[0]) if newest else None
+    document = Document.read(documents[0]) if documents else None
+    times = [
+        document.updated_at if document else None,
+        checkpoint.made_at if checkpoint else None,
+        runs[0].fields["updated_at"] if runs else None,
+    ]
+    # A checkpoint whose time is unknown may be the latest activity.
+    is_known = head is None if checkpoint is None else checkpoint.made_at is not None
+    checks = [
+        unchanged(DOCUMENT, OF_THREAD, documents),
+        unchanged(EPOCH, (), epochs),
+        *(unchanged(LANE, (name,), found) for name, found in zip(_LANES, lanes, strict=True)),
+        *(Check(HEAD, each.key, each.version) for each in heads),
+    ]
+    if head is None:
+        checks.append(Check(HEAD, ("",), Expect.ABSENT))
+    return ThreadAtRest(
+        is_busy=bool(epochs and epochs[0].fields["open_run"] is not None)
+        or any(lane.pending or lane.run_id is not None for lane in queues),
+        is_tagged=bool(tags),
+        active_at=max((at for at in times if at is not None), default=None) if is_known else None,
+        metadata=_metadata(document, checkpoint),
+        ttl=document.body.get("ttl") if document else None,
+        checks=tuple(checks),
+        missing=head if checkpoint is None else None,
+    )
+
+
+def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
+    """Remove an expired thread, unless it changed since it was read; return True if it was removed."""
+    outcome = yield from ask(Drop(partition, thread.checks))
+    return isinstance(outcome, Committed)
+
+
+def _metadata(document: Document | None, checkpoint: CheckpointRecord | None) -> dict[str, Any]:
+    """Return the texts of a thread's metadata: those of its latest checkpoint, and over them those that its
+    clients set."""
+    out: dict[str, Any] = {}
+    if checkpoint is not None and checkpoint.metadata:
+        held = ormsgpack.unpackb(
+            checkpoint.metadata, ext_hook=lambda code, data: None, option=ormsgpack.OPT_NON_STR_KEYS
+        )
+        out = dict(held) if isinstance(held, dict) else {}
+    if document is not None:
+        own = document.body.get("metadata")
+        out |= own if isinstance(own, dict) else {}
+    return out

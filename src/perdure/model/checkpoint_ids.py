@@ -1,0 +1,22 @@
+"""Times in checkpoint ids: LangGraph's ids are version 6 UUIDs."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+_UUID_EPOCH = 12_219_292_800_000_000
+"""Microseconds from the start of a UUID's calendar to 1970."""
+
+
+def time_of(checkpoint_id: str) -> int | None:
+    """Return the time at which a checkpoint was created in microseconds since 1970, or None if its id is
+    no version 6 UUID."""
+    try:
+        uuid = UUID(checkpoint_id)
+    except ValueError:
+        return None
+    if uuid.version != 6:
+        return None
+    value = uuid.int
+    ticks = (value >> 96) << 28 | ((value >> 80) & 0xFFFF) << 12 | ((value >> 64) & 0xFFF)
+    return ticks // 10 - _UUID_EPOCH

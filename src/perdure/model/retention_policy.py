@@ -1,0 +1,182 @@
+"""Retention policies: what a deployment keeps of its threads, and for how long.
+
+A policy is checked when it is made. ``RetentionRules`` chooses one for each thread.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.retention import keep_newest
+
+LABEL = "retention"
+"""Key of a thread's metadata that names its policy."""
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_NO_POLICIES: Mapping[str, Retention] = MappingProxyType({})
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+def duration_us(value: str | float) -> int:
+    """Return a duration in microseconds.
+
+    Args:
+        value: seconds, or a number with a unit: ``"90s"``, ``"15m"``, ``"12h"``, ``"30d"``, ``"4w"``.
+
+    Raises:
+        ValueError: it is none, or not more than 0.
+    """
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.nan
+    else:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ValueError(f"{value!r} is no duration; write e.g. '12h', '30d' or a number of seconds above 0")
+    return round(seconds * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What stays of a thread. Without any field everything stays.
+
+    A checkpoint is removed when neither ``keep_last`` nor ``keep_for`` keeps it. Whatever they are, the
+    latest checkpoint of the thread and of each subgraph stays, with its open interrupts; so do tagged
+    checkpoints, the one that an open run returns to when it is rolled back, and the data from which a
+    ``DeltaChannel`` is rebuilt.
+
+    Args:
+        keep_last: keeps so many newest checkpoints of a thread; subgraphs' checkpoints follow the ones they
+            ran under.
+        keep_for: keeps checkpoints younger than this.
+        idle: a thread without activity for this long expires: it reads as absent and is removed as a whole.
+            A thread with an open run, a waiting message or an undelivered reply does not expire.
+        keep_tagged: a thread with a tag does not expire either.
+
+    Raises:
+        ValueError: a field is out of range; the message has the valid range.
+    """
+
+    keep_last: int | None = None
+    keep_for: str | float | None = None
+    idle: str | float | None = None
+    keep_tagged: bool = True
+
+    def __post_init__(self) -> None:
+        last: Any = self.keep_last
+        if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+            raise ValueError(f"keep_last is {last!r}; it has to be a whole number from 1 on")
+        if not isinstance(self.keep_tagged, bool):
+            raise ValueError(f"keep_tagged is {self.keep_tagged!r}; it has to be true or false")
+        for name in ("keep_for", "idle"):
+            value = getattr(self, name)
+            try:
+                if value is not None:
+                    duration_us(value)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{name} is {value!r}; it has to be a duration, e.g. '12h', '30d' or seconds above 0"
+                ) from None
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Retention:
+        """Return the policy that a table of settings describes; raises ``ValueError`` for an unknown name."""
+        known = [each.name for each in fields(cls)]
+        for name in table:
+            if name not in known:
+                raise ValueError(f"{name} is no field of a retention policy; there is {', '.join(known)}")
+        return cls(**table)
+
+    @property
+    def idle_us(self) -> int | None:
+        """``idle`` in microseconds."""
+        return None if self.idle is None else duration_us(self.idle)
+
+    @property
+    def prunes(self) -> bool:
+        """True if checkpoints are removed from threads that do not expire."""
+        return self.keep_last is not None or self.keep_for is not None
+
+    def kept(self, roots: list[CheckpointRecord], now: int) -> set[str]:
+        """Return the ids of the root checkpoints to keep by number or age, at a time in microseconds."""
+        if not self.prunes:
+            return {c.id for c in roots}
+        kept = self.kept_by_age(roots, now)
+        return kept if self.keep_last is None else kept | keep_newest(self.keep_last)(roots)
+
+    def kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
+        """Return the ids of the root checkpoints that ``keep_for`` keeps; one without a time stays."""
+        if self.keep_for is None:
+            return set()
+        since = now - duration_us(self.keep_for)
+        return {c.id for c in roots if c.made_at is None or c.made_at > since}
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """Choice of a policy for each thread.
+
+    The thread's metadata names one under ``retention``; else its assistant, else its graph; else the default
+    applies.
+
+    Args:
+        default: the policy of all other threads; ``None`` keeps them as they are.
+        policies: further policies by name.
+        assistants: names of policies by assistant id or graph id.
+
+    Raises:
+        ValueError: an assistant has the name of a policy that does not exist.
+    """
+
+    default: Retention | None = None
+    policies: Mapping[str, Retention] = field(default_factory=lambda: _NO_POLICIES)
+    assistants: Mapping[str, str] = field(default_factory=lambda: _NO_NAMES)
+
+    def __post_init__(self) -> None:
+        for assistant, name in self.assistants.items():
+            if name not in self.policies:
+                there = ", ".join(sorted(self.policies)) or "none"
+                raise ValueError(
+                    f"assistants: {assistant!r} has the policy {name!r}, which does not exist; "
+                    f"there is {there}"
+                )
+
+    @classmethod
+    def of(cls, given: Retention | RetentionRules | None) -> RetentionRules:
+        """Return rules that apply one policy to every thread, or rules as they are."""
+        return given if isinstance(given, RetentionRules) else cls(given)
+
+    @property
+    def shortest_idle_us(self) -> int | None:
+        """Shortest ``idle`` of all policies in microseconds; ``None`` if no thread expires by a policy."""
+        every = [each.idle_us for each in (self.default, *self.policies.values()) if each is not None]
+        return min((idle for idle in every if idle is not None), default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no thread is ever changed."""
+        return self.default is None and not self.policies
+
+    def policy_for(self, metadata: Mapping[str, Any]) -> Retention | None:
+        """Return the policy of a thread with this metadata.
+
+        Raises:
+            LookupError: the metadata name a policy that does not exist.
+        """
+        if LABEL in metadata:
+            name = metadata[LABEL]
+            if not isinstance(name, str) or name not in self.policies:
+                raise LookupError(name)
+            return self.policies[name]
+        for key in ("assistant_id", "graph_id"):
+            named = metadata.get(key)
+            if isinstance(named, str) and named in self.assistants:
+                return self.policies[self.assistants[named]]
+        return self.default

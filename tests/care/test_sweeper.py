@@ -1,0 +1,122 @@
+"""A sweeper works for its share of the time, alone, and continues what a dead one began."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Retention, RetentionRules
+from perdure.care import sweeper
+from perdure.care.sweeper import SweepOptions, WorkShare
+from perdure.engine import sweep
+from perdure.engine.sweep import SweepState
+from perdure.errors import Unavailable
+from perdure.model.records import Partition
+from tests.langgraph import graphs
+from tests.langgraph.session import config
+
+ONE = RetentionRules(Retention(keep_last=1))
+
+
+def fill(db: perdure.Database, count: int) -> None:
+    graph = graphs.chat(db.checkpointer())
+    for n in range(count):
+        graph.invoke(graphs.message(n), config(f"t{n}"))
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_a_share_is_above_none_and_at_most_all(share: float) -> None:
+    with pytest.raises(ValueError, match="share is"):
+        WorkShare(share)
+
+
+def test_a_share_is_kept_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WorkShare(0.05).pause(1.0) == pytest.approx(19.0)
+    assert WorkShare(1.0).pause(1.0) == 0
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(sweeper, "QUANTUM", 2)
+    with perdure.connect_sync("memory://", retention=Retention(keep_last=1)) as db:
+        fill(db, 5)
+        done = db.sweeper(SweepOptions(share=0.5)).sweep()
+    assert done is not None
+    assert (done.threads, done.checkpoints) == (5, 10)
+    assert len(waited) >= 3
+    assert all(pause > 0 for pause in waited)
+
+
+@pytest.mark.anyio
+async def test_it_sweeps_without_blocking_the_loop() -> None:
+    async with perdure.connect("memory://", retention=ONE) as db:
+        await asyncio.to_thread(fill, db, 3)
+        done = await db.sweeper(SweepOptions(share=1.0)).asweep()
+        assert done is not None
+        assert done.checkpoints == 6
+        again = await db.sweeper(SweepOptions(share=1.0)).asweep()
+        assert again is not None
+        assert (again.threads, again.checkpoints) == (3, 0)
+
+
+def test_a_second_one_does_nothing() -> None:
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 2)
+        inner: list[Any] = []
+
+        def rival(state: SweepState) -> None:
+            inner.append(db.sweeper(SweepOptions(owner="two")).sweep())
+
+        outer = db.sweeper(SweepOptions(owner="one", share=1.0, on_step=rival))
+        assert outer.sweep() is not None
+        # While the first one sweeps; after its last step the database is free.
+        assert inner[0] is None
+        assert inner[-1] is not None
+
+
+def test_what_a_dead_one_began_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper, "QUANTUM", 1)
+    monkeypatch.setattr(sweeper, "LEASE_S", 0.0)
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 4)
+
+        def die(state: SweepState) -> None:
+            if state.swept.threads == 2:
+                raise Unavailable("killed here")
+
+        with pytest.raises(Unavailable):
+            db.sweeper(SweepOptions(owner="one", share=1.0, on_step=die)).sweep()
+        state, _ = db.run(sweep.read_state(""))
+        assert (state.owner, state.swept.threads) == ("one", 2)
+        visited: list[Any] = []
+        visit = sweep.visit
+
+        def watched(partition: Partition, terms: Any, now: int) -> Any:
+            visited.append(partition.thread)
+            return visit(partition, terms, now)
+
+        monkeypatch.setattr(sweep, "visit", watched)
+        done = db.sweeper(SweepOptions(owner="two", share=1.0)).sweep()
+        assert done is not None
+        assert (done.threads, done.checkpoints) == (4, 8)
+        assert visited == ["t2", "t3"]
+
+
+def test_a_dry_run_stores_nothing_and_needs_no_lease() -> None:
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 2)
+        planned = db.sweeper(SweepOptions(share=1.0, dry_run=True)).sweep()
+        assert planned is not None
+        assert planned.checkpoints == 4
+        assert db.run(sweep.read_state(""))[1] == 0
+        assert len(db.timeline("t0")) == 3
+        assert db.sweeper(SweepOptions(share=1.0)).sweep() == planned
+
+
+def test_one_thread_is_swept_beside_a_sweep() -> None:
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 2)
+        assert db.sweeper().sweep_thread(Partition("", "t1")).checkpoints == 2
+        assert [len(db.timeline(t)) for t in ("t0", "t1")] == [3, 1]

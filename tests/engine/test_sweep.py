@@ -1,0 +1,243 @@
+"""A sweep applies each thread's policy, counts what it frees, and lets no tenant wait for another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Retention, RetentionRules
+from perdure.engine import sweep
+from perdure.engine.paging import read_all
+from perdure.engine.sweep import SweepState, SweepTerms, Swept
+from perdure.engine.transact import Budget
+from perdure.model.ops import Delete, Fetch, Range
+from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.storage.port import run
+from tests import houses
+from tests.houses import seen
+from tests.langgraph import graphs
+from tests.langgraph.session import config
+
+DAY_US = 86_400_000_000
+
+
+@pytest.fixture
+def db() -> Iterator[perdure.Database]:
+    with perdure.connect_sync("memory://") as db:
+        yield db
+
+
+def terms(db: perdure.Database, rules: RetentionRules, **more: Any) -> SweepTerms:
+    return SweepTerms(rules, db._digest, Budget(db.limits.ops, db.limits.bytes), **more)
+
+
+def rules(**fields: Any) -> RetentionRules:
+    return RetentionRules(Retention(**fields))
+
+
+def now(days: float = 0) -> int:
+    return time.time_ns() // 1000 + round(days * DAY_US)
+
+
+def stored(db: perdure.Database, thread: str) -> int:
+    kinds = (CHECKPOINT, CHUNK, WRITE)
+    found = db.run(read_all(Partition("", thread), *map(Range, kinds)))
+    return sum(len(record.body) for records in found for record in records)
+
+
+def talk(db: perdure.Database, thread: str, turns: int, tenant: str = "", **metadata: Any) -> None:
+    graph = graphs.chat(db.checkpointer(tenant=tenant))
+    for n in range(turns):
+        graph.invoke(graphs.message(n), {**config(thread), "metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    "live",
+    [houses.conversation, houses.questions, houses.subgraphs, houses.tagged_fork, houses.writes_only],
+    ids=lambda live: live.__name__,
+)
+def test_a_dry_run_counts_what_the_sweep_removes_then(live: Any, db: perdure.Database) -> None:
+    live(db.checkpointer(), "a", db)
+    at = Partition("", "a")
+    head = db.checkpointer().get_tuple(config("a"))
+    held, before = seen(db, "", "a"), stored(db, "a")
+    planned = db.run(sweep.visit(at, terms(db, rules(keep_last=1), dry_run=True), now()))
+    assert seen(db, "", "a") == held
+    assert db.run(sweep.visit(at, terms(db, rules(keep_last=1)), now())) == planned
+    assert stored(db, "a") == before - planned.bytes
+    assert planned.checkpoints or live is houses.writes_only
+    found = db.checkpointer().get_tuple(config("a"))
+    if head is not None:
+        assert found is not None
+        assert found.checkpoint == head.checkpoint
+        assert found.pending_writes == head.pending_writes
+    assert db.fsck("a") == []
+    assert db.run(sweep.visit(at, terms(db, rules(keep_last=1)), now())) == Swept(threads=1)
+
+
+def test_either_age_or_number_keeps_a_checkpoint(db: perdure.Database) -> None:
+    talk(db, "a", 4)
+    count = len(db.timeline("a"))
+    at = Partition("", "a")
+
+    def visited(days: float, **fields: Any) -> int:
+        done = db.run(sweep.visit(at, terms(db, rules(**fields), dry_run=True), now(days)))
+        return done.checkpoints
+
+    assert visited(10, keep_for="30d") == 0
+    assert visited(31, keep_for="30d") == count - 1
+    assert visited(31, keep_for="30d", keep_last=5) == count - 5
+    assert visited(10, keep_for="30d", keep_last=5) == 0
+    assert visited(10, keep_last=5) == count - 5
+
+
+def test_a_tagged_checkpoint_hides_no_old_one(db: perdure.Database) -> None:
+    talk(db, "a", 3)
+    oldest = db.timeline("a")[-1].checkpoint_id
+    db.tag("a", "first", oldest)
+    done = db.run(sweep.visit(Partition("", "a"), terms(db, rules(keep_for="1d", keep_last=2)), now(2)))
+    assert done.checkpoints == 9 - 3
+    assert {view.checkpoint_id for view in db.timeline("a")} >= {oldest}
+    assert len(db.timeline("a")) == 3
+
+
+def test_an_idle_thread_is_removed_as_a_whole_unless_it_is_tagged(db: perdure.Database) -> None:
+    talk(db, "a", 2)
+    talk(db, "b", 2)
+    db.tag("b", "kept")
+    held = stored(db, "a")
+    before = db.run(sweep.visit(Partition("", "a"), terms(db, rules(idle="90d")), now(89)))
+    assert before == Swept(threads=1)
+    gone = db.run(sweep.visit(Partition("", "a"), terms(db, rules(idle="90d")), now(91)))
+    assert gone == Swept(threads=1, expired=1, checkpoints=6, bytes=held)
+    assert db.run(sweep.visit(Partition("", "b"), terms(db, rules(idle="90d")), now(91))) == Swept(threads=1)
+    assert [t.thread_id for t in db.threads_sync()] == ["b"]
+    loose = rules(idle="90d", keep_tagged=False)
+    assert db.run(sweep.visit(Partition("", "b"), terms(db, loose), now(91))).expired == 1
+    assert list(db.threads_sync()) == []
+
+
+def test_a_thread_names_its_policy_in_its_metadata(db: perdure.Database) -> None:
+    named = RetentionRules(Retention(keep_last=1), {"audit": Retention()}, {"support": "audit"})
+    talk(db, "plain", 2)
+    talk(db, "named", 2, retention="audit")
+    talk(db, "assistant", 2, assistant_id="support")
+    talk(db, "unknown", 2, retention="for ever")
+    state, failures = swept_once(db, terms(db, named))
+    assert state.last == Swept(threads=4, checkpoints=5, bytes=state.last.bytes, failed=1)
+    assert [f.partition.thread for f in failures] == ["unknown"]
+    assert "a retention policy that does not exist" in failures[0].reason
+    assert len(db.timeline("plain")) == 1
+    assert all(len(db.timeline(name)) == 6 for name in ("named", "assistant", "unknown"))
+    only = terms(db, RetentionRules(Retention(keep_last=2)), only_default=True)
+    state, failures = swept_once(db, only)
+    assert not failures
+    assert all(len(db.timeline(name)) == 2 for name in ("named", "assistant", "unknown"))
+
+
+def swept_once(
+    db: perdure.Database, how: SweepTerms, quantum: int = 3
+) -> tuple[SweepState, list[sweep.Failure]]:
+    state, every = SweepState(owner="me"), list[sweep.Failure]()
+    while not state.is_over:
+        state, failures = db.run(sweep.step(state, how, quantum, now()))
+        every += failures
+    return state, every
+
+
+def test_a_damaged_thread_does_not_block_the_others(db: perdure.Database) -> None:
+    for name in "abc":
+        talk(db, name, 2)
+    head = db.timeline("b")[0].checkpoint_id
+    db.run(_remove(Partition("", "b"), head))
+    state, failures = swept_once(db, terms(db, rules(keep_last=1)))
+    assert [f.partition.thread for f in failures] == ["b"]
+    assert (state.last.threads, state.last.failed) == (3, 1)
+    assert len(db.timeline("a")) == len(db.timeline("c")) == 1
+
+
+def _remove(partition: Partition, checkpoint_id: str) -> Any:
+    from perdure.model.ops import Commit
+    from perdure.model.program import ask
+
+    yield from ask(Commit(partition, (Delete(CHECKPOINT, ("", checkpoint_id)),)))
+
+
+def test_a_tenant_with_many_threads_does_not_delay_the_others(db: perdure.Database) -> None:
+    for n in range(20):
+        talk(db, f"t{n:02}", 1, tenant="many")
+    for tenant in ("alone", "other", "zoe"):
+        talk(db, "t", 1, tenant=tenant)
+    order: list[str] = []
+    state, how = SweepState(owner="me"), terms(db, rules(keep_last=1))
+    while not state.is_over:
+        before = state.swept.threads
+        state, _ = db.run(sweep.step(state, how, 4, now()))
+        done = (state.last if state.is_over else state.swept).threads - before
+        order += [state.position or ""] * done
+    assert order.index("zoe") == 1 + 4 + 1
+    assert state.last == Swept(threads=23, checkpoints=23 * 2, bytes=state.last.bytes)
+
+
+def test_a_sweep_of_one_tenant_leaves_the_others(db: perdure.Database) -> None:
+    for tenant in ("", "ada", "bob"):
+        talk(db, "t", 2, tenant=tenant)
+    state, _ = swept_once(db, terms(db, rules(keep_last=1), tenant="ada"))
+    assert state.last.threads == 1
+    counts = {t: len(list(db.checkpointer(tenant=t).list(config("t")))) for t in ("", "ada", "bob")}
+    assert counts == {"": 6, "ada": 1, "bob": 6}
+
+
+def test_more_unfinished_tenants_than_a_state_holds_are_swept_too(
+    db: perdure.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_OPEN_MAX", 2)
+    monkeypatch.setattr(sweep, "_PAGE", 2)
+    for tenant in "abcde":
+        for n in range(5):
+            talk(db, f"t{n}", 1, tenant=tenant)
+    state, _ = swept_once(db, terms(db, rules(keep_last=1)), quantum=2)
+    assert state.last == Swept(threads=25, checkpoints=50, bytes=state.last.bytes)
+
+
+def test_one_process_sweeps_until_its_lease_is_over(db: perdure.Database) -> None:
+    first = db.run(sweep.begin("one", None, 1_000, 100))
+    assert first is not None
+    assert db.run(sweep.begin("two", None, 1_050, 100)) is None
+    assert db.run(sweep.begin("two", "ada", 1_050, 100)) is not None
+    state, version = first
+    saved = db.run(sweep.save(sweep.renewed(state, 1_200), None, version, 1_060))
+    assert saved is not None
+    assert db.run(sweep.begin("two", None, 1_150, 100)) is None
+    taken = db.run(sweep.begin("two", None, 1_201, 100))
+    assert taken is not None
+    assert taken[0].started_at == 1_000
+    assert db.run(sweep.save(state, None, saved, 1_202)) is None
+    assert db.run(sweep.read_state(None))[0].owner == "two"
+
+
+def test_a_thread_with_nothing_to_remove_costs_two_requests(db: perdure.Database) -> None:
+    talk(db, "a", 3)
+    asked: list[Any] = []
+
+    class Recording:
+        limits = db.limits
+
+        def perform(self, effect: Any) -> Any:
+            asked.append(effect)
+            return db._driver.perform(effect)
+
+        async def aperform(self, effect: Any) -> Any:
+            raise AssertionError
+
+        def close(self) -> None:
+            """Leave the database open."""
+
+    program = sweep.visit(Partition("", "a"), terms(db, rules(keep_last=50, idle="90d")), now())
+    run(program, Recording())
+    assert len(asked) == 2
+    assert all(isinstance(effect, Fetch) for effect in asked)

@@ -13,17 +13,25 @@ WORKERS ?= 2
 # Each process takes one part of the files, so that what a file shares is set up once, and helps when it is done.
 SPREAD = -n $(WORKERS) --dist worksteal
 ARGS ?=
+# The database of `make example`.
+DB ?= sqlite:///$(NAME).db
 # Which sections `make bench` measures; all when it is empty.
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all chaos suites clients lint bench docs clean
+.PHONY: help demo example test test-all chaos suites clients lint bench docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
 	$(RUN) --extra demo perdure demo $(ARGS)
+
+example: $(OWN_UV) ## Run an example over a database of its own: make example NAME=wingman
+	@test -f "examples/$(NAME)/app.py" || { \
+		echo "which example? make example NAME=$$(cd examples && ls -d */ | tr -d / | grep -v __ | paste -sd '|' -)"; exit 2; }
+	$(RUN) --extra server perdure migrate --db "$(DB)"
+	PERDURE_DB="$(DB)" $(RUN) --extra server uvicorn --factory examples.$(NAME).app:create_app $(ARGS)
 
 test: $(OWN_UV) ## Run the tests, in random order, but for the slow ones
 	$(RUN) --group test --all-extras pytest $(SPREAD) -m "not slow" $(ARGS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -66,6 +66,10 @@ class SessionHistory:
     budget: TaskBudget
     updated_at: int
     held: Session = field(repr=False)
+
+    def with_budget(self, budget: TaskBudget) -> SessionHistory:
+        """Return the history as if its task had this budget; nothing is stored."""
+        return replace(self, budget=budget)
 
     def has_turn(self, key: str) -> bool:
         """Return True if one of the latest 64 turns was stored under this key."""

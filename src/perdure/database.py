@@ -341,6 +341,11 @@ class Database:
         return (1 + secrets.randbelow(1 << 30)) << 24
 
     @property
+    def digester(self) -> Digester:
+        """Names chunks by their digests, keyed if the database is encrypted."""
+        return self._digest
+
+    @property
     def has_listing(self) -> bool:
         """True if threads can be listed by time and status without reading them."""
         return has_listing(self._driver)

@@ -134,7 +134,7 @@ def test_threads_are_listed_shown_and_told_apart_by_tenant(shell: Shell, tmp_pat
 def test_a_tag_outlives_pruning_and_export_has_everything(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 3)
     url = {"PERDURE_DB": "sqlite:///t.db"}
-    data = json.loads(shell("threads", "export", "ada", **url).stdout)
+    data = json.loads(shell("export", "ada", **url).stdout)
     assert data["format"] == "perdure.thread/1"
     assert len(data["checkpoints"]) == 9
     last = data["checkpoints"][-1]["values"]["messages"]

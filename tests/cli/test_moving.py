@@ -228,15 +228,15 @@ def test_migrate_looks_before_it_acts(run: Run, tmp_path: Path) -> None:
 def test_an_export_comes_back_as_it_was(run: Run, tmp_path: Path) -> None:
     source = database(tmp_path / "a.db", fill=lambda db: furnish(db, 8))
     target = database(tmp_path / "b.db", fill=empty)
-    code, out, err = run("threads", "export", "--all", "-o", "all.perdure", "--db", source)
+    code, out, err = run("export", "--all", "-o", "all.perdure", "--db", source)
     assert code == 0
     assert "7 threads are in all.perdure, in the clear" in err
-    code, _, err = run("threads", "export", "--all", "-o", "all.perdure", "--db", source)
+    code, _, err = run("export", "--all", "-o", "all.perdure", "--db", source)
     assert (code, "all.perdure exists; pass --force" in err) == (1, True)
-    code, dry, _ = run("threads", "import", "all.perdure", "--dry-run", "--db", target)
+    code, dry, _ = run("import", "all.perdure", "--from", "archive", "--dry-run", "--db", target)
     assert (code, digests(target)) == (0, {})
     assert "conversation 0: would be imported" in dry
-    code, _, err = run("threads", "import", "all.perdure", "--db", target)
+    code, _, err = run("import", "all.perdure", "--from", "archive", "--db", target)
     assert (code, err) == (0, "")
     there = digests(target)
     assert there == {p: d for p, d in digests(source).items() if p in there}
@@ -244,31 +244,31 @@ def test_an_export_comes_back_as_it_was(run: Run, tmp_path: Path) -> None:
     code, printed, _ = run("threads", "digest", "conversation 0", "--db", target)
     assert printed.split()[0] == there[Partition("", "conversation 0")]
     assert printed.split()[0] in out
-    assert "is there already" in run("threads", "import", "all.perdure", "--db", target)[1]
+    assert "is there already" in run("import", "all.perdure", "--from", "archive", "--db", target)[1]
     assert run("fsck", "--db", target)[0] == 0
 
 
 def test_an_import_goes_where_it_is_told(run: Run, tmp_path: Path) -> None:
     source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), talk(db, "eve", 1)))
-    assert run("threads", "export", "ada", "eve", "-o", "two", "--db", source)[0] == 0
-    code, _, err = run("threads", "import", "two", "--as", "x", "--db", source)
-    assert (code, "--as names one thread, two holds 2" in err) == (1, True)
-    one = ("threads", "import", "two", "--thread", "ada", "--db", source)
-    code, _, err = run(*one, "--as", "eve")
+    assert run("export", "ada", "eve", "-o", "two", "--db", source)[0] == 0
+    code, _, err = run("import", "two", "--from", "archive", "--rename", "x", "--db", source)
+    assert (code, "--rename names one thread, two holds 2" in err) == (1, True)
+    one = ("import", "two", "--from", "archive", "--thread", "ada", "--db", source)
+    code, _, err = run(*one, "--rename", "eve")
     assert (code, "'eve' is taken by a different thread; nothing was imported" in err) == (1, True)
-    assert run(*one, "--as", "copy of ada", "--tenant", "other")[0] == 0
+    assert run(*one, "--rename", "copy of ada", "--tenant", "other")[0] == 0
     found = digests(source)
     assert found[Partition("other", "copy of ada")] == found[Partition("", "ada")]
-    assert run(*one, "--as", "eve", "--replace")[0] == 0
+    assert run(*one, "--rename", "eve", "--replace")[0] == 0
     assert digests(source)[Partition("", "eve")] == found[Partition("", "ada")]
-    code, _, err = run("threads", "import", "two", "--thread", "bob", "--db", source)
+    code, _, err = run("import", "two", "--from", "archive", "--thread", "bob", "--db", source)
     assert (code, "does not hold the thread 'bob'; it holds 'ada', 'eve'" in err) == (1, True)
 
 
 def test_a_file_that_is_not_whole_changes_nothing(run: Run, tmp_path: Path) -> None:
     source = database(tmp_path / "a.db", fill=talk)
     target = database(tmp_path / "b.db", fill=empty)
-    assert run("threads", "export", "ada", "-o", "good", "--db", source)[0] == 0
+    assert run("export", "ada", "-o", "good", "--db", source)[0] == 0
     whole = (tmp_path / "good").read_bytes()
     half = len(whole) // 2
     for name, content, said in (
@@ -278,12 +278,12 @@ def test_a_file_that_is_not_whole_changes_nothing(run: Run, tmp_path: Path) -> N
         ("sqlite", (tmp_path / "a.db").read_bytes(), "is not an export"),
     ):
         (tmp_path / name).write_bytes(content)
-        code, _, err = run("threads", "import", name, "--db", target)
+        code, _, err = run("import", name, "--from", "archive", "--db", target)
         assert code == 1, name
         assert said in err or name == "changed"
         assert name in err
         assert digests(target) == {}
-    code, _, err = run("threads", "import", "none", "--db", target)
+    code, _, err = run("import", "none", "--from", "archive", "--db", target)
     assert (code, "there is no file none" in err) == (1, True)
 
 
@@ -295,18 +295,21 @@ def test_an_encrypted_database_is_exported_sealed_unless_asked(run: Run, tmp_pat
     (tmp_path / "key").write_bytes(KEY)
     (tmp_path / "zero").write_bytes(bytes(32))
     keyed = ("--db", source, "--key-file", "key")
-    assert "sealed with the database's key" in run("threads", "export", "ada", "-o", "sealed", *keyed)[2]
-    assert "in the clear" in run("threads", "export", "ada", "-o", "open", "--clear", *keyed)[2]
+    assert "sealed with the database's key" in run("export", "ada", "-o", "sealed", *keyed)[2]
+    assert "in the clear" in run("export", "ada", "-o", "open", "--clear", *keyed)[2]
     assert b"question 1" not in (tmp_path / "sealed").read_bytes()
     assert b"question 1" in (tmp_path / "open").read_bytes()
-    code, _, err = run("threads", "import", "sealed", "--db", clear)
+    code, _, err = run("import", "sealed", "--from", "archive", "--db", clear)
     assert (code, "sealed is encrypted" in err, digests(clear)) == (1, True, {})
-    code, _, err = run("threads", "import", "sealed", "--db", other, "--key-file", "zero")
+    code, _, err = run("import", "sealed", "--from", "archive", "--db", other, "--key-file", "zero")
     assert (code, "another key" in err) == (1, True)
-    assert run("threads", "import", "sealed", "--file-key-file", "key", "--db", clear)[0] == 0
+    assert run("import", "sealed", "--from", "archive", "--file-key-file", "key", "--db", clear)[0] == 0
     words = ("--file-key-file", "key", "--db", other, "--key-file", "zero")
-    assert run("threads", "import", "sealed", *words)[0] == 0
-    assert run("threads", "import", "open", "--as", "x", "--db", other, "--key-file", "zero")[0] == 0
+    assert run("import", "sealed", "--from", "archive", *words)[0] == 0
+    assert (
+        run("import", "open", "--from", "archive", "--rename", "x", "--db", other, "--key-file", "zero")[0]
+        == 0
+    )
     assert set(digests(other, bytes(32)).values()) == set(digests(source, KEY).values())
     assert digests(clear) == digests(source, KEY)
 
@@ -316,8 +319,8 @@ def test_a_key_for_a_file_in_the_clear_is_refused(run: Run, tmp_path: Path) -> N
     source = database(tmp_path / "a.db", fill=talk)
     target = database(tmp_path / "b.db", key=KEY, fill=empty)
     (tmp_path / "key").write_bytes(KEY)
-    assert run("threads", "export", "ada", "-o", "open", "--db", source)[0] == 0
-    words = ("threads", "import", "open", "--db", target, "--key-file", "key")
+    assert run("export", "ada", "-o", "open", "--db", source)[0] == 0
+    words = ("import", "open", "--from", "archive", "--db", target, "--key-file", "key")
     for dry in ((), ("--dry-run",)):
         code, _, err = run(*words, "--file-key-file", "key", *dry)
         assert (code, "open is in the clear, although a key was given for it" in err) == (1, True)
@@ -328,9 +331,9 @@ def test_a_key_for_a_file_in_the_clear_is_refused(run: Run, tmp_path: Path) -> N
 
 def test_readable_json_is_as_before(run: Run, tmp_path: Path) -> None:
     source = database(tmp_path / "a.db", fill=talk)
-    code, out, _ = run("threads", "export", "ada", "--db", source)
+    code, out, _ = run("export", "ada", "--db", source)
     assert (code, json.loads(out)["format"]) == (0, "perdure.thread/1")
-    code, _, err = run("threads", "export", "--all", "--db", source)
+    code, _, err = run("export", "--all", "--db", source)
     assert (code, "JSON is written for one thread" in err) == (1, True)
 
 

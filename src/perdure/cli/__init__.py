@@ -9,6 +9,8 @@ from perdure.cli.care import care
 from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
+from perdure.cli.export_import import export
+from perdure.cli.import_data import import_
 from perdure.cli.serve import serve
 from perdure.cli.threads import threads
 from perdure.cli.worker import worker
@@ -17,6 +19,8 @@ from perdure.errors import PerdureError
 app.command()(migrate)
 app.command()(fsck)
 app.command()(copy)
+app.command("import")(import_)
+app.command()(export)
 app.command()(worker)
 app.command()(serve)
 app.command()(demo)

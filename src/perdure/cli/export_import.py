@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,7 @@ def export(
     thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write a file that `perdure threads import` reads"),
+        typer.Option("--output", "-o", help="Write a file that `perdure import --from archive` reads"),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every thread of the tenant; with --output")
@@ -73,53 +74,49 @@ def _export_json(database: Database, thread_ids: list[str] | None, everything: b
     typer.echo(json.dumps(data, ensure_ascii=True, indent=1, default=jsonable))
 
 
-def import_(
-    file: Annotated[Path, typer.Argument(help="A file that `perdure threads export --output` wrote")],
-    threads: Annotated[
-        list[str] | None, typer.Option("--thread", help="Only this thread of the file; may be repeated")
-    ] = None,
-    as_: Annotated[str | None, typer.Option("--as", help="Another id for the one thread")] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace threads of the same id that differ")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the file and compare; change nothing")
-    ] = False,
-    file_key_file: Annotated[
-        typer.FileBinaryRead | None,
-        typer.Option(help="The key that the file is sealed with; the database's key without"),
-    ] = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    key_file: KeyFile = None,
-) -> None:
-    """Import threads from a file, into the tenant that is named here.
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """Options of the import of an archive, as the command takes them."""
+
+    threads: list[str] | None
+    rename: str | None
+    replace: bool
+    dry_run: bool
+    file_key_file: typer.FileBinaryRead | None
+    db: str | None
+    tenant: str
+    key_file: typer.FileBinaryRead | None
+
+
+def import_archive(name: str, options: ArchiveOptions) -> None:
+    """Import threads from an archive that `perdure export --output` wrote, into the tenant that is named.
 
     First the whole file is checked and compared with the database. A file that is truncated, modified,
     encrypted with another key or from a newer release is refused, and so is a thread whose id is taken by a
-    different one (unless --replace); then nothing is changed. If the import is interrupted, run it again. In
-    an encrypted database the threads are encrypted with its key, even if the file is not encrypted.
+    different one (unless ``replace``); then nothing is changed. In an encrypted database the threads are
+    encrypted with its key, even if the file is not encrypted.
     """
     from perdure.database import open_archive
 
-    key = key_of(key_file)
-    file_key = key_of(file_key_file) or key
+    file, dry_run = Path(name), options.dry_run
+    key = key_of(options.key_file)
+    file_key = key_of(options.file_key_file) or key
     with (
-        opened(db, tenant, key) as database,
-        open_archive(file, encryption_key=file_key, sealed_only=file_key_file is not None) as archive,
+        opened(options.db, options.tenant, key) as database,
+        open_archive(file, encryption_key=file_key, sealed_only=options.file_key_file is not None) as archive,
     ):
-        moves = _moves(archive, file, threads, as_, tenant)
+        moves = _moves(archive, file, options.threads, options.rename, options.tenant)
         found = [(into, archive.move(each, database, into, dry_run=True)) for each, into in moves]
         taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
-        if taken and not replace:
+        if taken and not options.replace:
             raise Conflict(
                 f"{', '.join(map(repr, taken))} is taken by a different thread; nothing was imported. Pass "
-                "--replace, or --as for another id"
+                "--replace, or --rename for another id"
             )
         for (each, into), (_, before) in zip(moves, found, strict=True):
             digest = before.digest
             if not dry_run:
-                digest = archive.move(each, database, into, replace=replace).digest
+                digest = archive.move(each, database, into, replace=options.replace).digest
             text = (
                 "is there already"
                 if before.found is State.SAME
@@ -134,7 +131,7 @@ def import_(
 
 
 def _moves(
-    archive: Database, file: Path, threads: list[str] | None, as_: str | None, tenant: str
+    archive: Database, file: Path, threads: list[str] | None, rename: str | None, tenant: str
 ) -> list[tuple[Partition, Partition]]:
     """Return the chosen threads of a file, each with its target."""
     there = [p for p in archive.partitions(None) if p.space == THREADS]
@@ -147,6 +144,6 @@ def _moves(
         raise BadArchive(
             f"{file} holds threads of several tenants with the same id; export one tenant at a time"
         )
-    if as_ is not None and len(chosen) != 1:
-        raise NotAllowed(f"--as names one thread, {file} holds {len(chosen)}; pick one with --thread")
-    return [(p, Partition(tenant, as_ if as_ is not None else p.thread)) for p in chosen]
+    if rename is not None and len(chosen) != 1:
+        raise NotAllowed(f"--rename names one thread, {file} holds {len(chosen)}; pick one with --thread")
+    return [(p, Partition(tenant, p.thread if rename is None else rename)) for p in chosen]

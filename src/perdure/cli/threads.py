@@ -1,4 +1,4 @@
-"""Commands on threads: show, tag, prune, export. All of them work while the application runs."""
+"""Commands on threads: show, tag, prune. All of them work while the application runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from perdure.cli.app import (
     printable,
 )
 from perdure.cli.care import DryRun, prune_threads
-from perdure.cli.export_import import export, import_
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
 from perdure.model.records import Partition
@@ -32,11 +31,7 @@ from perdure.model.records import Partition
 if TYPE_CHECKING:
     from perdure.langgraph.inspect import ChannelView
 
-threads = typer.Typer(
-    help="Look at threads and their queues, tag, prune, export and import them.", no_args_is_help=True
-)
-threads.command()(export)
-threads.command("import")(import_)
+threads = typer.Typer(help="Look at threads and their queues, tag and prune them.", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 _TIME_WIDTH = len("2026-01-01T00:00:00.000000+00:00")
 for command in (inbox, runs, outbox, dead, retry, stuck):

@@ -1,0 +1,110 @@
+"""Translates a source's checkpoints and writes to records and chunks, in the order of their arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure.engine.importing import CheckpointKey
+from perdure.engine.threads import HeadView
+from perdure.errors import Unserialisable
+from perdure.imports.payloads import SERDE
+from perdure.imports.source import SourceCheckpoint, SourceWrite
+from perdure.imports.versions import translated
+from perdure.langgraph import translate
+from perdure.langgraph.cache.known_chunks import HeadRefs, WriteBasis
+from perdure.langgraph.cache.values import Encoding, Frozen, ThreadCache
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.records import Partition
+from perdure.model.retention import ORIGIN
+
+
+class ThreadEncoder:
+    """Encodes the checkpoints of one thread one after the other; each shares its chunks with those before.
+
+    Args:
+        partition: The thread at the target.
+        digest: Names the chunks.
+        generation: The thread's collection generation.
+        numbers: The last sequence number in use, by namespace.
+        heads: The heads, by namespace, on which the first new checkpoints follow.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        digest: Digester,
+        generation: int,
+        numbers: Mapping[str, int],
+        heads: Mapping[str, HeadView],
+    ) -> None:
+        self.partition = partition
+        self._digest = digest
+        self._generation = generation
+        self.numbers = dict(numbers)
+        self._previous = {namespace: head.checkpoint_id for namespace, head in heads.items()}
+        self._cache = ThreadCache()
+
+    def checkpoint(
+        self, found: SourceCheckpoint, stored: Mapping[CheckpointKey, object] | set[CheckpointKey]
+    ) -> tuple[CheckpointRecord, Mapping[bytes, bytes]]:
+        """Return a checkpoint's record, and the chunks that were not returned before.
+
+        Args:
+            found: The checkpoint.
+            stored: The checkpoints that are at the target when this one is stored.
+        """
+        namespace, checkpoint_id, parent = found.entry
+        translate.require_text(namespace, checkpoint_id, parent or "")
+        checkpoint = translated(found.checkpoint)
+        if checkpoint.get("id") != checkpoint_id:
+            raise Unserialisable(
+                f"checkpoint {checkpoint_id} contains another one, {checkpoint.get('id')!r}: the source is "
+                "damaged"
+            )
+        before = self._previous.get(namespace)
+        encoding = self._encoding(namespace, before)
+        self.numbers[namespace] = self.numbers.get(namespace, 0) + 1
+        place = translate.CheckpointPosition(
+            namespace,
+            parent,
+            self.numbers[namespace],
+            None if namespace == "" else self._previous.get(""),
+            "",
+            (),
+        )
+        values = checkpoint["channel_values"]
+        record = translate.to_record(
+            SERDE,
+            encoding,
+            place,
+            checkpoint,  # type: ignore[arg-type]
+            found.metadata,
+            dict.fromkeys(values, 0),
+            None,
+        )
+        if before != parent:
+            record = record.moved(prior=before or ORIGIN)
+        if parent is not None and (namespace, parent) not in stored:
+            record = record.moved(cut=True)
+        chunks = dict(encoding.chunks)
+        encoding.acknowledge()
+        self._cache.see(namespace, HeadRefs(record.id, record.refs))
+        self._previous[namespace] = checkpoint_id
+        return record, chunks
+
+    def write(self, found: SourceWrite) -> tuple[PendingWrite, Mapping[bytes, bytes]]:
+        """Return a pending write's record, and the chunks that were not returned before."""
+        slot = found.slot
+        translate.require_text(
+            slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel
+        )
+        encoding = self._encoding(slot.namespace, None)
+        ref = encoding.write(Frozen(payload=(found.kind, found.body)))
+        chunks = dict(encoding.chunks)
+        encoding.acknowledge()
+        return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
+
+    def _encoding(self, namespace: str, before: str | None) -> Encoding:
+        basis = WriteBasis(self._generation, namespace, before, None, is_guarded=before is not None)
+        return Encoding(SERDE, self._digest, self._cache, basis)

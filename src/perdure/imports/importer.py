@@ -1,0 +1,299 @@
+"""Imports threads: read an outline, translate what is new in batches, write, verify, and make it visible.
+
+What was imported is derived from what is stored at the target: nothing else is noted. So an import can be
+stopped at any point and run again, and run again later for what came since.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import Literal, TypeVar
+
+from perdure.database import Database
+from perdure.engine import importing
+from perdure.engine.importing import Arrival, StoredThread
+from perdure.engine.threads import HeadView
+from perdure.engine.transact import Budget
+from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
+from perdure.imports import verify
+from perdure.imports.encode import ThreadEncoder
+from perdure.imports.order import missing
+from perdure.imports.source import CheckpointEntry, Outline, Source, WriteSlot
+from perdure.imports.verify import Differs
+from perdure.model.ops import Put
+from perdure.model.records import Partition
+
+ATTEMPTS = 5
+"""Times that a thread is imported again because it was written to at the target meanwhile."""
+
+_READ = 256
+T = TypeVar("T")
+
+State = Literal["imported", "extended", "unchanged", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReport:
+    """Result for one thread: counts of what was written now, and the reason if it was skipped."""
+
+    thread: str
+    state: State
+    checkpoints: int = 0
+    writes: int = 0
+    verified: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class ImportCounts:
+    """Sum of the results of threads."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    checkpoints: int = 0
+    writes: int = 0
+    verified: int = 0
+    skipped: list[ThreadReport] = field(default_factory=list)
+
+    def add(self, report: ThreadReport) -> None:
+        """Add the result for one thread."""
+        self.states[report.state] += 1
+        self.checkpoints += report.checkpoints
+        self.writes += report.writes
+        self.verified += report.verified
+        if report.state == "skipped":
+            self.skipped.append(report)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """Options of an import.
+
+    Attributes:
+        tenant: The tenant of the imported threads.
+        dry_run: Read and translate everything that is new; write nothing.
+        verify: Compare every imported checkpoint with the source's before it becomes visible.
+        report: Called with the number of checkpoints just written or compared.
+    """
+
+    tenant: str = ""
+    dry_run: bool = False
+    verify: bool = True
+    report: Callable[[int], None] = lambda count: None
+
+
+class Importer:
+    """Imports the threads of a source into an open database.
+
+    Args:
+        source: The source.
+        database: The target.
+        options: The options.
+    """
+
+    def __init__(self, source: Source, database: Database, options: ImportOptions) -> None:
+        self.source = source
+        self._db = database
+        self._options = options
+        self._budget = Budget(database.limits.ops, database.limits.bytes)
+
+    def has(self, thread: str) -> bool:
+        """Return True if the source has a thread."""
+        outline = self.source.outline(thread)
+        return bool(outline.checkpoints or outline.writes)
+
+    def thread(self, thread: str) -> ThreadReport:
+        """Import one thread, or what came to it since it was imported.
+
+        A thread that cannot be imported is reported as skipped, with the reason, and is at the target what it
+        was before. Raises ``Unavailable`` if the target or the source does not answer.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return self._thread(thread)
+            except (Contention, Differs) as error:
+                if not left:
+                    return ThreadReport(thread, "skipped", why=str(error))
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                return ThreadReport(thread, "skipped", why=str(error))
+        raise AssertionError("the last attempt returns")
+
+    def _thread(self, thread: str) -> ThreadReport:
+        partition = Partition(self._options.tenant, thread)
+        outline = self.source.outline(thread)
+        found = self._db.run(importing.survey(partition))
+        if not found.exists:
+            found = StoredThread(found.view, {}, {}, {}, found.is_partial)
+        new = missing(outline.checkpoints, found.checkpoints)
+        if not found.exists and len(new) < len(outline.checkpoints):
+            raise Corrupt("its checkpoints name each other as parents, in a circle: the source is damaged")
+        plan = _Plan(partition, outline, found, new, _slots_to_read(outline, found, new))
+        namespaces = {entry.namespace for entry in outline.checkpoints}
+        latest = {ns: self.source.latest(thread, ns, outline) for ns in namespaces}
+        heads = _heads_to_move(latest, plan)
+        if not new and not plan.slots and not heads:
+            return ThreadReport(thread, "unchanged")
+        if new:
+            plan.refuse_diverged()
+        numbers = importing.last_numbers(found)
+        if self._options.dry_run:
+            encoder = ThreadEncoder(partition, self._db.digester, 0, numbers, found.heads)
+            written = self._write(plan, encoder, None)
+            return ThreadReport(thread, plan.state if any(written) or heads else "unchanged", *written)
+        added = Counter(entry.namespace for entry in new)
+        arrival = self._db.run(importing.begin(partition, found, added, self._db.fresh(), self._budget))
+        try:
+            encoder = ThreadEncoder(partition, self._db.digester, arrival.generation, numbers, found.heads)
+            written = self._write(plan, encoder, arrival)
+            if not any(written) and not heads:
+                return ThreadReport(thread, "unchanged")
+            verified = self._verify(plan) if self._options.verify else 0
+            last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
+            self._db.run(importing.finish(arrival, last))
+        except Unavailable:
+            raise
+        except PerdureError:
+            # Another import may have taken the name over: then what is stored is that one's.
+            with suppress(Contention):
+                self._db.run(importing.abandon(arrival))
+            raise
+        return ThreadReport(thread, plan.state, *written, verified)
+
+    def _write(self, plan: _Plan, encoder: ThreadEncoder, arrival: Arrival | None) -> tuple[int, int]:
+        """Translate and store; return the number of checkpoints and of writes."""
+        source, thread = self.source, plan.partition.thread
+        batch = _Batch(self._db, arrival, self._options.report)
+        stored = set(plan.found.checkpoints)
+        for some in _chunked(plan.new, _READ):
+            for checkpoint in source.checkpoints(thread, some):
+                record, chunks = encoder.checkpoint(checkpoint, stored)
+                stored.add((record.namespace, record.id))
+                batch.add(record.put(), chunks)
+        writes = 0
+        for each in _chunked(plan.slots, _READ):
+            for write in source.writes(thread, each):
+                pending, chunks = encoder.write(write)
+                before = plan.found.writes.get(pending.key)
+                if before is not None and before.ref == pending.ref:
+                    continue
+                plan.refuse_diverged()
+                batch.add(pending.put() if before is None else pending.put_over(before), chunks)
+                writes += 1
+        batch.flush()
+        return len(plan.new), writes
+
+    def _verify(self, plan: _Plan) -> int:
+        digest, partition = self._db.digester, plan.partition
+        entries = plan.to_verify()
+        for namespace, group in groupby(sorted(entries), key=lambda e: e.namespace):
+            for some in _chunked(group, verify.PAGE):
+                ids = [entry.id for entry in some]
+                there = self._db.run(verify.load(partition, namespace, ids, digest))
+                expected = self.source.expected(partition.thread, some)
+                for entry, wanted in zip(some, expected, strict=True):
+                    verify.compare(entry, wanted, there.get(entry.id))
+        return len(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be imported of a thread: new checkpoints in their order, and the slots of writes to read."""
+
+    partition: Partition
+    outline: Outline
+    found: StoredThread
+    new: list[CheckpointEntry]
+    slots: list[WriteSlot]
+
+    @property
+    def state(self) -> State:
+        return "extended" if self.found.exists else "imported"
+
+    def refuse_diverged(self) -> None:
+        """Refuse what came since to a thread whose latest checkpoint at the target is not the source's."""
+        head = self.found.view.head
+        is_of_source = head is None or any(
+            e.namespace == "" and e.id == head.checkpoint_id for e in self.outline.checkpoints
+        )
+        if head is not None and not is_of_source:
+            raise Conflict(
+                f"the thread went on at the target (its latest checkpoint there is {head.checkpoint_id}) and "
+                f"at the source ({len(self.new)} new checkpoints); what is at the target stays as it is"
+            )
+
+    def to_verify(self) -> list[CheckpointEntry]:
+        """Return the new checkpoints, those with new writes, and those that an interrupted import left after
+        the head."""
+        chosen = {(e.namespace, e.id) for e in self.new}
+        chosen.update((slot.namespace, slot.checkpoint_id) for slot in self.slots)
+        there = self.found.checkpoints
+        for (namespace, name), seq in there.items():
+            head = self.found.heads.get(namespace)
+            if head is None or seq > there.get((namespace, head.checkpoint_id), 0):
+                chosen.add((namespace, name))
+        return [e for e in self.outline.checkpoints if (e.namespace, e.id) in chosen]
+
+
+def _slots_to_read(outline: Outline, found: StoredThread, new: list[CheckpointEntry]) -> list[WriteSlot]:
+    """Return the slots that the target lacks, and the reserved ones, which are overwritten. Slots of
+    checkpoints that were pruned at the target are left out."""
+    in_source = {(e.namespace, e.id) for e in outline.checkpoints}
+    there = {*found.checkpoints, *((e.namespace, e.id) for e in new)}
+
+    def is_wanted(slot: WriteSlot) -> bool:
+        key = (slot.namespace, slot.checkpoint_id)
+        return (slot.idx < 0 or tuple(slot) not in found.writes) and (key in there or key not in in_source)
+
+    return list(filter(is_wanted, outline.writes))
+
+
+def _heads_to_move(latest: dict[str, str], plan: _Plan) -> dict[str, str]:
+    """Return the heads to set, by namespace: the source's latest checkpoints, where the target's head is
+    another one of the source's."""
+    in_source = {(e.namespace, e.id) for e in plan.outline.checkpoints}
+    heads = {ns: head.checkpoint_id for ns, head in plan.found.heads.items()}
+    return {
+        namespace: name
+        for namespace, name in latest.items()
+        if namespace not in heads or (heads[namespace] != name and (namespace, heads[namespace]) in in_source)
+    }
+
+
+class _Batch:
+    """Rows and chunks that are stored together; nothing is stored without an arrival."""
+
+    def __init__(self, database: Database, arrival: Arrival | None, report: Callable[[int], None]) -> None:
+        self._db = database
+        self._arrival = arrival
+        self._report = report
+        self._rows: list[Put] = []
+        self._chunks: dict[bytes, bytes] = {}
+        self._size = 0
+        limits = database.limits
+        self._most = max(1, min(limits.ops - 12, 500))
+        self._bytes = limits.bytes
+
+    def add(self, row: Put, chunks: Mapping[bytes, bytes]) -> None:
+        size = len(row.body) + sum(map(len, chunks.values()))
+        if self._rows and (len(self._rows) >= self._most or self._size + size > self._bytes):
+            self.flush()
+        self._rows.append(row)
+        self._chunks.update(chunks)
+        self._size += size
+
+    def flush(self) -> None:
+        if self._rows and self._arrival is not None:
+            self._db.run(importing.store(self._arrival, self._rows, self._chunks))
+        self._report(len(self._rows))
+        self._rows, self._chunks, self._size = [], {}, 0
+
+
+def _chunked(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

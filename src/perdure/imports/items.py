@@ -1,0 +1,93 @@
+"""Imports the items of a store, some at a time by namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from perdure.database import Database
+from perdure.engine.importing_items import ArrivingItem, put_items
+from perdure.engine.transact import Budget
+from perdure.errors import PerdureError, Unavailable
+from perdure.imports.importer import ImportOptions
+from perdure.imports.source import SourceItem
+from perdure.model.items import labels_of, partition_of
+from perdure.model.json_values import pack
+from perdure.model.records import Partition
+
+_AT_ONCE = 50
+
+
+@dataclass(slots=True)
+class ItemCounts:
+    """Counts of a store's items: written now, there already or newer at the target, expired at the source;
+    and those that were skipped, with the reason."""
+
+    written: int = 0
+    unchanged: int = 0
+    expired: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+class ItemImporter:
+    """Imports items into an open database.
+
+    Args:
+        database: The target.
+        options: The options; only ``tenant`` and ``dry_run`` are used.
+        now: The time in microseconds since 1970.
+    """
+
+    def __init__(self, database: Database, options: ImportOptions, now: int) -> None:
+        self._db = database
+        self._options = options
+        self._now = now
+        self._budget = Budget(database.limits.ops, database.limits.bytes)
+        self.counts = ItemCounts()
+
+    def run(self, items: Iterable[SourceItem]) -> ItemCounts:
+        """Import items; return the counts. Raises ``Unavailable`` if the target does not answer."""
+        counts = self.counts
+        for labels, group in groupby(items, key=lambda item: item.namespace):
+            partition = partition_of(self._options.tenant, labels)
+            some: list[ArrivingItem] = []
+            for item in group:
+                if item.expires_at is not None and item.expires_at <= self._now:
+                    counts.expired += 1
+                    continue
+                try:
+                    some.append(_arriving(item, self._db.fresh()))
+                except PerdureError as error:
+                    counts.skipped.append(str(error))
+                if len(some) == _AT_ONCE:
+                    self._put(partition, some)
+                    some = []
+            if some:
+                self._put(partition, some)
+        return counts
+
+    def _put(self, partition: Partition, items: list[ArrivingItem]) -> None:
+        program = put_items(partition, items, self._now, self._budget, dry_run=self._options.dry_run)
+        try:
+            written = self._db.run(program)
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            self.counts.skipped.append(f"{len(items)} items of {labels_of(partition.thread)!r}: {error}")
+            return
+        self.counts.written += written
+        self.counts.unchanged += len(items) - written
+
+
+def _arriving(item: SourceItem, version: int) -> ArrivingItem:
+    where = f"item {item.key!r} of {item.namespace!r}: value"
+    return ArrivingItem(
+        item.key,
+        pack(dict(item.value), where),
+        item.created_at,
+        item.updated_at,
+        item.ttl,
+        item.expires_at,
+        version,
+    )

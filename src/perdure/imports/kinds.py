@@ -1,0 +1,43 @@
+"""Names the kinds of sources, and opens a source by its kind."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perdure.imports.source import Source
+
+
+class SourceKind(StrEnum):
+    """A kind of source, as ``perdure import --from`` takes it."""
+
+    ARCHIVE = "archive"
+    LANGGRAPH_SQLITE = "langgraph-sqlite"
+
+
+def open_source(kind: SourceKind, where: str) -> Source:
+    """Open a source for reading; the caller closes it.
+
+    Args:
+        kind: Its kind, any but an archive.
+        where: Its path or URL.
+
+    Raises:
+        BadUrl: There is no such source.
+        MissingExtra: The client library of the source is not installed.
+        Unavailable: It does not answer.
+    """
+    return _OPENERS[kind](where)
+
+
+def _sqlite(where: str) -> Source:
+    from perdure.imports.sqlite import SqliteSource
+
+    return SqliteSource(Path(where.removeprefix("sqlite:///")))
+
+
+_OPENERS: dict[SourceKind, Callable[[str], Source]] = {SourceKind.LANGGRAPH_SQLITE: _sqlite}

@@ -1,0 +1,88 @@
+"""Translates the stock serialiser's payloads to Perdure's without building an object: the wire form is the
+same, so the bytes of every typed value stay as they are, and no type has to be imported or allowed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from perdure.errors import Unserialisable
+from perdure.langgraph.serde import Serde
+from perdure.model import refs
+
+_KINDS = {"null": refs.NULL, "bytes": refs.BYTES, "bytearray": refs.BYTEARRAY, "msgpack": refs.MSGPACK}
+
+
+class PackedSerde(Serde):
+    """A serializer whose unpacked values are plain data: typed objects stay packed."""
+
+    def unpack(self, body: bytes) -> Any:
+        return self.plain(body)
+
+
+SERDE = PackedSerde("listed")
+"""The serializer of every import."""
+
+
+class StockSerde:
+    """The serializer for a stock saver that is read for comparison: it builds no object either."""
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        """Refuse: a source is only read."""
+        raise NotImplementedError("a source of an import is only read")
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        return loaded(*data)
+
+
+def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[int, bytes]:
+    """Return a stock payload in Perdure's form: its kind and its bytes.
+
+    Raises:
+        Unserialisable: the payload is pickled, encrypted, or JSON of LangChain objects.
+    """
+    raw = b"" if body is None else body.encode() if isinstance(body, str) else bytes(body)
+    found = _KINDS.get(kind or "null")
+    if found is not None:
+        return found, raw
+    if kind == "json":
+        return SERDE.payload(_from_json(raw))
+    raise _refused(kind)
+
+
+def loaded(kind: str | None, body: bytes | memoryview | str | None) -> Any:
+    """Return the value of a stock payload as plain data; raise ``Unserialisable`` as ``payload`` does."""
+    return SERDE.value(*payload(kind, body))
+
+
+def _refused(kind: str | None) -> Unserialisable:
+    if kind == "pickle":
+        return Unserialisable(
+            "a value is pickled, and reading a pickle runs what it names. Load the thread in your own "
+            "program with the old saver, and put it with db.checkpointer() and a perdure.Codec for that type"
+        )
+    if kind and "+" in kind:
+        return Unserialisable(
+            f"a value is encrypted ({kind}) by the saver's EncryptedSerializer. Load the thread in your own "
+            "program with the old saver and its key, and put it with db.checkpointer()"
+        )
+    return Unserialisable(f"a value has the serialised form {kind!r}, which is not one of LangGraph's")
+
+
+def _from_json(raw: bytes) -> Any:
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise Unserialisable("a value in JSON cannot be read") from error
+    if _holds_objects(value):
+        raise Unserialisable(
+            "a value is in the JSON of LangGraph before 0.3, with LangChain objects in it. Load and put the "
+            "thread once with the old saver of a newer release, which rewrites it, and import it again"
+        )
+    return value
+
+
+def _holds_objects(value: Any) -> bool:
+    if isinstance(value, dict):
+        return "lc" in value or any(map(_holds_objects, value.values()))
+    return isinstance(value, list) and any(map(_holds_objects, value))

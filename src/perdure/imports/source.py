@@ -1,0 +1,127 @@
+"""Defines what a source of an import gives: outlines of threads, then checkpoints, writes and items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from langgraph.checkpoint.base import CheckpointTuple
+
+
+class CheckpointEntry(NamedTuple):
+    """Place of a checkpoint in a thread's tree."""
+
+    namespace: str
+    id: str
+    parent_id: str | None
+
+
+class WriteSlot(NamedTuple):
+    """Slot of a pending write."""
+
+    namespace: str
+    checkpoint_id: str
+    task_id: str
+    idx: int
+
+
+@dataclass(slots=True)
+class Outline:
+    """What a source has of a thread, without values: its checkpoints in the order of their ids, and the slots
+    of its pending writes. Some 300 bytes of memory a checkpoint."""
+
+    checkpoints: list[CheckpointEntry] = field(default_factory=list)
+    writes: list[WriteSlot] = field(default_factory=list)
+
+
+class SourceCheckpoint(NamedTuple):
+    """A checkpoint as a source has it. Values are plain data: objects stay packed (``Serde.plain``).
+
+    ``checkpoint`` is LangGraph's, with its ``channel_values``.
+    """
+
+    entry: CheckpointEntry
+    checkpoint: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+class SourceWrite(NamedTuple):
+    """A pending write as a source has it: ``kind`` and ``body`` are its payload (``perdure.model.refs``)."""
+
+    slot: WriteSlot
+    task_path: str
+    channel: str
+    kind: int
+    body: bytes
+
+
+class SourceItem(NamedTuple):
+    """An item of a store. Times are microseconds since 1970, ``ttl`` is a duration in microseconds."""
+
+    namespace: tuple[str, ...]
+    key: str
+    value: Mapping[str, Any]
+    created_at: int
+    updated_at: int
+    ttl: int | None = None
+    expires_at: int | None = None
+
+
+class Source(Protocol):
+    """A saver's data, opened for reading only."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages, without secrets."""
+        ...
+
+    @property
+    def verifier(self) -> str:
+        """The package whose saver ``expected`` asks, or the source itself if it is not installed."""
+        ...
+
+    def count(self) -> int | None:
+        """Return the number of threads, ``None`` if counting them would be as much work as reading them."""
+        ...
+
+    def threads(self) -> Iterator[str]:
+        """Yield the id of every thread once."""
+        ...
+
+    def outline(self, thread: str) -> Outline:
+        """Return what there is of a thread; empty if there is no such thread."""
+        ...
+
+    def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
+        """Yield checkpoints in the given order, one at a time in memory.
+
+        Raises:
+            Unserialisable: a value has a form that cannot be imported.
+        """
+        ...
+
+    def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
+        """Yield pending writes in any order.
+
+        Raises:
+            Unserialisable: a value has a form that cannot be imported.
+        """
+        ...
+
+    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints with their pending writes as the saver itself returns them, its values as plain
+        data, in the given order."""
+        ...
+
+    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
+        """Return the id of the checkpoint that the saver loads as the latest."""
+        ...
+
+    def items(self) -> Iterator[SourceItem]:
+        """Yield every item of the store, if there is one."""
+        ...
+
+    def close(self) -> None:
+        """Release the source."""
+        ...

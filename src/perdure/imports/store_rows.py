@@ -1,0 +1,47 @@
+"""Reads the rows of the stock stores' table, which SQLite and PostgreSQL have in common."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from perdure.errors import Corrupt
+from perdure.imports.source import SourceItem
+
+_MINUTE = 60_000_000
+
+
+def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any, *expiry: Any) -> SourceItem:
+    """Return the item of a row.
+
+    Args:
+        prefix: The namespace, its labels joined by dots; the stock stores refuse labels with dots in them.
+        key: The item's key.
+        value: Its value, as JSON text or decoded.
+        created_at: A time, as text in UTC or decoded.
+        updated_at: A time, likewise.
+        expiry: ``expires_at``, a time or ``None``, and ``ttl_minutes``, a number or ``None``.
+    """
+    expires_at, minutes = expiry
+    decoded = json.loads(value) if isinstance(value, str | bytes) else value
+    if not isinstance(decoded, dict):
+        raise Corrupt(f"item {key!r} of the store's namespace {prefix!r} is not a JSON object")
+    return SourceItem(
+        tuple(prefix.split(".")) if prefix else (),
+        key,
+        decoded,
+        _microseconds(created_at),
+        _microseconds(updated_at),
+        None if minutes is None else round(float(minutes) * _MINUTE),
+        None if expires_at is None else _microseconds(expires_at),
+    )
+
+
+def _microseconds(value: Any) -> int:
+    if value is None:
+        return 0
+    at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return round(at.timestamp() * 1_000_000)

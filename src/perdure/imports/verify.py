@@ -1,0 +1,97 @@
+"""Compares what was imported with what the source's own saver returns, before it becomes visible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langgraph.checkpoint.base import CheckpointTuple
+
+from perdure.engine import history, values
+from perdure.errors import Corrupt
+from perdure.imports.payloads import SERDE
+from perdure.imports.source import CheckpointEntry
+from perdure.imports.versions import translated
+from perdure.langgraph import translate
+from perdure.model.chunks import Digester
+from perdure.model.packing import joined
+from perdure.model.program import Program
+from perdure.model.records import Partition
+
+
+class Differs(Corrupt):
+    """Raised when an imported checkpoint is not what the source has: it changed meanwhile, or is damaged."""
+
+
+PAGE = 32
+"""Checkpoints that are compared at once."""
+
+
+def load(
+    partition: Partition, namespace: str, ids: Sequence[str], digest: Digester
+) -> Program[dict[str, CheckpointTuple]]:
+    """Return checkpoints with their pending writes as a load returns them, by id; objects stay packed."""
+    records = yield from history.find_all(partition, namespace, ids)
+    writes = yield from history.writes_of(partition, namespace, ids)
+    wanted: dict[str, bytes] = {}
+    for record in records:
+        wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
+        wanted.update({f"{record.id}\0\0{n}": w.ref for n, w in enumerate(writes[record.id])})
+    trees, _ = yield from values.resolve(partition, wanted, digest)
+    read = {name: SERDE.value(*joined(tree)) for name, tree in trees.items()}
+    return {
+        record.id: translate.to_tuple(
+            SERDE,
+            partition,
+            record,
+            translate.Values(
+                {channel: read[f"{record.id}\0{channel}"] for channel in record.refs},
+                [
+                    (w.task_id, w.channel, read[f"{record.id}\0\0{n}"])
+                    for n, w in enumerate(writes[record.id])
+                ],
+            ),
+        )
+        for record in records
+    }
+
+
+def compare(entry: CheckpointEntry, expected: CheckpointTuple, found: CheckpointTuple | None) -> None:
+    """Raise ``Differs``, naming the part, if a checkpoint differs from the source's."""
+    if found is None:
+        raise Differs(f"checkpoint {entry.id} was not stored")
+    for part, (there, here) in {
+        "parent": (_parent(expected), _parent(found)),
+        "metadata": (dict(expected.metadata), dict(found.metadata)),
+        "pending writes": (
+            [list(w) for w in expected.pending_writes or ()],
+            [list(w) for w in found.pending_writes or ()],
+        ),
+        **_parts(translated(expected.checkpoint), found.checkpoint),
+    }.items():
+        if _packed(there) != _packed(here):
+            raise Differs(f"checkpoint {entry.id} was not stored as the source has it: its {part} differs")
+
+
+def _parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    parts: dict[str, tuple[Any, Any]] = {}
+    for name in {*there, *here} - {"channel_values"}:
+        # An empty field of an older form is left out.
+        parts[name] = (there.get(name) or None, here.get(name) or None)
+    before, after = there["channel_values"], here["channel_values"]
+    parts["list of channels"] = (sorted(before), sorted(after))
+    for channel in before:
+        parts[f"channel {channel!r}"] = (before[channel], after.get(channel))
+    return parts
+
+
+def _parent(found: CheckpointTuple) -> str | None:
+    config: Mapping[str, Any] = found.parent_config or {}
+    parent: str | None = config.get("configurable", {}).get("checkpoint_id")
+    return parent
+
+
+def _packed(value: Any) -> object:
+    if isinstance(value, dict):
+        return {key: _packed(held) for key, held in value.items()}
+    return SERDE.payload(value)

@@ -1,0 +1,34 @@
+"""Translates channel versions: the stock savers' text becomes the integer that it begins with.
+
+The text is a number, and noise that distinguishes the branches of a thread; within a branch the number alone
+orders. LangGraph asks for the first version of a channel without naming the thread, and Perdure's savers
+answer with an integer, which cannot be compared with text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_STOCK = re.compile(r"(\d{32})\.\d.*", re.ASCII)
+
+
+def translated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint of LangGraph's with its versions translated; versions of other savers stay."""
+    seen = checkpoint.get("versions_seen") or {}
+    return {
+        **checkpoint,
+        "channel_versions": _all(checkpoint.get("channel_versions") or {}),
+        "versions_seen": {node: _all(versions) for node, versions in seen.items()},
+    }
+
+
+def _all(versions: Mapping[str, Any]) -> dict[str, Any]:
+    return {channel: _one(version) for channel, version in versions.items()}
+
+
+def _one(version: Any) -> Any:
+    if isinstance(version, str) and (found := _STOCK.fullmatch(version)):
+        return int(found[1])
+    return version

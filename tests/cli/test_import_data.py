@@ -1,0 +1,99 @@
+"""The command ``perdure import``: what it prints, refuses, and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.store.sqlite import SqliteStore
+
+import perdure
+from perdure.cli import main
+from tests.imports import threads
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run ``perdure`` in an empty folder, in this process: its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["perdure", *words])
+        capfd.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "old.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        threads.fill(saver, 3)
+    with SqliteStore.from_conn_string(str(path)) as store:
+        store.setup()
+        store.put(("users", "ada"), "name", {"is": "Ada"})
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", migrate=True):
+        pass
+    return path
+
+
+IMPORT = ("import", "old.db", "--from", "langgraph-sqlite", "--db", "sqlite:///new.db")
+
+
+def test_a_file_of_the_stock_saver_is_imported_and_reported(run: Run, old: Path, tmp_path: Path) -> None:
+    code, out, err = run(*IMPORT, "--dry-run")
+    assert (code, err) == (0, "")
+    assert out.startswith("To import from old.db to sqlite:///new.db: 3 threads, ")
+    code, out, err = run(*IMPORT)
+    assert (code, err) == (0, "")
+    assert out.startswith("Imported from old.db to sqlite:///new.db: 3 threads, ")
+    assert "checkpoints compared equal with langgraph-checkpoint-sqlite" in out
+    assert "store: 1 items, 0 were there already, 0 had expired" in out
+    code, out, _ = run(*IMPORT, "--json")
+    assert json.loads(out)["threads"] == {"imported": 0, "extended": 0, "unchanged": 3, "skipped": 0}
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db") as db:
+        assert len(list(db.threads_sync())) == 3
+        assert db.store().get(("users", "ada"), "name").value == {"is": "Ada"}  # type: ignore[union-attr]
+
+
+def test_threads_and_a_tenant_can_be_named(run: Run, old: Path, tmp_path: Path) -> None:
+    code, out, err = run(*IMPORT, "--thread", "parked 0", "--tenant", "acme")
+    assert (code, err) == (0, "")
+    assert "1 threads" in out
+    code, _, err = run(*IMPORT, "--thread", "nothing")
+    assert code == 1
+    assert "old.db has no thread 'nothing'; nothing was imported" in err
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", tenant="acme") as db:
+        assert [t.thread_id for t in db.threads_sync()] == ["parked 0"]
+
+
+def test_a_thread_that_is_skipped_is_named_with_the_reason(run: Run, old: Path, tmp_path: Path) -> None:
+    with SqliteSaver.from_conn_string(str(old)) as saver:
+        saver.conn.execute("UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'finished 1'")
+        saver.conn.commit()
+    code, out, err = run(*IMPORT)
+    assert code == 1
+    assert "thread 'finished 1' was skipped: a value is pickled" in err
+    assert "1 threads skipped" in out
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db") as db:
+        assert sorted(t.thread_id for t in db.threads_sync()) == ["forked 2", "parked 0"]
+
+
+def test_the_options_of_an_archive_are_refused_elsewhere(run: Run, old: Path) -> None:
+    code, _, err = run(*IMPORT, "--replace")
+    assert code == 1
+    assert "belong to --from archive" in err

@@ -13,6 +13,12 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 
 TESTED_BY = {
+    "perdure.audit.declarations": "audit/test_examine.py",
+    "perdure.audit.interrupts": "audit/test_examine.py",
+    "perdure.audit.reducers": "audit/test_examine.py",
+    "perdure.audit.storage": "audit/test_examine.py",
+    "perdure.audit.subgraphs": "audit/test_examine.py",
+    "perdure.audit.updates": "audit/test_examine.py",
     "perdure.cli.export_import": "cli/test_moving.py",
     "perdure.cli.copy": "cli/test_moving.py",
     "perdure.cli.database": "cli/test_commands.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from perdure.cli.app import app
+from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
@@ -21,6 +22,7 @@ app.command()(fsck)
 app.command()(copy)
 app.command("import")(import_)
 app.command()(export)
+app.command()(audit)
 app.command()(worker)
 app.command()(serve)
 app.command()(demo)

@@ -1,0 +1,62 @@
+"""Audit of a compiled graph and its subgraphs: all families of checks, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from langgraph.pregel import Pregel
+
+from perdure.audit.declarations import declarations
+from perdure.audit.findings import AuditFinding, AuditReport, Ignore, without
+from perdure.audit.interrupts import interrupts
+from perdure.audit.storage import storage
+from perdure.audit.subgraphs import subgraphs
+from perdure.audit.updates import updates
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import Allow, Types, by_default, of_graph
+from perdure.langgraph.graph_facts import GraphFacts, read_all
+from perdure.langgraph.serde import Serde
+
+
+def audit(
+    graph: Pregel[Any, Any, Any, Any],
+    *,
+    allow: Allow | None = None,
+    codecs: Collection[Codec] = (),
+    ignore: Collection[Ignore | str] = (),
+) -> AuditReport:
+    """Examine a compiled graph and its subgraphs. Nodes are not run; reducers are, with generated values.
+
+    Args:
+        graph: The graph.
+        allow: The types that its checkpointer allows, as for ``Database.checkpointer``.
+        codecs: The checkpointer's codecs.
+        ignore: Findings to leave out, ``check`` or ``check:place``.
+
+    Raises:
+        ValueError: ``ignore`` names no check.
+    """
+    types = Types(by_default() if allow is None else allow)
+    if allow is not None and not types.is_open:
+        # A runtime's checkpointer allows the types that its graphs declare, in addition to a list.
+        types = types.allowing(of_graph(graph)) if not isinstance(allow, str) else types
+    serde = Serde(types, codecs=codecs)
+    findings: dict[tuple[str, str, str, str], AuditFinding] = {}
+    unchecked: dict[str, None] = {}
+    for facts in read_all(graph):
+        for each in _of(facts, serde):
+            if isinstance(each, str):
+                unchecked[each] = None
+            else:
+                # A function that several nodes share is one fault for each of them, and one line once.
+                findings.setdefault((each.check.id, each.place, str(each.spot), each.detail), each)
+    return without(findings.values(), unchecked, ignore)
+
+
+def _of(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
+    yield from declarations(facts)
+    yield from storage(facts, serde)
+    yield from updates(facts)
+    yield from interrupts(facts)
+    yield from subgraphs(facts)

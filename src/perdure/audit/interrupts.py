@@ -1,0 +1,291 @@
+"""Checks of ``interrupt()`` in the source of nodes: answers belong to questions by their position.
+
+A node that is resumed runs again from its start, and the stored answers are given to its interrupts in order.
+So the order and number of the questions may depend on nothing but the state and earlier answers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+from langgraph.errors import GraphInterrupt
+from langgraph.func import _TaskFunction  # pyright: ignore[reportPrivateUsage]
+from langgraph.types import interrupt
+
+from perdure.audit import checks
+from perdure.audit.findings import AuditFinding
+from perdure.audit.source import Source, is_library, source_of, walk
+from perdure.langgraph.graph_facts import GraphFacts
+
+_DEEP = 4
+_PURE = frozenset(
+    "abs all any bool dict enumerate filter float format frozenset getattr hasattr int isinstance len list "
+    "map max min print range repr reversed round set sorted str sum tuple type zip".split()
+)
+"""Built-in functions whose result depends on their arguments alone."""
+
+_PURE_METHODS = frozenset(
+    "append casefold copy count difference endswith extend find format get index intersection isalpha "
+    "isdigit items join keys lower lstrip pop removeprefix removesuffix replace result rstrip split "
+    "splitlines "
+    "startswith strip title union update upper values".split()
+)
+"""Methods that have that property if their object has."""
+
+
+@dataclass
+class _Ask:
+    """A call that asks, with the statements and expressions around it, the outermost first."""
+
+    call: ast.Call
+    around: tuple[ast.AST, ...]
+
+
+@dataclass
+class _Scope:
+    """A function that asks: its calls that ask, and its variables with values that can differ."""
+
+    source: Source
+    asks: list[_Ask] = field(default_factory=list)
+    unstable: set[str] = field(default_factory=set)
+
+
+def interrupts(facts: GraphFacts) -> Iterator[AuditFinding]:
+    """Yield the findings about the interrupts of a graph's nodes, in their functions, their tools, and the
+    functions that these call."""
+    for node in facts.nodes:
+        place = "/".join((*facts.path, node.name))
+        for function in (*node.functions, *node.tools):
+            source = source_of(function)
+            if source is not None:
+                yield from _of_function(place, source, frozenset((source.function,)))
+
+
+def asks(function: Any) -> bool:
+    """Return True if a function calls ``interrupt()``, itself or by way of another function."""
+    return isinstance(function, FunctionType) and _asks_inside(function, 0)
+
+
+def _of_function(place: str, source: Source, seen: frozenset[FunctionType]) -> Iterator[AuditFinding]:
+    scope = _scope(source)
+    for each in scope.asks:
+        for check, where, detail in _faults(scope, each):
+            yield AuditFinding(check, "node", place, source.spot(where), detail)
+        called = source.resolve(each.call.func)
+        if isinstance(called, FunctionType) and called is not interrupt and called not in seen:
+            inner = source_of(called)
+            if inner is not None:
+                yield from _of_function(place, inner, seen | {called})
+
+
+def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.Check, ast.AST, str]]:
+    if (caught := _catcher(scope.source, ask)) is not None:
+        yield checks.SWALLOWED_INTERRUPT, ask.call, f"an interrupt is caught in line {caught}"
+    loops = [each for each in ask.around if isinstance(each, _LOOPS)]
+    if loops and not _varies(ask.call, loops[-1]):
+        yield (
+            checks.INTERRUPT_IN_LOOP,
+            ask.call,
+            f"the question of the loop in line {_line(loops[-1], ask.call)} is the same in every round",
+        )
+    is_several = len(scope.asks) > 1 or bool(loops)
+    for condition in _conditions(ask) if is_several else ():
+        if (reason := _unstable(scope, condition)) is not None:
+            yield checks.INTERRUPT_ORDER, ask.call, f"whether or in which order it asks depends on {reason}"
+            return
+
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
+
+
+def _scope(source: Source, depth: int = 0) -> _Scope:
+    scope = _Scope(source)
+    for part in source.body:
+        _collect(scope, part, (), depth)
+    for _ in range(2):  # a loop may use a variable before the line that assigns it
+        for node in source.walk():
+            for target, value in _assigned(node):
+                if _unstable(scope, value) is not None:
+                    scope.unstable.update(_names(target))
+    return scope
+
+
+def _collect(scope: _Scope, node: ast.AST, around: tuple[ast.AST, ...], depth: int) -> None:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        return
+    if isinstance(node, ast.Call) and _is_ask(scope.source, node, depth):
+        scope.asks.append(_Ask(node, around))
+    for child in ast.iter_child_nodes(node):
+        _collect(scope, child, (*around, node), depth)
+
+
+def _is_ask(source: Source, call: ast.Call, depth: int) -> bool:
+    called = source.resolve(call.func)
+    if called is interrupt:
+        return True
+    if depth >= _DEEP or not isinstance(called, FunctionType) or is_library(called):
+        return False
+    return _asks_inside(called, depth + 1)
+
+
+@cache
+def _asks_inside(function: FunctionType, depth: int) -> bool:
+    source = source_of(function)
+    return source is not None and any(
+        isinstance(node, ast.Call) and _is_ask(source, node, depth) for node in source.walk()
+    )
+
+
+def _catcher(source: Source, ask: _Ask) -> int | None:
+    """Return the line of the clause that catches an interrupt's exception, ``None`` if it passes."""
+    for at, each in enumerate(ask.around):
+        inner = ask.around[at + 1] if at + 1 < len(ask.around) else ask.call
+        if isinstance(each, ast.Try) and inner in each.body:
+            for handler in each.handlers:
+                if _catches(source, handler.type):
+                    passes = any(isinstance(part, ast.Raise) for part in walk(handler))
+                    if not passes:
+                        return handler.lineno
+                    break
+        if isinstance(each, ast.With | ast.AsyncWith) and inner in each.body:
+            for item in each.items:
+                call = item.context_expr
+                if not isinstance(call, ast.Call) or _name_of(call.func) != "suppress":
+                    continue
+                if any(_catches(source, argument) for argument in call.args):
+                    return each.lineno
+    return None
+
+
+def _catches(source: Source, expression: ast.expr | None) -> bool:
+    if expression is None:
+        return True
+    options = expression.elts if isinstance(expression, ast.Tuple) else [expression]
+    found = [source.resolve(option) for option in options]
+    return any(isinstance(cls, type) and issubclass(GraphInterrupt, cls) for cls in found)
+
+
+def _varies(call: ast.Call, loop: ast.AST) -> bool:
+    """Return True if a question contains something that a loop changes, or calls something."""
+    if isinstance(loop, ast.For | ast.AsyncFor):
+        changed = {*_names(loop.target)}
+    elif isinstance(loop, _COMPREHENSIONS):
+        changed = {name for each in loop.generators for name in _names(each.target)}
+    else:
+        changed = set()
+    for node in walk(loop):
+        for target, _ in _assigned(node):
+            changed.update(_names(target))
+    question = [*call.args, *(each.value for each in call.keywords)]
+    used = [node for part in question for node in ast.walk(part)]
+    return any(
+        isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in changed) for node in used
+    )
+
+
+def _conditions(ask: _Ask) -> Iterator[ast.AST]:
+    """Yield the expressions that decide whether and how often a call is reached."""
+    for at, each in enumerate(ask.around):
+        inner = ask.around[at + 1] if at + 1 < len(ask.around) else ask.call
+        if isinstance(each, ast.If | ast.While | ast.IfExp) and inner is not each.test:
+            yield each.test
+        elif isinstance(each, ast.For | ast.AsyncFor) and inner is not each.iter:
+            yield _Iterated(each.iter)
+        elif isinstance(each, _COMPREHENSIONS):
+            for generator in each.generators:
+                yield _Iterated(generator.iter)
+                yield from generator.ifs
+        elif isinstance(each, ast.BoolOp):
+            for value in each.values:
+                if value is inner:
+                    break
+                yield value
+
+
+class _Iterated(ast.expr):
+    """An expression that is iterated over, so that the order of its items counts."""
+
+    def __init__(self, value: ast.expr) -> None:
+        super().__init__()
+        self.value = value
+
+
+def _unstable(scope: _Scope, expression: ast.AST) -> str | None:
+    """Return the part of an expression that can differ when a node runs again, ``None`` if none can."""
+    if isinstance(expression, _Iterated):
+        value = expression.value
+        if isinstance(value, ast.Set | ast.SetComp):
+            return "the order of a set"
+        if isinstance(value, ast.Call) and _name_of(value.func) in ("set", "frozenset"):
+            return "the order of a set"
+        return _unstable(scope, value)
+    for node in walk(expression):
+        if isinstance(node, ast.Name) and node.id in scope.unstable:
+            return f"{node.id!r}, which can differ when the node runs again"
+        if isinstance(node, ast.Call) and not _is_stable_call(scope, node):
+            return f"the result of {ast.unparse(node.func)}(…), which can differ when the node runs again"
+    return None
+
+
+def _is_stable_call(scope: _Scope, call: ast.Call, depth: int = 0) -> bool:
+    called = scope.source.resolve(call.func)
+    if (
+        called is interrupt
+        or isinstance(called, _TaskFunction)
+        or any(call is each.call for each in scope.asks)
+    ):
+        return True  # answers and results of tasks are stored
+    if isinstance(called, type):
+        return called.__module__ != "random"
+    if isinstance(called, FunctionType):
+        return called.__module__ == "perdure.runtime.effects" or _is_pure(called, depth)
+    name = _name_of(call.func)
+    if isinstance(call.func, ast.Name):
+        return name in _PURE and called is not None
+    return name in _PURE_METHODS
+
+
+def _is_pure(function: FunctionType, depth: int) -> bool:
+    """Return True if a function calls nothing but what has the same result each time."""
+    source = source_of(function)
+    if source is None or depth >= _DEEP:
+        return False
+    scope = _Scope(source)
+    calls = [node for node in source.walk() if isinstance(node, ast.Call)]
+    return all(_is_stable_call(scope, call, depth + 1) for call in calls)
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.For | ast.AsyncFor):
+        yield node.target, _Iterated(node.iter)
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        for item in node.items:
+            if item.optional_vars is not None:
+                yield item.optional_vars, item.context_expr
+
+
+def _names(target: ast.AST) -> set[str]:
+    """Return the variables that an assignment changes: ``x`` for ``x``, ``x[i]`` and ``x.y``."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for part in target.elts for name in _names(part)}
+    while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
+        target = target.value
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def _name_of(function: ast.AST) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _line(loop: ast.AST, call: ast.Call) -> int:
+    return getattr(loop, "lineno", call.lineno)

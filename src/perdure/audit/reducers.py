@@ -1,0 +1,289 @@
+"""Checks of reducers by property tests: associative, batching-invariant, stable, no change to arguments."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from perdure.audit import checks
+from perdure.audit.checks import Check
+from perdure.audit.samples import NoSample, Samples, shown, type_name
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrapped
+from perdure.langgraph.roundtrip import is_same
+
+_TRIES = 48
+_FAILED: Any = object()
+_Make = Callable[[Samples], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A check that a reducer fails, and the values that show it."""
+
+    check: Check
+    detail: str
+    example: str = ""
+
+
+class Unexamined(Exception):
+    """A reducer cannot be examined; the message is the reason."""
+
+
+def failures(channel: ChannelFacts) -> Iterator[Failure]:
+    """Yield the checks that the reducer of a channel fails, each once.
+
+    Raises:
+        Unexamined: No values can be made for it.
+    """
+    if channel.reducer is None:
+        return
+    examined = _Reducer(channel)
+    if channel.kind is ChannelKind.DELTA:
+        yield from examined.delta()
+    else:
+        yield from examined.binary()
+
+
+class _Reducer:
+    """A reducer with the types of its arguments."""
+
+    def __init__(self, channel: ChannelFacts) -> None:
+        assert channel.reducer is not None  # noqa: S101 - checked by the caller
+        self.function: Callable[..., Any] = channel.reducer
+        self.name = getattr(unwrapped(channel.reducer), "__name__", "reducer")
+        self.channel = channel
+        self.type = channel.type
+        self.update, self.is_uniform = _update_type(channel)
+
+    def binary(self) -> Iterator[Failure]:
+        """Check a reducer of a value and one update."""
+        pair: _Make = lambda s: (s.make(self.type), s.make(self.update))  # noqa: E731
+        if (failure := self._fails_always(pair)) is not None:
+            yield failure
+            return
+        yield from _first(self._mutations(pair))
+        # A result that differs each time differs for every grouping too.
+        yield from _first(self._instability(pair), self._regroupings() if self.is_uniform else iter(()))
+        if _holds_messages(self.type) and (failure := self._repeated_message()) is not None:
+            yield failure
+
+    def delta(self) -> Iterator[Failure]:
+        """Check a reducer of a state and a list of writes."""
+        kind = getattr(self.channel.channel, "typ", list)
+        try:
+            kind()
+        except Exception as error:
+            yield Failure(
+                checks.UNUSABLE_REDUCER,
+                f"a DeltaChannel starts from an empty value, and {type_name(kind)} cannot be made without "
+                f"arguments ({type(error).__name__})",
+            )
+            return
+        batch: _Make = lambda s: (s.make(self.type), self._writes(s, 1 + s.size % 3))  # noqa: E731
+        if (failure := self._fails_always(batch)) is not None:
+            yield failure
+            return
+        yield from _first(self._mutations(batch))
+        yield from _first(self._instability(batch), self._batchings())
+        if _holds_messages(self.type) and (failure := self._repeated_message(is_delta=True)) is not None:
+            yield failure
+
+    def _writes(self, samples: Samples, count: int) -> list[Any]:
+        return [samples.make(self.update) for _ in range(count)]
+
+    def _made(self, make: _Make) -> Iterator[tuple[Any, ...]]:
+        """Yield arguments, small ones first.
+
+        Raises:
+            Unexamined: None can be made.
+        """
+        failed: NoSample | None = None
+        made = 0
+        for attempt in range(_TRIES):
+            samples = Samples(f"{self.channel.name} {attempt}", size=1 + attempt * 4 // _TRIES)
+            try:
+                given = make(samples)
+            except NoSample as error:
+                failed = error
+                continue
+            made += 1
+            yield given
+        if not made:
+            raise Unexamined(f"no values of type {failed} can be made for {self.name}") from failed
+
+    def _fails_always(self, make: _Make) -> Failure | None:
+        """Return a failure if the reducer takes no values."""
+        failed: Failure | None = None
+        for given in self._made(make):
+            try:
+                self.function(*copy.deepcopy(given))
+            except Exception as error:
+                failed = Failure(
+                    checks.UNUSABLE_REDUCER,
+                    f"{self.name} fails for values of the declared type {type_name(self.type)}",
+                    f"{self._call(*given)} raises {type(error).__name__}: {error}",
+                )
+            else:
+                return None
+        return failed
+
+    def _mutations(self, make: _Make) -> Iterator[Failure]:
+        for given in self._made(make):
+            kept = copy.deepcopy(given)
+            self._result(*given)
+            for name, before, after in zip(("first", "second"), kept, given, strict=True):
+                if not _equal(before, after):
+                    yield Failure(
+                        checks.MUTATING_REDUCER,
+                        f"{self.name} changes its {name} argument",
+                        f"after {self._call(*kept)} the {name} argument is {shown(after)}",
+                    )
+
+    def _instability(self, make: _Make) -> Iterator[Failure]:
+        for given in self._made(make):
+            first, second = self._applied(*given), self._applied(*given)
+            if _differ(first, second):
+                yield Failure(
+                    checks.UNSTABLE_REDUCER,
+                    f"{self.name} returns something else each time",
+                    f"{self._call(*given)} is {shown(first)}, then {shown(second)}",
+                )
+
+    def _regroupings(self) -> Iterator[Failure]:
+        for a, b, c in self._made(lambda s: (s.make(self.type), s.make(self.type), s.make(self.type))):
+            left = self._applied(self._applied(a, b), c)
+            right = self._applied(a, self._applied(b, c))
+            if _differ(left, right):
+                name = self.name
+                yield Failure(
+                    checks.NOT_ASSOCIATIVE,
+                    f"the result of {name} depends on how updates are grouped",
+                    f"with a = {shown(a)}, b = {shown(b)}, c = {shown(c)}:\n"
+                    f"{name}({name}(a, b), c) is {shown(left)}\n"
+                    f"{name}(a, {name}(b, c)) is {shown(right)}",
+                )
+
+    def _batchings(self) -> Iterator[Failure]:
+        def make(s: Samples) -> tuple[Any, ...]:
+            return s.make(self.type), self._writes(s, 1 + s.size % 2), self._writes(s, 1 + s.size // 3)
+
+        for state, xs, ys in self._made(make):
+            apart = self._applied(self._applied(state, xs), ys)
+            whole = self._applied(state, [*xs, *ys])
+            if _differ(apart, whole):
+                name = self.name
+                yield Failure(
+                    checks.NOT_BATCHING_INVARIANT,
+                    f"the result of {name} depends on how writes are batched",
+                    f"with state = {shown(state)}, xs = {shown(xs)}, ys = {shown(ys)}:\n"
+                    f"{name}({name}(state, xs), ys) is {shown(apart)}\n"
+                    f"{name}(state, xs + ys) is {shown(whole)}",
+                )
+
+    def _repeated_message(self, *, is_delta: bool = False) -> Failure | None:
+        """Return a failure if two versions of one message end up as two messages."""
+        first, second = HumanMessage("first", id="m1"), HumanMessage("edited", id="m1")
+        merged = self._applied([first], [[second]] if is_delta else [second])
+        if not isinstance(merged, Sequence) or sum(getattr(m, "id", None) == "m1" for m in merged) < 2:
+            return None
+        call = self._call([first], [[second]] if is_delta else [second])
+        return Failure(
+            checks.DUPLICATED_MESSAGES,
+            f"{self.name} keeps two messages of the same id",
+            f"{call} is {shown(merged)}",
+        )
+
+    def _applied(self, *given: Any) -> Any:
+        """Return the result for copies of the arguments; ``_FAILED`` if it or an argument failed."""
+        if any(each is _FAILED for each in given):
+            return _FAILED
+        return self._result(*copy.deepcopy(given))
+
+    def _result(self, *given: Any) -> Any:
+        try:
+            return self.function(*given)
+        except Exception:
+            # A reducer may refuse some values of its type; ``_fails_always`` is about those that refuse all.
+            return _FAILED
+
+    def _call(self, *given: Any) -> str:
+        return f"{self.name}({', '.join(map(shown, given))})"
+
+
+def _differ(left: Any, right: Any) -> bool:
+    return left is not _FAILED and right is not _FAILED and not _equal(left, right)
+
+
+def _first(*kinds: Iterator[Failure]) -> Iterator[Failure]:
+    """Yield the first failure of all, if any."""
+    yield from islice(chain.from_iterable(kinds), 1)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if is_same(left, right):
+        return True
+    # Objects without an equality of their own are equal if they hold the same.
+    has_own = getattr(type(left), "__eq__", None) is not getattr(object, "__eq__", None)
+    if type(left) is not type(right) or has_own or not hasattr(left, "__dict__"):
+        return False
+    return bool(vars(left) == vars(right))
+
+
+def _update_type(channel: ChannelFacts) -> tuple[Any, bool]:
+    """Return the type of a reducer's updates, and whether it is that of its values, as far as declared."""
+    declared = _second_parameter(channel)
+    if declared is None or _covers(declared, channel.type):
+        return channel.type, True
+    return declared, False
+
+
+def _second_parameter(channel: ChannelFacts) -> Any:
+    function = unwrapped(channel.reducer)
+    try:
+        names = list(inspect.signature(function).parameters)
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, ValueError):
+        return None
+    hint = hints.get(names[1]) if len(names) > 1 else None
+    if channel.kind is ChannelKind.DELTA and hint is not None:
+        arguments = typing.get_args(bare(hint))
+        hint = arguments[0] if arguments else None
+    return hint
+
+
+def _covers(hint: Any, declared: Any) -> bool:
+    """Return True if a parameter of type ``hint`` may take values of the declared type."""
+    hint, declared = bare(hint), bare(declared)
+    if hint in (Any, object) or isinstance(hint, typing.TypeVar) or hint == declared:
+        return True
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_covers(option, declared) for option in typing.get_args(hint))
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        return all(_covers(hint, option) for option in typing.get_args(declared) if option is not type(None))
+    left, right = typing.get_origin(hint) or hint, typing.get_origin(declared) or declared
+    if isinstance(left, type) and isinstance(right, type):
+        return issubclass(right, left) or issubclass(left, right)
+    return False
+
+
+def _holds_messages(annotation: Any) -> bool:
+    """Return True for a list of messages."""
+    origin = typing.get_origin(annotation)
+    if not (isinstance(origin, type) and issubclass(origin, Sequence)):
+        return False
+    return any(_is_message(argument) for argument in typing.get_args(annotation))
+
+
+def _is_message(annotation: Any) -> bool:
+    annotation = bare(annotation)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_is_message(option) for option in typing.get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, BaseMessage)

@@ -1,0 +1,136 @@
+"""Checks of the types of a state: their values can be stored, and are read back as what they were."""
+
+from __future__ import annotations
+
+import collections
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import typing_extensions
+from langchain_core.runnables import Runnable
+from langgraph.channels import EphemeralValue, UntrackedValue
+
+from perdure.audit import checks
+from perdure.audit.findings import AuditFinding
+from perdure.audit.samples import NoSample, Samples, shown
+from perdure.audit.source import field_spot
+from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
+from perdure.langgraph.datatypes import OWN_TYPES, is_data, within
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts
+from perdure.langgraph.serde import Serde
+
+_TRIES = 12
+_PLAIN = (object, type(None), str, int, float, bool, bytes, bytearray, list, dict, set, frozenset, tuple)
+_SUBCLASSES = (dict, list, set, collections.deque)
+
+
+def storage(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
+    """Yield the findings about the types of a graph's channels, for a checkpointer's serializer."""
+    for channel in facts.channels:
+        if isinstance(channel.channel, UntrackedValue):
+            continue  # never stored
+        place = "/".join((*facts.path, channel.name))
+        spot = field_spot(channel.schema, channel.name)
+        for check, detail in _faults(channel, serde):
+            yield AuditFinding(check, "channel", place, spot, detail)
+
+
+def _faults(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Check, str]]:
+    is_found = False
+    for cls in _classes(channel.type):
+        fault = _of_class(cls, serde)
+        if fault is not None:
+            is_found = True
+            yield fault
+    if is_found or isinstance(channel.channel, EphemeralValue):
+        return
+    yield from _of_values(channel, serde)
+
+
+def _of_class(cls: type, serde: Serde) -> tuple[checks.Check, str] | None:
+    """Return the fault of a class that a field is declared with, if any."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if cls in _PLAIN or cls in OWN_TYPES or _is_abstract(cls) or any(c.type is cls for c in serde.codecs):
+        return None
+    if typing_extensions.is_typeddict(cls):
+        return None
+    plain = next((base for base in _SUBCLASSES if base in cls.__mro__), None)
+    if plain is not None:
+        detail = f"{name} is read back as {plain.__name__}"
+        return None if cls is plain else (checks.CHANGED_BY_STORAGE, detail)
+    if not is_data(cls):
+        what = "is no data type" if not issubclass(cls, Runnable) else "acts when it is called"
+        return checks.UNSERIALISABLE, f"{name} {what}: no pydantic model, dataclass, enum or named tuple"
+    try:
+        serde.types.name(cls)
+    except TypeNotAllowed as error:
+        return checks.NOT_ALLOWED, str(error)
+    except Unserialisable as error:
+        return checks.UNSERIALISABLE, str(error)
+    return None
+
+
+def _of_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Check, str]]:
+    """Store values of the declared type and read them back. A type that no value can be made of is left to
+    the checks of its class."""
+    for attempt in range(_TRIES):
+        try:
+            value = Samples(f"{channel.name} {attempt}", size=1 + attempt % 3).make(channel.type)
+        except NoSample:
+            return
+        try:
+            payload = serde.unpack(serde.pack(value))
+        except TypeNotAllowed as error:
+            yield checks.NOT_ALLOWED, str(error)
+            return
+        except PerdureError as error:
+            yield checks.UNSERIALISABLE, str(error)
+            return
+        if (detail := _reduces_no_more(channel, value, payload)) is not None:
+            yield checks.CHANGED_BY_STORAGE, detail
+            return
+
+
+def _reduces_no_more(channel: ChannelFacts, value: Any, read: Any) -> str | None:
+    """Return what fails if a reducer takes a value, and not the value as it is read back."""
+    if channel.kind is not ChannelKind.REDUCES or type(value) is type(read) or channel.reducer is None:
+        return None
+    try:
+        channel.reducer(value, value)
+    except Exception:
+        return None  # a fault that the checks of reducers find
+    try:
+        channel.reducer(read, value)
+    except Exception as error:
+        return (
+            f"{shown(value)} is read back as {shown(read)}, for which the reducer raises "
+            f"{type(error).__name__}: {error}"
+        )
+    return None
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Yield the classes that a field's values can be made of, without those of a typed dict's own name."""
+    seen: set[type] = set()
+    for cls in (*_origins(annotation), *within(annotation)):
+        if isinstance(cls, type) and cls not in seen:
+            seen.add(cls)
+            yield cls
+
+
+def _origins(annotation: Any) -> Iterator[Any]:
+    """Yield the generic classes in an annotation, such as ``defaultdict`` of ``defaultdict[str, int]``."""
+    origin = typing.get_origin(annotation)
+    if origin is None:
+        return
+    if isinstance(origin, type) and origin is not types.UnionType:
+        yield origin
+    for argument in typing.get_args(annotation):
+        yield from _origins(argument)
+
+
+def _is_abstract(cls: type) -> bool:
+    """Return True for a class that says nothing about the values: an interface, or a base of several."""
+    return bool(getattr(cls, "_is_protocol", False)) or cls.__module__ in ("collections.abc", "typing")

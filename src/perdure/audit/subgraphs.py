@@ -1,0 +1,86 @@
+"""Checks of graphs inside a graph: whether their steps are stored, where, and in how many copies."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+
+from perdure.audit import checks
+from perdure.audit.findings import AuditFinding
+from perdure.audit.interrupts import asks
+from perdure.audit.source import Source, function_spot, source_of
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read_all
+
+_CALLS = frozenset({"invoke", "ainvoke", "stream", "astream", "batch", "abatch"})
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+_Graph = Pregel[Any, Any, Any, Any]
+
+
+def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
+    """Yield the findings about the graphs that a graph's nodes are, or call."""
+    for node in facts.nodes:
+        place = "/".join((*facts.path, node.name))
+        for graph in node.graphs:
+            if isinstance(graph.checkpointer, BaseCheckpointSaver):
+                yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, _spot(graph), _kept(graph))
+        for graph, source, calls in _called(node):
+            spot = source.spot(calls[0])
+            if isinstance(graph.checkpointer, BaseCheckpointSaver):
+                yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _kept(graph))
+            elif graph.checkpointer is True and (len(calls) > 1 or _in_loop(source, calls[0])):
+                detail = (
+                    f"{_name(graph)} is called {'in a loop' if len(calls) == 1 else f'{len(calls)} times'}"
+                )
+                yield AuditFinding(checks.SHARED_SUBGRAPH, "node", place, spot, detail)
+            elif graph.checkpointer is None and not _pauses(graph):
+                detail = f"it calls {_name(graph)}, which is compiled without checkpointer="
+                yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
+
+
+def _called(node: NodeFacts) -> Iterator[tuple[_Graph, Source, list[ast.Call]]]:
+    """Yield the graphs that the functions of a node call, each with its calls in the source."""
+    for function in (*node.functions, *node.tools):
+        source = source_of(function)
+        if source is None:
+            continue
+        found: dict[int, tuple[_Graph, list[ast.Call]]] = {}
+        for call in source.walk():
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                continue
+            graph = source.resolve(call.func.value) if call.func.attr in _CALLS else None
+            if isinstance(graph, Pregel):
+                found.setdefault(id(graph), (graph, []))[1].append(call)
+        yield from ((graph, source, calls) for graph, calls in found.values())
+
+
+def _in_loop(source: Source, call: ast.Call) -> bool:
+    return any(
+        isinstance(node, _LOOPS) and any(inner is call for inner in ast.walk(node)) for node in source.walk()
+    )
+
+
+def _pauses(graph: _Graph) -> bool:
+    """Return True if a graph, or one inside it, can be interrupted."""
+    return any(
+        facts.graph.interrupt_before_nodes
+        or facts.graph.interrupt_after_nodes
+        or any(asks(function) for node in facts.nodes for function in (*node.functions, *node.tools))
+        for facts in read_all(graph)
+    )
+
+
+def _kept(graph: _Graph) -> str:
+    return f"{_name(graph)} is compiled with a {type(graph.checkpointer).__name__}"
+
+
+def _name(graph: _Graph) -> str:
+    return f"the graph {graph.get_name()!r}"
+
+
+def _spot(graph: _Graph) -> Any:
+    builder = getattr(graph, "builder", None)
+    return function_spot(getattr(builder, "state_schema", None))

@@ -1,0 +1,260 @@
+"""Checks of what nodes and edges return: keys that no schema declares, and nodes that do not exist.
+
+The literals of ``return`` statements are read from the source: dicts, ``Command``, ``Send`` and constructors,
+also by way of a local variable. What is computed is left to the strict mode at run time.
+"""
+
+from __future__ import annotations
+
+import ast
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from langgraph.constants import END
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Send
+
+from perdure.audit import checks
+from perdure.audit.findings import AuditFinding
+from perdure.audit.source import Source, is_library, source_of
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, unwrapped
+
+Key = tuple[str, ast.AST]
+
+
+def updates(facts: GraphFacts) -> Iterator[AuditFinding | str]:
+    """Yield the findings about what a graph's nodes and edges return, and the nodes without a source."""
+    if not facts.has_schema:
+        return
+    for node in facts.nodes:
+        place = "/".join((*facts.path, node.name))
+        for function, is_tool in _returning(node):
+            if is_library(function):
+                continue  # it is made for many graphs, and returns what this one may not have
+            source = source_of(function)
+            if source is None:
+                name = getattr(function, "__name__", function)
+                yield f"node {place}: the source of {name} is not available"
+                continue
+            found = Returned(source, commands_only=is_tool)
+            if "__root__" not in facts.keys:
+                yield from _undeclared(facts, place, found)
+            yield from _unknown(facts, place, found)
+    yield from _edges(facts)
+
+
+def _returning(node: NodeFacts) -> Iterator[tuple[Callable[..., Any], bool]]:
+    """Yield the functions whose result is the node's update, and whether each is a tool."""
+    last = list(steps(node.bound))[-1]
+    if not isinstance(last, Pregel):
+        own = {unwrapped(f) for name in ("func", "afunc") if (f := getattr(last, name, None)) is not None}
+        yield from ((function, False) for function in node.functions if function in own)
+    yield from ((function, True) for function in node.tools)
+
+
+def _undeclared(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
+    seen: set[str] = set()
+    for key, where in found.updated():
+        if key not in facts.keys and key not in seen:
+            seen.add(key)
+            detail = f"it returns {key!r}; the declared keys are {', '.join(sorted(facts.keys)) or 'none'}"
+            yield AuditFinding(checks.UNDECLARED_KEY, "node", place, found.source.spot(where), detail)
+
+
+def _unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
+    known = {*facts.graph.nodes, END}
+    seen: set[str] = set()
+    for target, where in found.targets():
+        if target not in known and target not in seen:
+            seen.add(target)
+            names = ", ".join(node.name for node in facts.nodes)
+            detail = f"it leads to {target!r}; the nodes are {names}"
+            yield AuditFinding(checks.UNKNOWN_NODE, "node", place, found.source.spot(where), detail)
+
+
+def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
+    """Check the functions of conditional edges without a mapping of their results."""
+    for start, branches in getattr(getattr(facts.graph, "builder", None), "branches", {}).items():
+        for branch in branches.values():
+            path = getattr(branch, "path", None)
+            given = getattr(path, "func", None) or getattr(path, "afunc", None)
+            function = None if given is None else unwrapped(given)
+            source = None if function is None or is_library(function) else source_of(function)
+            if source is not None:
+                found = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
+                yield from _unknown(facts, "/".join((*facts.path, start)), found)
+
+
+class Returned:
+    """What the ``return`` statements of a function state: keys of updates, and names of nodes.
+
+    Args:
+        source: The function.
+        commands_only: Read only what a ``Command`` updates, as for a tool, whose other results are content.
+        is_edge: Read returned strings as names of nodes.
+        mapped: Results that an edge maps to nodes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        commands_only: bool = False,
+        is_edge: bool = False,
+        mapped: frozenset[Any] = frozenset(),
+    ) -> None:
+        self.source = source
+        self._commands_only = commands_only
+        self._is_edge = is_edge
+        self._mapped = mapped
+        tree = source.tree
+        nodes = list(source.walk())
+        self._nodes = nodes
+        self._values: list[ast.AST] = (
+            [tree.body]
+            if isinstance(tree, ast.Lambda)
+            else [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
+        )
+
+    def updated(self) -> Iterator[Key]:
+        """Yield the keys of returned updates, each with its place."""
+        for value in self._values:
+            yield from self._keys(value, in_command=not self._commands_only)
+
+    def targets(self) -> Iterator[Key]:
+        """Yield the nodes that are named by ``goto`` and ``Send``, and by the strings of an edge."""
+        for value in self._values:
+            yield from self._targets(value, is_name=self._is_edge)
+
+    def _keys(self, value: ast.AST, *, in_command: bool, via: frozenset[str] = frozenset()) -> Iterator[Key]:
+        if isinstance(value, ast.Dict):
+            if in_command:
+                yield from self._dict_keys(value, via)
+        elif isinstance(value, ast.IfExp):
+            yield from self._keys(value.body, in_command=in_command, via=via)
+            yield from self._keys(value.orelse, in_command=in_command, via=via)
+        elif isinstance(value, ast.BoolOp):
+            for part in value.values:
+                yield from self._keys(part, in_command=in_command, via=via)
+        elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+            for part in (value.left, value.right):
+                yield from self._keys(part, in_command=in_command, via=via)
+        elif isinstance(value, ast.List | ast.Tuple):
+            for part in value.elts:
+                yield from self._keys(part, in_command=in_command, via=via)
+        elif isinstance(value, ast.NamedExpr):
+            yield from self._keys(value.value, in_command=in_command, via=via)
+        elif isinstance(value, ast.Call):
+            yield from self._call_keys(value, in_command=in_command, via=via)
+        elif isinstance(value, ast.Name) and value.id not in via:
+            yield from self._variable_keys(value.id, in_command=in_command, via=via | {value.id})
+
+    def _dict_keys(self, value: ast.Dict, via: frozenset[str]) -> Iterator[Key]:
+        for key, held in zip(value.keys, value.values, strict=True):
+            if key is None:
+                yield from self._keys(held, in_command=True, via=via)
+            elif (name := self._constant(key)) is not None:
+                yield name, key
+
+    def _call_keys(self, call: ast.Call, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
+        made = self.source.resolve(call.func)
+        arguments = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        if made is Command:
+            # An update of the parent graph has that graph's keys.
+            update = arguments.get("update")
+            if "graph" not in arguments and update is not None:
+                yield from self._pair_keys(update)
+                yield from self._keys(update, in_command=True, via=via)
+        elif in_command and (made is dict or _has_fields(made)):
+            yield from ((name, value) for name, value in arguments.items())
+
+    def _pair_keys(self, update: ast.AST) -> Iterator[Key]:
+        """Yield the keys of an update in the form of pairs."""
+        for pair in update.elts if isinstance(update, ast.List | ast.Tuple) else ():
+            if (
+                isinstance(pair, ast.Tuple)
+                and pair.elts
+                and (name := self._constant(pair.elts[0])) is not None
+            ):
+                yield name, pair
+
+    def _variable_keys(self, name: str, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
+        """Yield the keys of a local variable, if all that is assigned to it can be read."""
+        assigned = [value for target, value in self._assignments() if target == name]
+        is_parameter = name in self.source.parameters
+        if not assigned and not is_parameter:
+            return
+        if not all(self._is_read(value, via) for value in assigned):
+            return
+        for value in assigned:
+            yield from self._keys(value, in_command=in_command, via=via)
+        if not in_command:
+            return
+        for node in self._nodes:
+            targets = node.targets if isinstance(node, ast.Assign) else ()
+            for target in targets:
+                if _is_item_of(target, name) and (key := self._constant(target.slice)) is not None:
+                    yield key, target
+
+    def _is_read(self, value: ast.AST, via: frozenset[str]) -> bool:
+        if isinstance(value, ast.Dict):
+            return True
+        if isinstance(value, ast.IfExp):
+            return self._is_read(value.body, via) and self._is_read(value.orelse, via)
+        if isinstance(value, ast.Call):
+            made = self.source.resolve(value.func)
+            return made is dict or made is Command or _has_fields(made)
+        return False
+
+    def _assignments(self) -> Iterator[tuple[str, ast.AST]]:
+        for node in self._nodes:
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        yield target.id, node.value
+                    elif isinstance(target, ast.Tuple | ast.List):
+                        yield from ((each.id, target) for each in target.elts if isinstance(each, ast.Name))
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+                yield node.target.id, node.value
+            elif isinstance(node, ast.AugAssign | ast.For | ast.AsyncFor) and isinstance(
+                node.target, ast.Name
+            ):
+                yield node.target.id, node.value if isinstance(node, ast.AugAssign) else node.iter
+
+    def _targets(self, value: ast.AST, *, is_name: bool) -> Iterator[Key]:
+        if isinstance(value, ast.Call):
+            made = self.source.resolve(value.func)
+            arguments = {each.arg: each.value for each in value.keywords if each.arg is not None}
+            if made is Command and "graph" not in arguments and (goto := arguments.get("goto")) is not None:
+                yield from self._targets(goto, is_name=True)
+            elif (
+                made is Send and (node := value.args[0] if value.args else arguments.get("node")) is not None
+            ):
+                yield from self._targets(node, is_name=True)
+        elif isinstance(value, ast.List | ast.Tuple):
+            for part in value.elts:
+                yield from self._targets(part, is_name=is_name)
+        elif isinstance(value, ast.IfExp):
+            yield from self._targets(value.body, is_name=is_name)
+            yield from self._targets(value.orelse, is_name=is_name)
+        elif isinstance(value, ast.ListComp):
+            yield from self._targets(value.elt, is_name=is_name)
+        elif is_name and (name := self._constant(value)) is not None and name not in self._mapped:
+            yield name, value
+
+    def _constant(self, value: ast.AST) -> str | None:
+        """Return a string that is written, or that a constant outside the function holds."""
+        held = value.value if isinstance(value, ast.Constant) else self.source.resolve(value)
+        return held if isinstance(held, str) else None
+
+
+def _is_item_of(target: ast.AST, name: str) -> typing.TypeGuard[ast.Subscript]:
+    return (
+        isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id == name
+    )
+
+
+def _has_fields(made: Any) -> bool:
+    """Return True for a class with declared fields, which LangGraph reads an update from."""
+    return isinstance(made, type) and bool(getattr(made, "__annotations__", None))

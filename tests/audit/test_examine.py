@@ -12,9 +12,11 @@ from pydantic import BaseModel
 from perdure import Codec
 from perdure.audit import CHECKS, audit
 from perdure.audit.findings import Ignore
-from tests.audit import faulty
-from tests.audit.faulty import FAULTY
+from tests.audit import faulty, faulty_reducers
+from tests.audit.building import FAULTY
 from tests.audit.sound import SOUND
+
+_FILLED_BY = (faulty, faulty_reducers)
 
 EXAMPLES = {"not-associative", "mutating-reducer", "unstable-reducer", "not-batching-invariant"}
 

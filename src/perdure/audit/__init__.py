@@ -4,8 +4,8 @@
 >>> print(audit(graph))
 """
 
-from perdure.audit.checks import CHECKS, Check
+from perdure.audit.checks import CHECKS, AuditCheck
 from perdure.audit.examine import audit
 from perdure.audit.findings import AuditFinding, AuditReport, Ignore
 
-__all__ = ["CHECKS", "AuditFinding", "AuditReport", "Check", "Ignore", "audit"]
+__all__ = ["CHECKS", "AuditCheck", "AuditFinding", "AuditReport", "Ignore", "audit"]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.audit.checks import CHECKS, Check
+from perdure.audit.checks import CHECKS, AuditCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AuditFinding:
     ``worker/docs``. ``detail`` says what was found there, ``example`` shows values for which a reducer fails.
     """
 
-    check: Check
+    check: AuditCheck
     kind: str
     place: str
     spot: Spot

@@ -19,7 +19,7 @@ from langgraph.types import interrupt
 
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
-from perdure.audit.source import Source, is_library, source_of, walk
+from perdure.audit.source import FunctionSource, is_library, source_of, walk
 from perdure.langgraph.graph_facts import GraphFacts
 
 _DEEP = 4
@@ -50,7 +50,7 @@ class _Ask:
 class _Scope:
     """A function that asks: its calls that ask, and its variables with values that can differ."""
 
-    source: Source
+    source: FunctionSource
     asks: list[_Ask] = field(default_factory=list)
     unstable: set[str] = field(default_factory=set)
 
@@ -71,7 +71,7 @@ def asks(function: Any) -> bool:
     return isinstance(function, FunctionType) and _asks_inside(function, 0)
 
 
-def _of_function(place: str, source: Source, seen: frozenset[FunctionType]) -> Iterator[AuditFinding]:
+def _of_function(place: str, source: FunctionSource, seen: frozenset[FunctionType]) -> Iterator[AuditFinding]:
     scope = _scope(source)
     for each in scope.asks:
         for check, where, detail in _faults(scope, each):
@@ -83,7 +83,7 @@ def _of_function(place: str, source: Source, seen: frozenset[FunctionType]) -> I
                 yield from _of_function(place, inner, seen | {called})
 
 
-def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.Check, ast.AST, str]]:
+def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.AST, str]]:
     if (caught := _catcher(scope.source, ask)) is not None:
         yield checks.SWALLOWED_INTERRUPT, ask.call, f"an interrupt is caught in line {caught}"
     loops = [each for each in ask.around if isinstance(each, _LOOPS)]
@@ -104,7 +104,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
 
 
-def _scope(source: Source, depth: int = 0) -> _Scope:
+def _scope(source: FunctionSource, depth: int = 0) -> _Scope:
     scope = _Scope(source)
     for part in source.body:
         _collect(scope, part, (), depth)
@@ -125,7 +125,7 @@ def _collect(scope: _Scope, node: ast.AST, around: tuple[ast.AST, ...], depth: i
         _collect(scope, child, (*around, node), depth)
 
 
-def _is_ask(source: Source, call: ast.Call, depth: int) -> bool:
+def _is_ask(source: FunctionSource, call: ast.Call, depth: int) -> bool:
     called = source.resolve(call.func)
     if called is interrupt:
         return True
@@ -142,7 +142,7 @@ def _asks_inside(function: FunctionType, depth: int) -> bool:
     )
 
 
-def _catcher(source: Source, ask: _Ask) -> int | None:
+def _catcher(source: FunctionSource, ask: _Ask) -> int | None:
     """Return the line of the clause that catches an interrupt's exception, ``None`` if it passes."""
     for at, each in enumerate(ask.around):
         inner = ask.around[at + 1] if at + 1 < len(ask.around) else ask.call
@@ -163,7 +163,7 @@ def _catcher(source: Source, ask: _Ask) -> int | None:
     return None
 
 
-def _catches(source: Source, expression: ast.expr | None) -> bool:
+def _catches(source: FunctionSource, expression: ast.expr | None) -> bool:
     if expression is None:
         return True
     options = expression.elts if isinstance(expression, ast.Tuple) else [expression]

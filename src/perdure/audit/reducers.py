@@ -14,7 +14,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.audit import checks
-from perdure.audit.checks import Check
+from perdure.audit.checks import AuditCheck
 from perdure.audit.samples import NoSample, Samples, shown, type_name
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrapped
 from perdure.langgraph.roundtrip import is_same
@@ -25,10 +25,10 @@ _Make = Callable[[Samples], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ReducerFailure:
     """A check that a reducer fails, and the values that show it."""
 
-    check: Check
+    check: AuditCheck
     detail: str
     example: str = ""
 
@@ -37,7 +37,7 @@ class Unexamined(Exception):
     """A reducer cannot be examined; the message is the reason."""
 
 
-def failures(channel: ChannelFacts) -> Iterator[Failure]:
+def failures(channel: ChannelFacts) -> Iterator[ReducerFailure]:
     """Yield the checks that the reducer of a channel fails, each once.
 
     Raises:
@@ -63,8 +63,8 @@ class _Reducer:
         self.type = channel.type
         self.update, self.is_uniform = _update_type(channel)
 
-    def binary(self) -> Iterator[Failure]:
-        """Check a reducer of a value and one update."""
+    def binary(self) -> Iterator[ReducerFailure]:
+        """AuditCheck a reducer of a value and one update."""
         pair: _Make = lambda s: (s.make(self.type), s.make(self.update))  # noqa: E731
         if (failure := self._fails_always(pair)) is not None:
             yield failure
@@ -75,13 +75,13 @@ class _Reducer:
         if _holds_messages(self.type) and (failure := self._repeated_message()) is not None:
             yield failure
 
-    def delta(self) -> Iterator[Failure]:
-        """Check a reducer of a state and a list of writes."""
+    def delta(self) -> Iterator[ReducerFailure]:
+        """AuditCheck a reducer of a state and a list of writes."""
         kind = getattr(self.channel.channel, "typ", list)
         try:
             kind()
         except Exception as error:
-            yield Failure(
+            yield ReducerFailure(
                 checks.UNUSABLE_REDUCER,
                 f"a DeltaChannel starts from an empty value, and {type_name(kind)} cannot be made without "
                 f"arguments ({type(error).__name__})",
@@ -119,14 +119,14 @@ class _Reducer:
         if not made:
             raise Unexamined(f"no values of type {failed} can be made for {self.name}") from failed
 
-    def _fails_always(self, make: _Make) -> Failure | None:
+    def _fails_always(self, make: _Make) -> ReducerFailure | None:
         """Return a failure if the reducer takes no values."""
-        failed: Failure | None = None
+        failed: ReducerFailure | None = None
         for given in self._made(make):
             try:
                 self.function(*copy.deepcopy(given))
             except Exception as error:
-                failed = Failure(
+                failed = ReducerFailure(
                     checks.UNUSABLE_REDUCER,
                     f"{self.name} fails for values of the declared type {type_name(self.type)}",
                     f"{self._call(*given)} raises {type(error).__name__}: {error}",
@@ -135,35 +135,35 @@ class _Reducer:
                 return None
         return failed
 
-    def _mutations(self, make: _Make) -> Iterator[Failure]:
+    def _mutations(self, make: _Make) -> Iterator[ReducerFailure]:
         for given in self._made(make):
             kept = copy.deepcopy(given)
             self._result(*given)
             for name, before, after in zip(("first", "second"), kept, given, strict=True):
                 if not _equal(before, after):
-                    yield Failure(
+                    yield ReducerFailure(
                         checks.MUTATING_REDUCER,
                         f"{self.name} changes its {name} argument",
                         f"after {self._call(*kept)} the {name} argument is {shown(after)}",
                     )
 
-    def _instability(self, make: _Make) -> Iterator[Failure]:
+    def _instability(self, make: _Make) -> Iterator[ReducerFailure]:
         for given in self._made(make):
             first, second = self._applied(*given), self._applied(*given)
             if _differ(first, second):
-                yield Failure(
+                yield ReducerFailure(
                     checks.UNSTABLE_REDUCER,
                     f"{self.name} returns something else each time",
                     f"{self._call(*given)} is {shown(first)}, then {shown(second)}",
                 )
 
-    def _regroupings(self) -> Iterator[Failure]:
+    def _regroupings(self) -> Iterator[ReducerFailure]:
         for a, b, c in self._made(lambda s: (s.make(self.type), s.make(self.type), s.make(self.type))):
             left = self._applied(self._applied(a, b), c)
             right = self._applied(a, self._applied(b, c))
             if _differ(left, right):
                 name = self.name
-                yield Failure(
+                yield ReducerFailure(
                     checks.NOT_ASSOCIATIVE,
                     f"the result of {name} depends on how updates are grouped",
                     f"with a = {shown(a)}, b = {shown(b)}, c = {shown(c)}:\n"
@@ -171,7 +171,7 @@ class _Reducer:
                     f"{name}(a, {name}(b, c)) is {shown(right)}",
                 )
 
-    def _batchings(self) -> Iterator[Failure]:
+    def _batchings(self) -> Iterator[ReducerFailure]:
         def make(s: Samples) -> tuple[Any, ...]:
             return s.make(self.type), self._writes(s, 1 + s.size % 2), self._writes(s, 1 + s.size // 3)
 
@@ -180,7 +180,7 @@ class _Reducer:
             whole = self._applied(state, [*xs, *ys])
             if _differ(apart, whole):
                 name = self.name
-                yield Failure(
+                yield ReducerFailure(
                     checks.NOT_BATCHING_INVARIANT,
                     f"the result of {name} depends on how writes are batched",
                     f"with state = {shown(state)}, xs = {shown(xs)}, ys = {shown(ys)}:\n"
@@ -188,14 +188,14 @@ class _Reducer:
                     f"{name}(state, xs + ys) is {shown(whole)}",
                 )
 
-    def _repeated_message(self, *, is_delta: bool = False) -> Failure | None:
+    def _repeated_message(self, *, is_delta: bool = False) -> ReducerFailure | None:
         """Return a failure if two versions of one message end up as two messages."""
         first, second = HumanMessage("first", id="m1"), HumanMessage("edited", id="m1")
         merged = self._applied([first], [[second]] if is_delta else [second])
         if not isinstance(merged, Sequence) or sum(getattr(m, "id", None) == "m1" for m in merged) < 2:
             return None
         call = self._call([first], [[second]] if is_delta else [second])
-        return Failure(
+        return ReducerFailure(
             checks.DUPLICATED_MESSAGES,
             f"{self.name} keeps two messages of the same id",
             f"{call} is {shown(merged)}",
@@ -222,7 +222,7 @@ def _differ(left: Any, right: Any) -> bool:
     return left is not _FAILED and right is not _FAILED and not _equal(left, right)
 
 
-def _first(*kinds: Iterator[Failure]) -> Iterator[Failure]:
+def _first(*kinds: Iterator[ReducerFailure]) -> Iterator[ReducerFailure]:
     """Yield the first failure of all, if any."""
     yield from islice(chain.from_iterable(kinds), 1)
 

@@ -26,7 +26,7 @@ _LIBRARIES = ("langchain", "langchain_core", "langgraph", "perdure")
 
 
 @dataclass(frozen=True)
-class Source:
+class FunctionSource:
     """Source of a function: the function, its syntax tree and its file."""
 
     function: Any  # a FunctionType, which type checkers take for a method here
@@ -103,7 +103,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
         yield from walk(child)
 
 
-def source_of(function: Callable[..., Any]) -> Source | None:
+def source_of(function: Callable[..., Any]) -> FunctionSource | None:
     """Return the source of a Python function, ``None`` if it has none."""
     if type(function) is not FunctionType:
         return None
@@ -116,7 +116,7 @@ def source_of(function: Callable[..., Any]) -> Source | None:
     if len(found) > 1:
         # Several lambdas on one line: the one that contains the code's columns.
         found = [each for each in found if _contains(each, code)]
-    return Source(function, found[0], file) if len(found) == 1 else None
+    return FunctionSource(function, found[0], file) if len(found) == 1 else None
 
 
 def is_library(function: Any) -> bool:

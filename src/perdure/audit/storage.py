@@ -37,7 +37,7 @@ def storage(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
             yield AuditFinding(check, "channel", place, spot, detail)
 
 
-def _faults(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Check, str]]:
+def _faults(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
     is_found = False
     for cls in _classes(channel.type):
         fault = _of_class(cls, serde)
@@ -49,7 +49,7 @@ def _faults(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Check,
     yield from _of_values(channel, serde)
 
 
-def _of_class(cls: type, serde: Serde) -> tuple[checks.Check, str] | None:
+def _of_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | None:
     """Return the fault of a class that a field is declared with, if any."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls in _PLAIN or cls in OWN_TYPES or _is_abstract(cls) or any(c.type is cls for c in serde.codecs):
@@ -72,7 +72,7 @@ def _of_class(cls: type, serde: Serde) -> tuple[checks.Check, str] | None:
     return None
 
 
-def _of_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Check, str]]:
+def _of_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
     """Store values of the declared type and read them back. A type that no value can be made of is left to
     the checks of its class."""
     for attempt in range(_TRIES):

@@ -12,7 +12,7 @@ from langgraph.pregel import Pregel
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
 from perdure.audit.interrupts import asks
-from perdure.audit.source import Source, function_spot, source_of
+from perdure.audit.source import FunctionSource, function_spot, source_of
 from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read_all
 
 _CALLS = frozenset({"invoke", "ainvoke", "stream", "astream", "batch", "abatch"})
@@ -41,7 +41,7 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
                 yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
 
 
-def _called(node: NodeFacts) -> Iterator[tuple[_Graph, Source, list[ast.Call]]]:
+def _called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list[ast.Call]]]:
     """Yield the graphs that the functions of a node call, each with its calls in the source."""
     for function in (*node.functions, *node.tools):
         source = source_of(function)
@@ -57,7 +57,7 @@ def _called(node: NodeFacts) -> Iterator[tuple[_Graph, Source, list[ast.Call]]]:
         yield from ((graph, source, calls) for graph, calls in found.values())
 
 
-def _in_loop(source: Source, call: ast.Call) -> bool:
+def _in_loop(source: FunctionSource, call: ast.Call) -> bool:
     return any(
         isinstance(node, _LOOPS) and any(inner is call for inner in ast.walk(node)) for node in source.walk()
     )

@@ -17,7 +17,7 @@ from langgraph.types import Command, Send
 
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
-from perdure.audit.source import Source, is_library, source_of
+from perdure.audit.source import FunctionSource, is_library, source_of
 from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, unwrapped
 
 Key = tuple[str, ast.AST]
@@ -74,7 +74,7 @@ def _unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFi
 
 
 def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
-    """Check the functions of conditional edges without a mapping of their results."""
+    """AuditCheck the functions of conditional edges without a mapping of their results."""
     for start, branches in getattr(getattr(facts.graph, "builder", None), "branches", {}).items():
         for branch in branches.values():
             path = getattr(branch, "path", None)
@@ -98,7 +98,7 @@ class Returned:
 
     def __init__(
         self,
-        source: Source,
+        source: FunctionSource,
         *,
         commands_only: bool = False,
         is_edge: bool = False,

@@ -30,6 +30,10 @@ class DatabaseClock:
             await self._refresh()
         return self.estimate()
 
+    def forget(self) -> None:
+        """Ask the database at the next ``now``: while a process is frozen, its monotonic clock may stop."""
+        self._asked_at = None
+
     def estimate(self) -> int:
         """Return the time by the last answer, without asking."""
         return _monotonic_us() + self._offset_us

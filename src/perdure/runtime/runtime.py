@@ -33,6 +33,7 @@ from perdure.runtime.graph_factories import Access
 from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.notifications import ENDED, Notifications
 from perdure.runtime.observe import Logs, Observer, Observers
+from perdure.runtime.on_demand import OnDemand
 from perdure.runtime.options import Options
 from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.settings import Settings
@@ -46,7 +47,7 @@ _WAIT_S = (0.05, 1.0)
 _OF_THE_QUESTION = ""
 
 
-class Runtime:
+class Runtime(OnDemand):
     """Accepts messages for threads and works on them. An async context manager for one event loop.
 
     Args:

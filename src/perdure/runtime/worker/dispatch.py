@@ -26,6 +26,8 @@ from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
 """Seconds for which the result of a poll is used before the next poll."""
+_HEED_S = 10.0
+"""Seconds for which work that was asked to release what it holds is waited for."""
 _REPORTED_EVERY_S = 60.0
 """Minimum seconds between two warnings of the same graph, channel or error."""
 
@@ -67,6 +69,7 @@ class Dispatch:
         """Serve queues by their name from now on, in the context of the caller."""
         self._work = work
         self._context = copy_context()
+        self.is_stopping = False
 
     def stop(self) -> None:
         """Start no more work."""
@@ -82,6 +85,72 @@ class Dispatch:
             return 0
         _, left = await asyncio.wait(serving, timeout=within)
         return len(left)
+
+    async def settled(self, within: float) -> bool:
+        """Wait at most ``within`` seconds until every queue that is known to be due has been served. Return
+        True if it has."""
+        try:
+            async with asyncio.timeout(within):
+                while self._serving or self._backlog:
+                    if self._serving:
+                        await asyncio.wait(set(self._serving.values()), return_when=asyncio.FIRST_COMPLETED)
+                    # Those that follow a served one are added by its task's callback.
+                    await asyncio.sleep(0)
+                    self._fill()
+        except TimeoutError:
+            return False
+        return True
+
+    async def exhausted(self, within: float) -> bool:
+        """Serve what is due in the database until nothing is, at most ``within`` seconds. Return True if
+        nothing is left that can be tried now."""
+        try:
+            async with asyncio.timeout(within):
+                while True:
+                    await self._look()
+                    if not self._serving and not self._backlog:
+                        return True
+                    await self.settled(within)
+        except TimeoutError:
+            return False
+
+    async def serve(
+        self, due: Due, give_up: Callable[[], None], within: float | None
+    ) -> bool | Foreign | None:
+        """Serve a queue now, and wait for it.
+
+        Args:
+            due: The queue.
+            give_up: Called after ``within`` seconds, to release what is under way.
+            within: Seconds to wait at most.
+
+        Returns:
+            What its function returned.
+
+        Raises:
+            TimeoutError: It took longer; what was under way is released.
+            PerdureError: What stopped it.
+        """
+        while (other := self._serving.get(due)) is not None:
+            await asyncio.wait([other])
+            await asyncio.sleep(0)
+        serving: asyncio.Task[bool | Foreign | None] = asyncio.ensure_future(self._work[due[1]](due[0]))
+        mark = self._serving[due] = asyncio.create_task(_ended(serving))
+        try:
+            await asyncio.wait([serving], timeout=within)
+            if not serving.done():
+                give_up()
+                await asyncio.wait([serving], timeout=_HEED_S)
+                serving.cancel()
+                raise TimeoutError
+            return await serving
+        except asyncio.CancelledError:
+            give_up()
+            await asyncio.wait([serving], timeout=_HEED_S)
+            raise
+        finally:
+            mark.cancel()
+            del self._serving[due]
 
     def schedule(self, partition: Partition, lane: Lane, now: int) -> None:
         """Schedule a queue whose due time is known, without a poll of the database.
@@ -229,3 +298,7 @@ class Dispatch:
                 self._backlog.served(due)
             else:
                 self._backlog.in_vain(due, time(), more if isinstance(more, Foreign) else None)
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    await asyncio.wait([task])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping
 
 from langgraph.store.base import TTLConfig
@@ -10,8 +11,11 @@ from langgraph.store.base import TTLConfig
 from perdure.database import Database
 from perdure.engine import events, followers, scheduled
 from perdure.engine.transact import Budget
-from perdure.model.queue import EVENTS, FOLLOWED, IN, LATER, OUT
-from perdure.model.records import Partition
+from perdure.errors import NotFound
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import ask
+from perdure.model.queue import EVENTS, FOLLOWED, IN, LATER, OUT, Lane
+from perdure.model.records import LANE, Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
@@ -19,6 +23,7 @@ from perdure.runtime.notifications import Notifications
 from perdure.runtime.observe import Observers
 from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.settings import Settings
+from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Delivery
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.runner import HEED_S, Runner
@@ -67,8 +72,17 @@ class Worker:
             store_ttl,
         )
 
-    def start(self) -> None:
-        """Start to poll and to renew leases, and to receive notifications."""
+    def start(self, *, polls: bool = True) -> None:
+        """Start to renew leases and to receive notifications, and to poll unless ``polls`` is false. May be
+        called again after ``drain``."""
+        self._prepare()
+        self._loops = [asyncio.create_task(self.runner.beat())]
+        if polls:
+            self._loops.append(asyncio.create_task(self.dispatch.run()))
+        runner = self.runner
+        self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_buffers)
+
+    def _prepare(self) -> None:
         self.runner.sizes.start()
         self.dispatch.start(
             {
@@ -79,16 +93,46 @@ class Worker:
                 FOLLOWED: self._forget_follower,
             }
         )
-        self._loops = [asyncio.create_task(self.dispatch.run()), asyncio.create_task(self.runner.beat())]
-        runner = self.runner
-        self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_buffers)
+
+    async def until_idle(self, partition: Partition, within: float | None) -> int | None:
+        """Serve a thread's queues until none of them is due; see ``Runtime.run_until_idle``. Return the time
+        at which one is due later, in microseconds."""
+        loop = asyncio.get_running_loop()
+        until = None if within is None else loop.time() + within
+        self._prepare()
+        beat = asyncio.create_task(self.runner.beat())
+        try:
+            while True:
+                now = await self._clock.now()
+                gets = tuple(Get(LANE, (name,)) for name in (IN, OUT, LATER))
+                found = await self._database.arun(ask(Fetch(partition, gets)))
+                lanes = [Lane.read(name, one) for name, one in zip((IN, OUT, LATER), found, strict=True)]
+                ready = [lane for lane in lanes if lane.is_due(now)]
+                left = None if until is None else max(0.0, until - loop.time())
+                for lane in ready:
+                    give_up = functools.partial(self.runner.stop_asked, partition, "drain")
+                    done = await self.dispatch.serve((partition, lane.name), give_up, left)
+                    if isinstance(done, Foreign):
+                        raise NotFound(
+                            f"thread {partition.thread!r}: its next work is for the {done.what} "
+                            f"{done.name!r}, which this runtime does not have"
+                        )
+                if ready:
+                    continue
+                later = min((lane.due_at for lane in lanes if lane.due_at is not None), default=None)
+                if later is None or left is None or (later - now) / 1_000_000 >= left:
+                    return later
+                await asyncio.sleep(max(0.01, (later - now) / 1_000_000))
+        finally:
+            beat.cancel()
 
     async def drain(self, within: float) -> None:
         """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which
         is due for other workers at once. A run that ignores its cancellation is left behind; it is due when
         its lease expires, and can store nothing after that."""
         self.dispatch.stop()
-        self._loops[0].cancel()
+        for loop in self._loops[1:]:
+            loop.cancel()
         if await self.dispatch.idle(within):
             self.runner.hand_over()
             if behind := await self.dispatch.idle(HEED_S):

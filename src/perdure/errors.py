@@ -19,6 +19,7 @@
     ├── TooLarge            a value exceeds the backend's limit
     ├── NoWindow            no valid list of messages can be sent to the model
     │   └── MessageTooLong  a message that has to be sent exceeds the limit
+    ├── SummaryRefused      what was made of a conversation is no summary
     ├── QueueFull           a queue is full
     ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
@@ -123,6 +124,11 @@ class MessageTooLong(NoWindow):
     message_id: str | None = None
     tokens: int = 0
     limit: int = 0
+
+
+class SummaryRefused(PerdureError):
+    """What was made of a conversation is no summary: no text, empty, or too long. The conversation is left as
+    it was."""
 
 
 class QueueFull(PerdureError):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -17,7 +16,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
@@ -28,36 +27,8 @@ from pydantic import BaseModel, Field
 
 from perdure.conversation import Limit, Window, counter_of, fitted
 from perdure.errors import MessageTooLong
-from tests.conversation.histories import ANTHROPIC, openai_body
-from tests.conversation.rules import openai_faults
-
-
-class Scripted(BaseChatModel):
-    """A model that answers in order, and keeps what it was sent."""
-
-    answers: list[AIMessage] = Field(default_factory=lambda: [AIMessage("fine")])
-    sent: list[list[BaseMessage]] = Field(default_factory=list)
-    given: list[dict[str, Any]] = Field(default_factory=list)
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        assert not openai_faults(openai_body(messages))
-        self.sent.append(messages)
-        self.given.append(kwargs)
-        answer = self.answers[min(len(self.sent), len(self.answers)) - 1]
-        return ChatResult(generations=[ChatGeneration(message=answer.model_copy())])
-
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, AIMessage]:
-        return self.bind(tools=[{"name": each.name, "about": each.description} for each in tools], **kwargs)
+from tests.conversation.histories import ANTHROPIC
+from tests.conversation.models import Scripted
 
 
 class Streaming(Scripted):

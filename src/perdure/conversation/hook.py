@@ -1,0 +1,90 @@
+"""Hooks and nodes for graphs of your own: a window before the model is called, a summary after the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableLambda
+
+from perdure.conversation.policy import Conversation
+from perdure.conversation.summary import Summary
+from perdure.errors import NoWindow
+
+_LOG = logging.getLogger("perdure.conversation")
+
+SUMMARY_KEY = "conversation_summary"
+"""Key of the state under which a node or the middleware stores the summary, as plain data."""
+
+
+def pre_model_hook(conversation: Conversation) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a hook for ``create_react_agent(pre_model_hook=…)``, or a node: it puts the window under
+    ``llm_input_messages`` and leaves the messages as they are.
+
+    Args:
+        conversation: The policy; give it the tools and the prompt of the agent, which count.
+    """
+
+    def window_of_messages(state: Mapping[str, Any]) -> dict[str, Any]:
+        messages = state[conversation.key]
+        return {"llm_input_messages": conversation.window(messages, summary=summary_of(state)).messages}
+
+    return window_of_messages
+
+
+def summary_node(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
+    """Return a node that folds what left the window, or soon will, into the summary of the state.
+
+    Put it behind the node that replies. The summary is stored in the commit of its step, so a crash leaves
+    either the old one or the new one. If it fails, the state stays as it was, the failure is logged, and the
+    next run tries again. The state needs the key ``conversation_summary: dict``.
+
+    Args:
+        conversation: The policy, with ``summarize``.
+
+    Raises:
+        ValueError: The policy makes no summaries.
+    """
+    if conversation.summarize is None:
+        raise ValueError("a node for summaries needs Conversation(…, summarize=…)")
+
+    async def summarise(state: Mapping[str, Any]) -> dict[str, Any]:
+        return await next_summary(conversation, state) or {}
+
+    def summarise_sync(state: Mapping[str, Any]) -> dict[str, Any]:
+        return next_summary_sync(conversation, state) or {}
+
+    return RunnableLambda(summarise_sync, summarise, name="summary")
+
+
+async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the update of a state with a summary that covers more, or ``None`` if there is nothing to do, or
+    if it failed, which is logged."""
+    summary = summary_of(state)
+    try:
+        leaving = conversation.to_fold(state[conversation.key], summary)
+        if not leaving:
+            return None
+        made = await conversation.fold(summary, leaving)
+    except NoWindow:
+        return None
+    except Exception as error:
+        # A summary must never cost the reply that it follows.
+        _LOG.warning("a summary failed and is tried again after the next reply: %s", type(error).__name__)
+        return None
+    return {SUMMARY_KEY: {"text": made.text, "covers": made.covers}}
+
+
+def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Do the same as ``next_summary`` for a caller without an event loop, or within one that it blocks."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, next_summary(conversation, state)).result()
+
+
+def summary_of(state: Mapping[str, Any]) -> Summary | None:
+    """Return the summary that a state holds, or ``None``."""
+    held = state.get(SUMMARY_KEY)
+    return Summary(held["text"], held["covers"]) if held else None

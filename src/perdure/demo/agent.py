@@ -30,22 +30,22 @@ ASCII_CHARACTERS_PER_TOKEN = 3.5
 TOKENS_PER_MESSAGE = 8
 
 
-class Conversation(MessagesState):
+class DemoState(MessagesState):
     """State of a thread: its messages, each under an id, oldest first."""
 
 
-Agent = CompiledStateGraph[Conversation, None, Conversation, Conversation]
-"""Compiled graph over :class:`Conversation`."""
+Agent = CompiledStateGraph[DemoState, None, DemoState, DemoState]
+"""Compiled graph over :class:`DemoState`."""
 
 
 def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     """Return the compiled graph. ``context_tokens`` limits the prompt, instructions included."""
 
-    async def answer(state: Conversation) -> dict[str, list[BaseMessage]]:
+    async def answer(state: DemoState) -> dict[str, list[BaseMessage]]:
         reply = await model.ainvoke(prompt(state["messages"], context_tokens))
         return {"messages": [reply]}
 
-    builder = StateGraph(Conversation)
+    builder = StateGraph(DemoState)
     builder.add_node(ANSWER, answer)
     builder.add_edge(START, ANSWER)
     builder.add_edge(ANSWER, END)

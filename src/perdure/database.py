@@ -37,6 +37,7 @@ from perdure.model.ops import Fetch, Find, Get, IndexHit
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import OF_ITEMS, RESERVED, SEAL, SPACES, Partition
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.schema.schema import Schema
 from perdure.storage.archive import Archive
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, run
@@ -84,6 +85,7 @@ class Database:
         on_conflict: OnConflict = "raise",
         may_list_all_threads: bool = False,
         metadata_keys: Collection[str] = DEFAULT_METADATA_KEYS,
+        schema: Schema | None = None,
         serde: None = None,
     ) -> PerdureSaver:
         """Return a checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
@@ -100,6 +102,8 @@ class Database:
                 ``"fork"`` keeps both, as the stock savers do.
             may_list_all_threads: permits ``list(None)``.
             metadata_keys: configurable values that are stored as metadata; all others are left out.
+            schema: version of the graph, and the steps by which threads of older versions are migrated when
+                they are read; version 1 unless given.
             serde: not supported; anything but ``None`` raises ``TypeError``.
         """
         if serde is not None:
@@ -116,6 +120,7 @@ class Database:
             on_conflict=on_conflict,
             may_list_all_threads=may_list_all_threads,
             metadata_keys=metadata_keys,
+            schema=schema,
         )
 
     def store(self, *, tenant: str | None = None, ttl: TTLConfig | None = None) -> PerdureStore:

@@ -14,7 +14,10 @@
     │   └── DecryptionError stored bytes cannot be decrypted with the given keys, or are not encrypted
     ├── Unreadable          stored values are intact, but this program does not build them
     │   ├── TypeNotAllowed  the checkpointer does not build this type
-    │   └── TypeNotFound    the type is missing under its name: renamed, removed, not imported
+    │   ├── TypeNotFound    the type is missing under its name: renamed, removed, not imported
+    │   ├── SchemaTooNew    a newer version of the application has stored the thread
+    │   ├── ThreadPinned    the thread is kept at an older schema version than the application's
+    │   └── MigrationFailed a declared step cannot be applied to the thread
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
     ├── NoWindow            no valid list of messages can be sent to the model
@@ -102,6 +105,21 @@ class TypeNotAllowed(Unreadable):
 
 class TypeNotFound(Unreadable):
     """The type of a stored value is not in this program: renamed, removed, or its module not imported."""
+
+
+class SchemaTooNew(Unreadable):
+    """A newer version of the application has stored this thread: its schema version is above the
+    checkpointer's. Nothing was read or changed; deploy the newer version."""
+
+
+class ThreadPinned(Unreadable):
+    """The thread is pinned to an older schema version than the application's: serve it by that version, or
+    remove the pin."""
+
+
+class MigrationFailed(Unreadable):
+    """A declared step cannot be applied to what a thread holds; the message names the step. The thread is
+    unchanged."""
 
 
 class Unserialisable(PerdureError):

@@ -24,7 +24,10 @@ def checkpoints(draw: Any) -> CheckpointRecord:
     stored = [name for name in versions if draw(st.booleans())]
     names = st.one_of(NAMES, st.sampled_from(list(versions))) if versions else NAMES
     carried = st.builds(
-        Carried, st.one_of(st.none(), REFS), st.lists(st.builds(CarriedWrite, NAMES, REFS)).map(tuple)
+        Carried,
+        st.one_of(st.none(), REFS),
+        st.lists(st.builds(CarriedWrite, NAMES, REFS, st.just(1))).map(tuple),
+        st.just(1),
     )
     return CheckpointRecord(
         namespace=draw(NAMES),
@@ -51,6 +54,9 @@ def checkpoints(draw: Any) -> CheckpointRecord:
         cut=draw(st.booleans()),
         deltas=draw(st.lists(NAMES, max_size=3).map(tuple)),
         carried=draw(st.dictionaries(NAMES, carried, max_size=3)),
+        prior=draw(MAYBE),
+        passed=draw(st.lists(NAMES, max_size=3).map(tuple)),
+        schema=draw(st.integers(1, 2**20)),
     )
 
 

@@ -283,13 +283,7 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
             (channel, content(carried.seed), [(w.task_id, content(w.ref)) for w in carried.writes])
             for channel, carried in sorted(record.carried.items())
         ],
-        *(
-            (record.prior, record.passed)
-            if record.passed
-            else ()
-            if record.prior is None
-            else (record.prior,)
-        ),
+        *record.last_elements(),
     ]
 
 

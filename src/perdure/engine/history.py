@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from perdure.engine.threads import missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
+from perdure.model.lineage import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
@@ -121,14 +122,28 @@ def before_root(
     return [c for c in checkpoints if is_before(c)]
 
 
+def same_name(channel: str, schema: int) -> str | None:
+    """Return a channel's name in a schema version: the one that it has now."""
+    return channel
+
+
 def delta_history(
-    partition: Partition, target: CheckpointRecord, channels: Iterable[str]
+    partition: Partition,
+    target: CheckpointRecord,
+    channels: Iterable[str],
+    named: Callable[[str, int], str | None] = same_name,
 ) -> Program[dict[str, Carried]]:
     """Return the data that rebuilds DeltaChannels at a checkpoint: the nearest stored value and the writes
     since, in order.
 
     Only the parent chain counts, and of each ancestor's writes only those that the loop which made its
     child had loaded or written itself: a run that lost the race for the child may have left others there.
+
+    Args:
+        partition: The thread.
+        target: The checkpoint.
+        channels: The channels' present names.
+        named: Returns the name that a channel had in a schema version, ``None`` if it did not exist.
     """
     collected: dict[str, list[CarriedWrite]] = {channel: [] for channel in channels}
     done: dict[str, Carried] = {}
@@ -139,8 +154,9 @@ def delta_history(
     while len(done) < len(collected):
         open_channels = [c for c in collected if c not in done]
         for channel in open_channels:
-            if (carried := child.carried.get(channel)) is not None:
-                done[channel] = Carried(carried.seed, (*carried.writes, *reversed(collected[channel])))
+            if (carried := child.carried.get(named(channel, child.schema) or "")) is not None:
+                kept = carried.by(child.schema)
+                done[channel] = kept._replace(writes=(*kept.writes, *reversed(collected[channel])))
         if child.parent_id is None:
             break
         if not buffer:
@@ -152,13 +168,15 @@ def delta_history(
         parent = buffer.pop(0)
         mine = {child.nonce, *child.seen}
         for write in reversed(found[parent.id]):
-            if write.channel not in collected or write.channel in done:
-                continue
-            if not child.nonce or not write.nonce or write.nonce in mine:
-                collected[write.channel].append(CarriedWrite(write.task_id, write.ref))
+            schema = schema_of(write.nonce)
+            wanted = [c for c in open_channels if c not in done and named(c, schema) == write.channel]
+            if wanted and (not child.nonce or not is_loop(write.nonce) or write.nonce in mine):
+                collected[wanted[0]].append(CarriedWrite(write.task_id, write.ref, schema))
         for channel in collected:
-            if channel not in done and (seed := parent.refs.get(channel)) is not None:
-                done[channel] = Carried(seed, tuple(reversed(collected[channel])))
+            if channel in done:
+                continue
+            if (seed := parent.refs.get(named(channel, parent.schema) or "")) is not None:
+                done[channel] = Carried(seed, tuple(reversed(collected[channel])), parent.schema)
         child = parent
     for channel, writes in collected.items():
         done.setdefault(channel, Carried(None, tuple(reversed(writes))))

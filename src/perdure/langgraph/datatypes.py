@@ -12,10 +12,11 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,8 @@ LIBRARY = "db.checkpointer({})"
 AGENT = "perdure.runtime.Agent(graph, {}), in place of the graph that is served"
 """The place for options in a program whose graphs are run by a runtime or a server."""
 
+NONE_RENAMED: Mapping[str, str] = MappingProxyType({})
+
 _PASSIVE = (AgentAction, AgentFinish, AgentStep, BaseMedia, BaseMessage, Generation, PromptValue)
 """LangChain's serialisable classes that hold data; the others are tools, models and templates."""
 
@@ -52,7 +55,9 @@ _PASSIVE = (AgentAction, AgentFinish, AgentStep, BaseMedia, BaseMessage, Generat
 class Types:
     """The types of one checkpointer. Immutable except for its cache; safe to share between threads."""
 
-    def __init__(self, allow: Allow = "imported", place: str = LIBRARY) -> None:
+    def __init__(
+        self, allow: Allow = "imported", place: str = LIBRARY, renamed: Mapping[str, str] = NONE_RENAMED
+    ) -> None:
         if isinstance(allow, str) and allow not in ("imported", "listed"):
             raise ValueError(
                 f"allow is 'imported', 'listed' or a list of types, not {allow!r}; for one type, write "
@@ -60,6 +65,7 @@ class Types:
             )
         self.is_open = allow == "imported"
         self.place = place
+        self._renamed = renamed
         self._given: tuple[type | TypeName, ...] = () if isinstance(allow, str) else tuple(allow)
         self._names: set[TypeName] = set()
         self._classes: dict[TypeName, type] = {}
@@ -78,8 +84,14 @@ class Types:
     def allowing(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
         """Return the same with more types, and with another ``place`` if given."""
         refuse_text("allow", extra)
-        new = Types((*self._given, *extra), place or self.place)
+        new = Types((*self._given, *extra), place or self.place, self._renamed)
         new.is_open = self.is_open
+        return new
+
+    def renaming(self, renamed: Mapping[str, str]) -> Types:
+        """Return the same types, some of which are found by earlier names too: module and name with dots."""
+        new = self.allowing(())
+        new._renamed = renamed
         return new
 
     def opened(self) -> Types:
@@ -97,6 +109,8 @@ class Types:
         """
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeNotAllowed("a stored value names its type in no way that a type is named")
+        if self._renamed and (present := self._renamed.get(f"{module}.{name}")) is not None:
+            module, name = _split(present)
         key = (module, name)
         found = _OWN.get(key) or self._classes.get(key)
         if found is not None:
@@ -167,6 +181,17 @@ class Types:
                 "renamed, keep an alias under the old name"
             )
         return found
+
+
+def _split(dotted: str) -> TypeName:
+    """Return the module and the name in it of a type that the program named with dots: the module is the
+    longest one that is imported."""
+    parts = dotted.split(".")
+    for at in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:at])
+        if module in sys.modules or module == _main_name():
+            return module, ".".join(parts[at:])
+    return ".".join(parts[:-1]), parts[-1]
 
 
 def by_default() -> Allow:
@@ -298,6 +323,11 @@ def _own() -> dict[TypeName, Any]:
 _OWN = _own()
 OWN_TYPES = frozenset(value for value in _OWN.values() if isinstance(value, type))
 """LangChain's, LangGraph's and the standard library's types that are always allowed."""
+
+
+def own_type(module: object, name: object) -> Any:
+    """Return the class of a name if it is always allowed, else ``None``."""
+    return _OWN.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
 
 
 def of_graph(graph: Any) -> set[type]:

@@ -17,10 +17,11 @@ from perdure.langgraph import translate, value_errors
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.values import Encoding, Frozen, ThreadCache
 from perdure.langgraph.loop_state import Loop
+from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT
+from perdure.model.lineage import ROOT, UNVERSIONED
 from perdure.model.ops import Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition
@@ -92,8 +93,9 @@ class Encoder:
 
 @dataclass(slots=True, eq=False)
 class CheckpointPlan:
-    """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``beside`` is its parent,
-    if both are to be stored by one commit."""
+    """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``migration`` brings what
+    it is built on to the present schema version. ``beside`` is its parent, if both are to be stored by one
+    commit."""
 
     encoder: Encoder
     loop: Loop | None
@@ -103,6 +105,7 @@ class CheckpointPlan:
     checkpoint: Checkpoint
     metadata: Mapping[str, Any]
     new_versions: ChannelVersions
+    migration: Migration
     beside: CheckpointRecord | None = None
     _is_frozen: bool = False
 
@@ -141,13 +144,15 @@ class CheckpointPlan:
         if beside is not None:
             # A parent in the same commit proves nothing; the checkpoint under it does.
             basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
+        carried = yield from self._crossed(base, place)
 
         def write(encoding: Encoding) -> CheckpointRecord:
             with translate.noted(encoder.partition, checkpoint["id"]):
                 try:
-                    return translate.to_record(
+                    record = translate.to_record(
                         encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
                     )
+                    return record.moved(schema=self.migration.schema.version, carried=carried(encoding.write))
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
@@ -181,6 +186,37 @@ class CheckpointPlan:
         name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
         if is_known and loop is not None and (known := loop.built_on(name, generation)) is not None:
             return known
+        return (yield from self._stored(name))
+
+    def _crossed(
+        self, base: CheckpointRecord | None, place: translate.CheckpointPosition
+    ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]]]:
+        """Return what makes the history that the checkpoint carries over, if an older schema version stored
+        what it is built on."""
+        loop, migration = self.loop, self.migration
+        older = base
+        if older is None and migration.schema.version > UNVERSIONED and self.beside is None:
+            name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
+            older = loop.base if loop is not None and loop.base is not None and loop.base.id == name else None
+            if older is None:
+                older = yield from self._stored(name)
+        if older is None or not migration.is_due(older):
+            return lambda _: {}
+        deltas = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
+        new = older.moved(
+            id=self.checkpoint["id"],
+            seq=place.seq,
+            parent_id=place.parent_id,
+            nonce=place.nonce,
+            seen=place.seen,
+            deltas=tuple(deltas),
+            carried={},
+            cut=False,
+        )
+        return (yield from migration.crossing(self.encoder.partition, older, new))
+
+    def _stored(self, name: str | None) -> Program[CheckpointRecord | None]:
+        """Return a checkpoint as it is stored, under the present names."""
         if name is None:
             return None
         # Put by another loop or process, or the thread was pruned since: read what is stored now. The commit
@@ -188,7 +224,11 @@ class CheckpointPlan:
         self.freeze()
         key = (self.namespace, name)
         (found,) = yield from ask(Fetch(self.encoder.partition, (Get(CHECKPOINT, key),)))
-        return CheckpointRecord.read(found[0]) if found else None
+        if not found:
+            return None
+        record = CheckpointRecord.read(found[0])
+        self.migration.require_readable(self.encoder.partition, record)
+        return self.migration.base(record)
 
     def _authors(self) -> tuple[str, tuple[str, ...]]:
         """Return the nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
@@ -203,8 +243,8 @@ class CheckpointPlan:
 
 @dataclass(slots=True, eq=False)
 class WritesPlan:
-    """The plan for storing a task's writes on a checkpoint. ``beside`` is that checkpoint, if both are to be
-    stored by one commit."""
+    """The plan for storing a task's writes on a checkpoint. ``bare`` is the nonce of writes that no load
+    preceded. ``beside`` is the checkpoint, if both are to be stored by one commit."""
 
     encoder: Encoder
     loop: Loop | None
@@ -213,6 +253,7 @@ class WritesPlan:
     writes: Sequence[tuple[str, Any]]
     task_id: str
     task_path: str
+    bare: str = ""
     refused: TypeNotAllowed | None = None
     beside: CheckpointRecord | None = None
     _last: tuple[PendingWrite, ...] = ()
@@ -283,7 +324,7 @@ class WritesPlan:
             raise self.refused
 
     def _draft(self, basis: WriteBasis, serde: Serde | None = None) -> Draft:
-        nonce = "" if self.loop is None else self.loop.nonce
+        nonce = self.bare if self.loop is None else self.loop.nonce
 
         def write(encoding: Encoding) -> dict[int, PendingWrite]:
             # The last of several writes to one reserved slot counts.

@@ -13,9 +13,9 @@ from perdure.engine import history
 from perdure.engine.tenant_listing import Entry, Merge
 from perdure.engine.values import MissingChunk
 from perdure.langgraph.loop_state import ThreadId, leased
-from perdure.langgraph.serde import Serde
-from perdure.langgraph.translate import Address, read_metadata, read_page, to_tuple
-from perdure.model.checkpoint import CheckpointRecord
+from perdure.langgraph.schema_migration import Migration
+from perdure.langgraph.translate import Address, Values, read_metadata, read_page, to_tuple
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -35,7 +35,7 @@ class CheckpointListing:
     _below: int | None = None
     _ancestors: frozenset[str] | None = field(default=None)
 
-    def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
+    def next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._namespaces is None:
             named = self.at.namespace
@@ -65,14 +65,14 @@ class CheckpointListing:
         chosen = [
             r
             for r in records
-            if not self.filter or _matches(read_metadata(serde, self.at.partition, r), self.filter)
+            if not self.filter or _matches(read_metadata(migration.serde, self.at.partition, r), self.filter)
         ]
         if self.remaining is not None:
             chosen = chosen[: self.remaining]
             self.remaining -= len(chosen)
         if self.at.checkpoint_id is not None:
             self._leave()
-        return (yield from _tuples(serde, digest, self.at.partition, namespace, chosen, self.at.thread))
+        return (yield from _tuples(migration, digest, self.at.partition, namespace, chosen, self.at.thread))
 
     def _leave(self) -> list[CheckpointTuple]:
         """Go on to the next namespace."""
@@ -116,7 +116,7 @@ class WholeListing:
     done: bool = False
     _merge: Merge | None = None
 
-    def next_page(self, serde: Serde, digest: Digester) -> Program[list[CheckpointTuple]]:
+    def next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._merge is None:
             conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
@@ -133,7 +133,7 @@ class WholeListing:
         for place, ids in _by_place(entries):
             for record in (yield from history.find_all(*place, ids)):
                 entry = Entry(record.id, *place)
-                if not self.filter or _matches(read_metadata(serde, place[0], record), self.filter):
+                if not self.filter or _matches(read_metadata(migration.serde, place[0], record), self.filter):
                     records[entry] = record
         chosen = [entry for entry in entries if entry in records]
         if self.remaining is not None:
@@ -142,7 +142,7 @@ class WholeListing:
         for place, ids in _by_place(chosen):
             partition, namespace = place
             wanted = [records[Entry(one, partition, namespace)] for one in ids]
-            for item in (yield from _tuples(serde, digest, partition, namespace, wanted)):
+            for item in (yield from _tuples(migration, digest, partition, namespace, wanted)):
                 found[Entry(item.checkpoint["id"], *place)] = item
         if self.remaining is not None:
             self.remaining -= len(found)
@@ -159,7 +159,7 @@ def _by_place(entries: Iterable[Entry]) -> Iterable[tuple[tuple[Partition, str],
 
 
 def _tuples(
-    serde: Serde,
+    migration: Migration,
     digest: Digester,
     partition: Partition,
     namespace: str,
@@ -170,7 +170,7 @@ def _tuples(
     while records:
         pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
         try:
-            pages = yield from read_page(serde, digest, partition, records, pending)
+            pages = yield from _read_all(migration, digest, partition, records, pending)
         except MissingChunk:
             # Pruned while it was read: removed checkpoints are left out. A checkpoint that is still present
             # and does not resolve is damaged.
@@ -180,11 +180,43 @@ def _tuples(
             records = there
             continue
         keeper = leased(thread)
-        return [
-            to_tuple(serde, partition, record, values, keeper)
-            for record, values in zip(records, pages, strict=True)
-        ]
+        return [to_tuple(migration.serde, partition, record, values, keeper) for record, values in pages]
     return []
+
+
+def _read_all(
+    migration: Migration,
+    digest: Digester,
+    partition: Partition,
+    records: list[CheckpointRecord],
+    writes: Mapping[str, tuple[PendingWrite, ...]],
+) -> Program[list[tuple[CheckpointRecord, Values]]]:
+    """Return the checkpoints of one namespace under their present names, with their values.
+
+    Args:
+        migration: Brings those of older schema versions to the present one.
+        digest: Names the chunks.
+        partition: The thread.
+        records: The checkpoints.
+        writes: Their pending writes, by checkpoint.
+    """
+    present = [record for record in records if not migration.is_due(record)]
+    for record in present:
+        migration.require_readable(partition, record, writes[record.id])
+    values = yield from read_page(migration.serde, digest, partition, present, writes)
+    found = dict(zip((record.id for record in present), values, strict=True))
+    out: list[tuple[CheckpointRecord, Values]] = []
+
+    def read_one(record: CheckpointRecord, pending: tuple[PendingWrite, ...]) -> Program[Values]:
+        return (yield from read_page(migration.serde, digest, partition, [record], {record.id: pending}))[0]
+
+    for record in records:
+        name = migration.present_namespace(partition, record.namespace)
+        if record.id in found:
+            out.append((record.moved(namespace=name), found[record.id]))
+        else:
+            out.append((yield from migration.read(partition, record, writes[record.id], name, read_one)))
+    return out
 
 
 def _matches(found: CheckpointMetadata, wanted: Mapping[str, Any]) -> bool:

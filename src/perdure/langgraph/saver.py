@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
@@ -23,7 +24,7 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import checkpoints, copying, history, retention
+from perdure.engine import checkpoints, copying, retention
 from perdure.engine.threads import View, is_older
 from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
@@ -36,6 +37,7 @@ from perdure.langgraph.drafts import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.first_step import Openings, may_be_carried
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
+from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
 from perdure.langgraph.versions import next_version
@@ -46,6 +48,7 @@ from perdure.model.lineage import ROOT, HeadClaim, claim, loop_name
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.versions import first_version
+from perdure.schema.schema import Schema
 from perdure.storage.port import Driver, arun, is_kept, run
 
 OnConflict = Literal["raise", "fork"]
@@ -80,12 +83,13 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         on_conflict: OnConflict,
         may_list_all_threads: bool,
         metadata_keys: Collection[str],
+        schema: Schema | None = None,
     ) -> None:
         # The base class's initialiser is not called: it would set up a serializer of its own.
         self._driver = driver
         self._tenant = tenant
         self._digest = digest
-        self._packer = Serde(allow, codecs=codecs)
+        self._migration = Migration(schema or Schema(), Serde(allow, codecs=codecs), digest)
         self._fork = on_conflict == "fork"
         self._may_list_all = may_list_all_threads
         self._metadata_keys = frozenset(metadata_keys)
@@ -107,7 +111,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
         """Return the same saver with more types allowed; it shares this one's caches."""
         clone = copy(self)
-        clone._packer = self._packer.allowing(extra_allowlist)
+        clone._migration = self._migration.with_serde(self._packer.allowing(extra_allowlist))
         return clone
 
     def declare(self, types: Collection[type], place: str) -> None:
@@ -117,7 +121,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             types: The types.
             place: A format with one field, with which errors show where options of this saver are passed.
         """
-        self._packer = Serde(self._packer.types.allowing(types, place), codecs=self._packer.codecs)
+        serde = Serde(self._packer.types.allowing(types, place), codecs=self._packer.codecs)
+        self._migration = self._migration.with_serde(serde)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the application: its version, and the steps that lead to it."""
+        return self._migration.schema
+
+    @property
+    def _packer(self) -> Serde:
+        return self._migration.serde
 
     @property
     def is_open(self) -> bool:
@@ -333,7 +347,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return first_version(next(self._fresh))
 
     def _address(self, config: RunnableConfig) -> Address:
-        return translate.address(self._tenant, config)
+        return self._migration.stored_address(translate.address(self._tenant, config))
 
     def _get(self, config: RunnableConfig) -> Program[CheckpointTuple | None]:
         at = self._address(config)
@@ -345,6 +359,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             at.checkpoint_id,
             guess=guess.head.checkpoint_id if guess and guess.head else None,
         )
+        if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
+            return (yield from self._get(config))
         if guess is not None and is_older(guess, found.view):
             self._report_older(at.partition)
         while True:
@@ -361,12 +377,14 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self, at: Address, namespace: str, found: checkpoints.LoadedCheckpoint
     ) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
+        migration = self._migration
+        yield from migration.require_open(at.partition, found.checkpoint, found.writes)
         loop = self._loops.start(
             at.partition,
             namespace,
-            loop_name(f"{self._name}{next(self._fresh):x}", at.run_id),
-            checkpoint=found.checkpoint,
-            writes=found.writes,
+            loop_name(f"{self._name}{next(self._fresh):x}", at.run_id, migration.schema.version),
+            checkpoint=None if found.checkpoint is None else migration.base(found.checkpoint),
+            writes=migration.loop_writes(found.writes),
             was_head=found.is_head,
             version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
@@ -375,22 +393,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             return None
         # Only the latest state is worth caching: loops start from it again and again.
         cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
-        values = yield from translate.read_values(
-            self._packer,
-            self._digest,
-            cache,
-            at.partition,
-            found.checkpoint,
-            found.writes,
-            found.view.generation,
-            found.view.root_head,
+        known = self._packer, self._digest, cache, at.partition
+        read = partial(translate.read_values, *known, view=found.view)
+        shown, values = yield from migration.read(
+            at.partition, found.checkpoint, found.writes, at.named or ROOT, read
         )
         self._caches.weigh(at.partition)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
-        return translate.to_tuple(self._packer, at.partition, found.checkpoint, values, thread)
+        return translate.to_tuple(self._packer, at.partition, shown, values, thread)
 
     def _list(self, pages: CheckpointListing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
-        return (yield from pages.next_page(self._packer, self._digest))
+        return (yield from pages.next_page(self._migration, self._digest))
 
     def _pages(
         self,
@@ -419,8 +432,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         found = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
         if found.checkpoint is None:
             return {channel: {"writes": []} for channel in channels}
-        carried = yield from history.delta_history(at.partition, found.checkpoint, channels)
-        return (yield from translate.read_history(self._packer, self._digest, at.partition, carried))
+        return (yield from self._migration.read_history(at.partition, found.checkpoint, channels))
 
     def _plan_put(
         self,
@@ -451,6 +463,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             checkpoint,
             full,
             new_versions,
+            self._migration,
             beside,
         )
         put = checkpoints.CheckpointPut(
@@ -507,7 +520,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         namespace = at.namespace or ""
         loop = self._loops.of(at.partition, namespace, at.configurable)
         encoder = self._encoder(at.partition)
-        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path)
+        bare = loop_name("", None, self.schema.version)
+        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare)
         plan.freeze()
         return plan
 

@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum
@@ -53,9 +53,9 @@ from perdure.langgraph.roundtrip import is_same
 from perdure.model import refs
 
 # LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus), and two of our own.
-_NUMPY, _SNAPSHOT = 6, 7
-_SURROGATES = 64
-_CODEC = 65
+NUMPY_EXT, SNAPSHOT_EXT = 6, 7
+SURROGATES_EXT = 64
+CODEC_EXT = 65
 
 _PACK = (
     ormsgpack.OPT_NON_STR_KEYS
@@ -115,6 +115,10 @@ class Serde:
         self._proved: WeakSet[type] = WeakSet()
         self._unpack_ext = self._make_unpack_ext()
 
+    def renaming(self, renamed: Mapping[str, str]) -> Serde:
+        """Return the same serializer, which also finds types by earlier names: module and name with dots."""
+        return Serde(self.types.renaming(renamed), codecs=self.codecs)
+
     def allowing(self, extra: Iterable[type | TypeName]) -> Serde:
         """Return the same serializer with more types allowed."""
         return Serde(self.types.allowing(extra), codecs=self.codecs)
@@ -135,14 +139,14 @@ class Serde:
         found: dict[Any, Unreadable] = {}
 
         def look(code: int, data: bytes) -> Any:
-            if code == _SURROGATES:
+            if code == SURROGATES_EXT:
                 return ""
             inner = ormsgpack.unpackb(data, ext_hook=look, option=_UNPACK)
-            if code not in (_SNAPSHOT, _NUMPY, METHOD) and isinstance(inner, list) and len(inner) > 1:
+            if code not in (SNAPSHOT_EXT, NUMPY_EXT, METHOD) and isinstance(inner, list) and len(inner) > 1:
                 try:
-                    self._codec(inner[0]) if code == _CODEC else self.types.find(inner[0], inner[1])
+                    self._codec(inner[0]) if code == CODEC_EXT else self.types.find(inner[0], inner[1])
                 except Unreadable as error:
-                    found.setdefault(repr(inner[:2]) if code != _CODEC else inner[0], error)
+                    found.setdefault(repr(inner[:2]) if code != CODEC_EXT else inner[0], error)
             return None
 
         if payload_type == refs.MSGPACK:
@@ -325,9 +329,9 @@ class Serde:
 
     def _pack_ext(self, obj: Any) -> Any:
         if is_snapshot(obj):
-            return ormsgpack.Ext(_SNAPSHOT, self.pack(obj.value))
+            return ormsgpack.Ext(SNAPSHOT_EXT, self.pack(obj.value))
         if isinstance(obj, _Surrogates):
-            return ormsgpack.Ext(_SURROGATES, obj.text.encode("utf-8", "surrogatepass"))
+            return ormsgpack.Ext(SURROGATES_EXT, obj.text.encode("utf-8", "surrogatepass"))
         if (codec := self._dumps.get(type(obj))) is not None:
             return self._pack_by(codec, obj)
         if (held := model_fields(obj)) is not None:
@@ -379,7 +383,7 @@ class Serde:
         body = self.pack((codec.name, codec.dumped(obj)))
         if codec.type not in self._proved:
             try:
-                read = self._unpack_ext(_CODEC, body)
+                read = self._unpack_ext(CODEC_EXT, body)
             except Exception as error:
                 _hook.failed()
                 raise Unserialisable(
@@ -390,7 +394,7 @@ class Serde:
                     f"the codec of {codec.name} loaded an object of type {type(read).__qualname__}"
                 )
             self._proved.add(codec.type)
-        return ormsgpack.Ext(_CODEC, body)
+        return ormsgpack.Ext(CODEC_EXT, body)
 
     def _pack_array(self, array: Any) -> Any:
         if array.dtype.hasobject:
@@ -398,7 +402,7 @@ class Serde:
         flags = array.flags
         order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
         return ormsgpack.Ext(
-            _NUMPY, self.pack((array.dtype.str, array.shape, order, array.tobytes(order="A")))
+            NUMPY_EXT, self.pack((array.dtype.str, array.shape, order, array.tobytes(order="A")))
         )
 
     def _pack_surrogates(self, value: Any) -> bytes:
@@ -421,14 +425,14 @@ class Serde:
                 raise
 
         def build(code: int, data: bytes) -> Any:
-            if code == _SURROGATES:
+            if code == SURROGATES_EXT:
                 return data.decode("utf-8", "surrogatepass")
             inner = ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
-            if code == _SNAPSHOT:
+            if code == SNAPSHOT_EXT:
                 return DeltaSnapshot(inner)
-            if code == _NUMPY:
+            if code == NUMPY_EXT:
                 return unpack_array(*inner)
-            if code == _CODEC:
+            if code == CODEC_EXT:
                 return self._codec(inner[0]).load(inner[1])
             module, name, argument, *more = inner
             if code == METHOD:
@@ -487,7 +491,7 @@ def _detached(value: Any) -> Any:
 
 
 def _plain_ext(code: int, data: bytes) -> Any:
-    if code == _SNAPSHOT:
+    if code == SNAPSHOT_EXT:
         return DeltaSnapshot(ormsgpack.unpackb(data, ext_hook=_plain_ext, option=_UNPACK))
     return ormsgpack.Ext(code, data)
 

@@ -13,10 +13,10 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    DeltaChannelHistory,
 )
 
 from perdure.engine import values as engine_values
+from perdure.engine.threads import View
 from perdure.errors import PerdureError, Unreadable, Unserialisable
 from perdure.langgraph import value_errors
 from perdure.langgraph.cache.gc_pause import collection_paused
@@ -24,7 +24,7 @@ from perdure.langgraph.cache.known_chunks import HeadRefs
 from perdure.langgraph.cache.values import Encoding, Pool, ThreadCache, recall, take
 from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
-from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT
 from perdure.model.packing import joined
@@ -34,12 +34,13 @@ from perdure.model.records import Partition
 _CHECKPOINT_KEYS = frozenset(
     {"v", "ts", "id", "channel_values", "channel_versions", "versions_seen", "updated_channels"}
 )
-_COUNTERS = "counters_since_delta_snapshot"
+COUNTERS = "counters_since_delta_snapshot"
 
 
 class Address(NamedTuple):
-    """The target of a config. ``namespace`` is ``None`` if the config names none, ``thread`` if the thread's
-    id carries nothing. ``run_id`` is taken from its metadata."""
+    """The target of a config. ``namespace`` is the name under which the namespace is stored, ``None`` if the
+    config names none, ``named`` the config's own name for it; ``thread`` is ``None`` if the thread's id
+    carries nothing. ``run_id`` is taken from its metadata."""
 
     partition: Partition
     namespace: str | None
@@ -48,6 +49,7 @@ class Address(NamedTuple):
     configurable: Mapping[str, Any]
     thread: ThreadId | None
     run_id: object = None
+    named: str | None = None
 
 
 def address(tenant: str, config: RunnableConfig) -> Address:
@@ -61,7 +63,7 @@ def address(tenant: str, config: RunnableConfig) -> Address:
     thread = carried(configurable)
     epoch = None if thread is None else thread.epoch
     run_id = ((config or {}).get("metadata") or {}).get("run_id")
-    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, run_id)
+    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, run_id, namespace)
 
 
 def require_text(*names: str) -> None:
@@ -78,7 +80,7 @@ def require_text(*names: str) -> None:
 
 def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
     """Return the config of a checkpoint that was put at ``at``, without a loop."""
-    return config_of(at.partition, at.namespace or ROOT, checkpoint_id)
+    return config_of(at.partition, at.named or ROOT, checkpoint_id)
 
 
 def config_of(
@@ -143,7 +145,7 @@ class CheckpointPosition(NamedTuple):
 
 def delta_channels(full: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the DeltaChannels of a checkpoint, from its metadata."""
-    counters = full.get(_COUNTERS)
+    counters = full.get(COUNTERS)
     return counters if isinstance(counters, dict) else {}
 
 
@@ -236,8 +238,8 @@ def read_values(
     partition: Partition,
     record: CheckpointRecord,
     writes: Iterable[PendingWrite],
-    generation: int,
-    root: str | None,
+    *,
+    view: View,
 ) -> Program[Values]:
     """Read the values of a checkpoint that a loop starts from: from the cache if they are what is stored,
     else from the database into the cache.
@@ -249,9 +251,9 @@ def read_values(
         partition: The thread.
         record: The checkpoint.
         writes: Its pending writes.
-        generation: The thread's collection generation.
-        root: The head of the thread's root.
+        view: The thread as it was read.
     """
+    generation, root = view.generation, view.root_head
     channels: dict[str, Any] = {}
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
@@ -396,35 +398,3 @@ def read_metadata(serde: Serde, partition: Partition, record: CheckpointRecord) 
     with noted(partition, record.id):
         out.update(serde.unpack(record.metadata))
     return out  # type: ignore[return-value]
-
-
-def read_history(
-    serde: Serde, digest: Digester, partition: Partition, carried: Mapping[str, Carried]
-) -> Program[dict[str, DeltaChannelHistory]]:
-    """Return LangGraph's form of the values from which DeltaChannels are rebuilt.
-
-    Args:
-        serde: Unpacks the values.
-        digest: Names the chunks.
-        partition: The thread.
-        carried: The stored values and writes, by channel.
-    """
-    wanted: dict[str, bytes] = {}
-    for channel, item in carried.items():
-        if item.seed is not None:
-            wanted[f"{channel}\0seed"] = item.seed
-        for position, write in enumerate(item.writes):
-            wanted[f"{channel}\0{position}"] = write.ref
-    trees, _ = yield from engine_values.resolve(partition, wanted, digest)
-    out: dict[str, DeltaChannelHistory] = {}
-    for channel, item in carried.items():
-        entry: DeltaChannelHistory = {
-            "writes": [
-                (w.task_id, channel, serde.value(*joined(trees[f"{channel}\0{i}"])))
-                for i, w in enumerate(item.writes)
-            ]
-        }
-        if item.seed is not None:
-            entry["seed"] = serde.value(*joined(trees[f"{channel}\0seed"]))
-        out[channel] = entry
-    return out

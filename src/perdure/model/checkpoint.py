@@ -11,6 +11,7 @@ import ormsgpack
 
 from perdure.errors import Corrupt
 from perdure.model.checkpoint_ids import time_of
+from perdure.model.lineage import UNVERSIONED
 from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, WRITE, Record
 
@@ -24,17 +25,25 @@ _ASIDE = -16
 
 
 class CarriedWrite(NamedTuple):
-    """A write of an ancestor that is no longer stored: its task, and the reference of its value."""
+    """A write of an ancestor that is no longer stored: its task, and the reference of its value. ``schema``
+    is the schema version that it was written by; a stored one has its checkpoint's."""
 
     task_id: str
     ref: bytes
+    schema: int = UNVERSIONED
 
 
 class Carried(NamedTuple):
-    """Data of removed ancestors that a DeltaChannel needs: a seed, and the writes since, in order."""
+    """Data of removed ancestors that a DeltaChannel needs: a seed, and the writes since, in order. ``schema``
+    is the schema version that the seed was written by."""
 
     seed: bytes | None
     writes: tuple[CarriedWrite, ...]
+    schema: int = UNVERSIONED
+
+    def by(self, schema: int) -> Carried:
+        """Return the same as stored by a checkpoint of a schema version."""
+        return Carried(self.seed, tuple(w._replace(schema=schema) for w in self.writes), schema)
 
 
 _NOTHING: Mapping[str, Carried] = MappingProxyType({})
@@ -57,6 +66,7 @@ class CheckpointRecord(NamedTuple):
             was the parent.
         passed: removed root checkpoints between this one and its parent by which subgraphs' checkpoints still
             have their place.
+        schema: schema version of the application that stored it; not stored if it is the first.
     """
 
     namespace: str
@@ -83,6 +93,7 @@ class CheckpointRecord(NamedTuple):
     carried: Mapping[str, Carried] = _NOTHING
     prior: str | None = None
     passed: tuple[str, ...] = ()
+    schema: int = UNVERSIONED
 
     @property
     def replaced(self) -> str | None:
@@ -126,8 +137,8 @@ class CheckpointRecord(NamedTuple):
                 self.root_head,
                 self.cut,
                 self.deltas,
-                [[ch, c.seed, [list(w) for w in c.writes]] for ch, c in self.carried.items()],
-                *((self.prior, self.passed) if self.passed else () if self.prior is None else (self.prior,)),
+                [[ch, c.seed, [(w.task_id, w.ref) for w in c.writes]] for ch, c in self.carried.items()],
+                *self.last_elements(),
             ]
         )
         return Put(
@@ -142,6 +153,15 @@ class CheckpointRecord(NamedTuple):
             },
             body,
         )
+
+    def last_elements(self) -> tuple[object, ...]:
+        """Return the body's optional elements, up to the last one that differs from its default."""
+        last: list[object] = [self.prior, self.passed, self.schema]
+        for default in (UNVERSIONED, (), None):
+            if last[-1] != default:
+                break
+            last.pop()
+        return tuple(last)
 
     @classmethod
     def read(cls, record: Record) -> CheckpointRecord:
@@ -201,6 +221,7 @@ class CheckpointRecord(NamedTuple):
             },
             prior=rest[0] if rest else None,
             passed=tuple(rest[1]) if len(rest) > 1 else (),
+            schema=rest[2] if len(rest) > 2 else UNVERSIONED,
         )
 
     def references(self) -> list[bytes]:

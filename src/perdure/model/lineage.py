@@ -51,12 +51,37 @@ class HeadClaim(NamedTuple):
         return checkpoint_id == self.checkpoint_id and version in (self.before, self.after)
 
 
-def loop_name(drawn: str, run_id: object) -> str:
-    """Return the nonce of a loop: the name drawn for it, and the mark of its run, if it has one.
+UNVERSIONED = 1
+"""Schema version of an application that declares none, and of everything that it stores."""
 
-    A rollback of the run finds the loop's writes by that mark.
+_SCHEMA = "~"
+
+
+def loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str:
+    """Return the nonce of a loop: the name drawn for it, its schema version unless it is the first, and the
+    mark of its run, if it has one.
+
+    A rollback of the run finds the loop's writes by that mark. By the schema version a write is understood
+    that stands on a checkpoint of an older version.
+
+    Args:
+        drawn: The name, of letters and digits; empty for a write that no load preceded.
+        run_id: The run, if it is text.
+        schema: The schema version of the application that writes.
     """
-    return f"{drawn}.{_mark(run_id)}" if isinstance(run_id, str) and run_id else drawn
+    versioned = drawn if schema == UNVERSIONED else f"{drawn}{_SCHEMA}{schema}"
+    return f"{versioned}.{_mark(run_id)}" if isinstance(run_id, str) and run_id else versioned
+
+
+def schema_of(nonce: str) -> int:
+    """Return the schema version of the application that a loop belongs to."""
+    version = nonce.partition(".")[0].partition(_SCHEMA)[2]
+    return int(version) if version else UNVERSIONED
+
+
+def is_loop(nonce: str) -> bool:
+    """Return True if a nonce names a loop; false for that of a write that no load preceded."""
+    return not nonce.startswith(_SCHEMA) and nonce != ""
 
 
 def are_of_one_run(nonce: str, other: str) -> bool:

@@ -1,0 +1,80 @@
+"""Pins: a thread that is kept at a schema version of its application, and is migrated no further."""
+
+from __future__ import annotations
+
+from perdure.engine import documents
+from perdure.engine.threads import load_view
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention, NotFound, ThreadPinned
+from perdure.model.messages import encode
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, GC, HEAD, Partition
+from perdure.model.versions import successor
+
+_PIN = ("schema", "pin")
+_VERSION = "version"
+
+
+def pinned(partition: Partition) -> Program[int | None]:
+    """Return the schema version that a thread is pinned to, ``None`` if it is not pinned."""
+    found = yield from documents.get(partition, *_PIN)
+    return None if found is None else int(found.body[_VERSION])
+
+
+def require_unpinned(partition: Partition, version: int) -> Program[None]:
+    """Raise ``ThreadPinned`` if a thread may not be migrated to a schema version."""
+    found = yield from pinned(partition)
+    if found is not None and found < version:
+        raise ThreadPinned(
+            f"thread {partition.thread!r} is pinned to schema version {found}, this application is at "
+            f"version {version}; nothing was changed. Serve the thread with the older graph and "
+            f"schema.at({found}), or remove the pin: `perdure schema unpin`"
+        )
+
+
+def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
+    """Pin a thread to a schema version, or remove its pin.
+
+    This raises the collection generation, so that a checkpoint planned without the pin is planned again.
+
+    Args:
+        partition: The thread.
+        version: The version, ``None`` to remove the pin.
+        now: Microseconds since the epoch.
+
+    Raises:
+        NotFound: There is no such thread.
+        Contention: Other writers win each time.
+    """
+    for _ in range(ATTEMPTS):
+        view = yield from load_view(partition, "")
+        if view.head is None:
+            raise NotFound(
+                f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is"
+            )
+        (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
+        before = found[0].version if found else 0
+        change: Op
+        if version is None:
+            if not found:
+                return
+            change = Delete(DOCUMENT, _PIN, expect=before)
+        else:
+            fields = {"updated_at": now}
+            body = encode({_VERSION: version}, "pin")
+            change = Put(DOCUMENT, _PIN, fields, body, expect=before or Expect.ABSENT, version=before + 1)
+        raised = successor(view.generation, partition.thread, str(version))
+        outcome = yield from ask(
+            Commit(
+                partition,
+                (
+                    Check(HEAD, ("",), view.head.version),
+                    Put(GC, (), expect=view.generation or Expect.ABSENT, version=raised),
+                    change,
+                ),
+            )
+        )
+        if isinstance(outcome, Committed):
+            return
+    raise Contention(f"thread {partition.thread!r} is written to all the time; pin it later")

@@ -1,0 +1,120 @@
+"""History of DeltaChannels, whose values are replayed from older checkpoints: read for the graph, and carried
+over into the first checkpoint of a newer schema version, so that no replay crosses a changed name or form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from langgraph.checkpoint.base import DeltaChannelHistory
+
+from perdure.engine import history
+from perdure.engine import values as engine_values
+from perdure.langgraph.schema_values import Converted, Payload
+from perdure.langgraph.translate import noted
+from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
+from perdure.model.chunks import Digester
+from perdure.model.packing import joined
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.schema.schema import Schema
+from perdure.schema.steps import ChannelConverted
+
+
+class Replay(NamedTuple):
+    """The history of a DeltaChannel as it is stored, its payloads by reference, and ``steps``: the
+    conversions that are due to what a schema version stored."""
+
+    carried: Carried
+    payloads: Mapping[bytes, Payload]
+    steps: Callable[[int], list[ChannelConverted]]
+
+    def seed(self, converted: Converted) -> Any:
+        """Return the value that the replay starts from."""
+        return converted.value(self.payloads[self.carried.seed or b""], self.steps(self.carried.schema))
+
+    def written(self, converted: Converted, write: CarriedWrite) -> Any:
+        """Return the update of a write."""
+        return converted.update(self.payloads[write.ref], self.steps(write.schema))
+
+
+def read_replays(
+    partition: Partition,
+    record: CheckpointRecord,
+    channels: Iterable[str],
+    schema: Schema,
+    digest: Digester,
+) -> Program[dict[str, Replay]]:
+    """Return the histories of DeltaChannels at a checkpoint, by their present names.
+
+    Args:
+        partition: The thread.
+        record: The checkpoint as it is stored.
+        channels: The channels' present names.
+        schema: The schema of the application.
+        digest: Names the chunks.
+    """
+
+    def named(channel: str, version: int) -> str | None:
+        return schema.since(version).former(channel)
+
+    def steps(channel: str) -> Callable[[int], list[ChannelConverted]]:
+        return lambda version: schema.since(version).conversions(named(channel, version) or channel)
+
+    found = yield from history.delta_history(partition, record, channels, named)
+    refs: dict[str, bytes] = {}
+    for name, carried in found.items():
+        if carried.seed is not None:
+            refs[f"{name}\0seed"] = carried.seed
+        refs.update((f"{name}\0{i}", write.ref) for i, write in enumerate(carried.writes))
+    trees, _ = yield from engine_values.resolve(partition, refs, digest)
+    payloads = {ref: joined(trees[key]) for key, ref in refs.items()}
+    return {name: Replay(carried, payloads, steps(name)) for name, carried in found.items()}
+
+
+def to_history(
+    partition: Partition, record: CheckpointRecord, replays: Mapping[str, Replay], converted: Converted
+) -> dict[str, DeltaChannelHistory]:
+    """Return LangGraph's form of the values from which DeltaChannels are rebuilt.
+
+    Args:
+        partition: The thread.
+        record: The checkpoint.
+        replays: The histories, by channel.
+        converted: Converts the values.
+    """
+    out: dict[str, DeltaChannelHistory] = {}
+    with noted(partition, record.id):
+        for channel, replay in replays.items():
+            writes = [(w.task_id, channel, replay.written(converted, w)) for w in replay.carried.writes]
+            entry: DeltaChannelHistory = {"writes": writes}
+            if replay.carried.seed is not None:
+                entry["seed"] = replay.seed(converted)
+            out[channel] = entry
+    return out
+
+
+def carried_over(
+    replays: Mapping[str, Replay], converted: Converted, encode: Callable[[Any], bytes]
+) -> dict[str, Carried]:
+    """Return the histories as a checkpoint of the present version carries them.
+
+    Args:
+        replays: The histories, by channel.
+        converted: Converts the values.
+        encode: Returns the reference of a value.
+    """
+    out: dict[str, Carried] = {}
+    for channel, replay in replays.items():
+        carried = replay.carried
+        seed = carried.seed
+        if seed is not None and replay.steps(carried.schema):
+            seed = encode(replay.seed(converted))
+        writes = (
+            write._replace(ref=encode(replay.written(converted, write)))
+            if replay.steps(write.schema)
+            else write
+            for write in carried.writes
+        )
+        out[channel] = Carried(seed, tuple(writes))
+    return out

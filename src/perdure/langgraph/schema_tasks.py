@@ -1,0 +1,182 @@
+"""New ids of the tasks of a stored checkpoint, some of whose nodes have other names by now.
+
+LangGraph finds the writes of a task, and the answers to its interrupts, by an id that it computes from the
+checkpoint, the namespace, the step, the node's name and the channels that trigger the node. Tasks of
+subgraphs have the ids of the tasks above them in their namespace. So what waits in a renamed node, or below
+one, gets the id that LangGraph will look for.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha1
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+from langgraph.types import Interrupt, Send
+from xxhash import xxh3_128_hexdigest
+
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.schema.changes import BRANCH, Changes
+
+NO_TASK = "00000000-0000-0000-0000-000000000000"
+"""LangGraph's id for writes that belong to no task."""
+PULL, PUSH = "__pregel_pull", "__pregel_push"
+START = "__start__"
+SENDS = "__pregel_tasks"
+"""LangGraph's channel of the tasks that ``Send`` starts."""
+_PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
+_STARTING = (BRANCH, "join:")
+_JOINS_MAX = 6
+_ANSWERS_MAX = 64
+
+
+class TaskPlace(NamedTuple):
+    """A task of a checkpoint by its node and the rest of what LangGraph computes its id from: the channels
+    that trigger it, or the number of its ``Send``."""
+
+    node: str
+    triggers: tuple[str, ...] = ()
+    send: int | None = None
+
+    def after(self, changes: Changes) -> TaskPlace:
+        """Return the place of the same task under the present names."""
+        triggers = tuple(sorted(changes.channel(trigger) or trigger for trigger in self.triggers))
+        return TaskPlace(changes.node(self.node), triggers, self.send)
+
+    def task_id(self, record: CheckpointRecord, namespace: str) -> str:
+        """Return the id of the task.
+
+        Args:
+            record: The checkpoint that it starts from.
+            namespace: The namespace of the checkpoint, by the names that are meant.
+        """
+        level = f"{namespace}|{self.node}" if namespace else self.node
+        step = str((-1 if record.step is None else record.step) + 1)
+        last = (PULL, *self.triggers) if self.send is None else (PUSH, str(self.send))
+        text = "".join((level, step, self.node, *last)).encode()
+        start = binascii.unhexlify(record.id.replace("-", ""))
+        found = xxh3_128_hexdigest(start + text) if record.v > 1 else _sha1(start + text)
+        return f"{found[:8]}-{found[8:12]}-{found[12:16]}-{found[16:20]}-{found[20:32]}"
+
+
+def _sha1(data: bytes) -> str:
+    return sha1(data, usedforsecurity=False).hexdigest()
+
+
+class TaskMoves:
+    """The tasks of a checkpoint that have other ids by now.
+
+    Args:
+        record: The checkpoint.
+        changes: What happened since.
+        old: The namespace of the checkpoint as its tasks were made in it.
+        new: The namespace by its present name.
+        sends: The checkpoint's pending ``Send`` objects, with the names of that time.
+    """
+
+    def __init__(
+        self, record: CheckpointRecord, changes: Changes, *, old: str, new: str, sends: Sequence[object]
+    ) -> None:
+        self._record = record
+        self._changes = changes
+        self._old, self._new = old, new
+        self._sends = _nodes(sends)
+        self.ids: dict[str, str] = {}
+        self.interrupts: dict[str, str] = {}
+        """Ids of interrupts, old to new."""
+        self.namespaces: dict[str, str] = {}
+        """Namespaces of the tasks' subgraphs, old to new."""
+
+    def with_sends(self, sends: Sequence[object]) -> TaskMoves:
+        """Return the same with the checkpoint's pending ``Send`` objects."""
+        self._sends = _nodes(sends)
+        return self
+
+    def add_writes(self, writes: Iterable[PendingWrite]) -> None:
+        """Find the new ids of the tasks that made writes."""
+        for task_id, path in dict.fromkeys((write.task_id, write.task_path) for write in writes):
+            if task_id != NO_TASK:
+                self._add(task_id, self._named(path))
+
+    def add_namespaces(self, namespaces: Iterable[str]) -> None:
+        """Find the new ids of the tasks whose subgraphs have stored something, though they wrote nothing."""
+        start = f"{self._old}|" if self._old else ""
+        for namespace in namespaces:
+            node, _, task_id = namespace.removeprefix(start).partition("|")[0].partition(":")
+            if namespace.startswith(start) and task_id:
+                self._add(task_id, [node])
+
+    def write_path(self, path: str) -> str:
+        """Return a write's task path under the present names."""
+        if not path.startswith(_PULLED):
+            return path
+        return _PULLED + self._changes.node(path.removeprefix(_PULLED))
+
+    def interrupts_of(self, value: Any) -> Any:
+        """Return the value of an interrupt's write with the present ids."""
+        if not isinstance(value, list | tuple):
+            return value
+        return [
+            Interrupt(one.value, self.interrupts[one.id], response_schema=one.response_schema)
+            if isinstance(one, Interrupt) and one.id in self.interrupts
+            else one
+            for one in value
+        ]
+
+    def _named(self, path: str) -> Iterable[str]:
+        """Return the nodes that a task's path leaves possible."""
+        if path.startswith(_PULLED):
+            return [path.removeprefix(_PULLED)]
+        if path.startswith(_PUSHED):
+            number = path.removeprefix(_PUSHED).partition(",")[0]
+            at = int(number) if number.isdigit() else len(self._sends)
+            return self._sends[at : at + 1]
+        started = (name.rpartition(":")[2] for name in self._record.versions if name.startswith(_STARTING))
+        return dict.fromkeys((*self._record.versions_seen, *started, *self._sends))
+
+    def _add(self, task_id: str, nodes: Iterable[str]) -> None:
+        if task_id in self.ids:
+            return
+        place = next((p for p in self._places(nodes) if p.task_id(self._record, self._old) == task_id), None)
+        if place is None:
+            return
+        moved = place.after(self._changes)
+        new_id = moved.task_id(self._record, self._new)
+        self.ids[task_id] = new_id
+        start, target = (f"{ns}|" if ns else "" for ns in (self._old, self._new))
+        before, now = f"{start}{place.node}:{task_id}", f"{target}{moved.node}:{new_id}"
+        self.namespaces[before] = now
+        for answered in range(_ANSWERS_MAX):
+            self.interrupts[_interrupt_id(before, answered)] = _interrupt_id(now, answered)
+
+    def _places(self, nodes: Iterable[str]) -> Iterable[TaskPlace]:
+        for node in nodes:
+            yield TaskPlace(node, (START,) if node == START else (f"{BRANCH}{node}",))
+            for number, sent in enumerate(self._sends):
+                if sent == node:
+                    yield TaskPlace(node, (), number)
+            joins = [name for name in _channels(self._record) if _joins(name, node)][:_JOINS_MAX]
+            sizes = range(1, len(joins) + 1)
+            for some in chain.from_iterable(combinations(joins, size) for size in sizes):
+                yield TaskPlace(node, tuple(sorted((*some, f"{BRANCH}{node}"))))
+                yield TaskPlace(node, tuple(sorted(some)))
+
+
+def _nodes(sends: Sequence[object]) -> list[str]:
+    return [send.node if isinstance(send, Send) else "" for send in sends]
+
+
+def _channels(record: CheckpointRecord) -> list[str]:
+    seen: Iterable[Mapping[str, object]] = record.versions_seen.values()
+    return list(dict.fromkeys(chain(record.versions, *seen)))
+
+
+def _joins(channel: str, node: str) -> bool:
+    return channel.startswith("join:") and channel.rpartition(":")[2] == node
+
+
+def _interrupt_id(namespace: str, answered: int) -> str:
+    """Return LangGraph's id of a task's interrupt, by the number of answers that the task has."""
+    return xxh3_128_hexdigest((f"{namespace}|{answered}" if answered else namespace).encode())

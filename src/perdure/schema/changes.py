@@ -1,0 +1,117 @@
+"""What the steps after a version do to each name and value: the steps between two versions, composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perdure.schema.steps import (
+    ChannelConverted,
+    ChannelDropped,
+    ChannelRenamed,
+    NodeRenamed,
+    Step,
+    TypeRenamed,
+)
+
+BRANCH = "branch:to:"
+"""Start of the channel by which LangGraph starts a node; the node's name follows."""
+_JOIN = "join:"
+_LEVEL, _TASK = "|", ":"
+
+
+class Changes:
+    """The steps from one version to another, in order.
+
+    Args:
+        steps: The steps.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = tuple(steps)
+        self._nodes = [step for step in self.steps if isinstance(step, NodeRenamed)]
+
+    @property
+    def rename_nodes(self) -> bool:
+        """True if a node gets another name."""
+        return bool(self._nodes)
+
+    def node(self, name: str) -> str:
+        """Return the present name of a node."""
+        for step in self._nodes:
+            if step.old == name:
+                name = step.new
+        return name
+
+    def channel(self, name: str) -> str | None:
+        """Return the present name of a channel, ``None`` if it was dropped. Channels that LangGraph derives
+        from names of nodes are renamed with them."""
+        if name.startswith(BRANCH):
+            return BRANCH + self.node(name.removeprefix(BRANCH))
+        if name.startswith(_JOIN):
+            starts, _, end = name.removeprefix(_JOIN).rpartition(":")
+            return f"{_JOIN}{'+'.join(map(self.node, starts.split('+')))}:{self.node(end)}"
+        for step in self.steps:
+            if isinstance(step, ChannelRenamed) and step.old == name:
+                name = step.new
+            elif isinstance(step, ChannelDropped) and step.channel == name:
+                return None
+        return name
+
+    def former(self, name: str) -> str | None:
+        """Return the name of a channel before the steps, ``None`` if it is newer than they are."""
+        for step in reversed(self.steps):
+            if isinstance(step, ChannelRenamed) and step.new == name:
+                name = step.old
+            elif isinstance(step, ChannelRenamed | ChannelDropped) and name == _left(step):
+                return None
+        return name
+
+    def conversions(self, name: str) -> list[ChannelConverted]:
+        """Return the conversions of a channel's values, by its name before all steps."""
+        out: list[ChannelConverted] = []
+        for step in self.steps:
+            if isinstance(step, ChannelRenamed) and step.old == name:
+                name = step.new
+            elif isinstance(step, ChannelDropped) and step.channel == name:
+                return []
+            elif isinstance(step, ChannelConverted) and step.channel == name:
+                out.append(step)
+        return out
+
+    def affects(self, name: str) -> bool:
+        """Return True if a channel is renamed, dropped or converted."""
+        return self.channel(name) != name or bool(self.conversions(name))
+
+    def namespace(self, name: str) -> str:
+        """Return the present name of a namespace without task ids: that of a subgraph which keeps its state
+        from run to run."""
+        return _LEVEL.join(self.node(level) for level in name.split(_LEVEL))
+
+    def former_namespaces(self, name: str) -> Iterable[str]:
+        """Yield the names that a namespace without task ids had before the steps, latest first."""
+        levels = name.split(_LEVEL)
+        for step in reversed(self._nodes):
+            before = [step.old if level == step.new else level for level in levels]
+            if before != levels:
+                levels = before
+                yield _LEVEL.join(levels)
+
+
+def _left(step: ChannelRenamed | ChannelDropped) -> str:
+    """Return the name that a step takes away."""
+    return step.old if isinstance(step, ChannelRenamed) else step.channel
+
+
+def is_by_name(namespace: str) -> bool:
+    """Return True if a namespace is that of a subgraph which keeps its state from run to run."""
+    return bool(namespace) and _TASK not in namespace
+
+
+def renamed_types(steps: Iterable[Step]) -> Mapping[str, str]:
+    """Return the present name of each type that steps rename, by every earlier name."""
+    out: dict[str, str] = {}
+    for step in steps:
+        if isinstance(step, TypeRenamed):
+            out = {old: step.new if new == step.old else new for old, new in out.items()}
+            out[step.old] = step.new
+    return out

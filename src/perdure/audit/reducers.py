@@ -64,7 +64,7 @@ class _Reducer:
         self.update, self.is_uniform = _update_type(channel)
 
     def binary(self) -> Iterator[ReducerFailure]:
-        """AuditCheck a reducer of a value and one update."""
+        """Check a reducer of a value and one update."""
         pair: _Make = lambda s: (s.make(self.type), s.make(self.update))  # noqa: E731
         if (failure := self._fails_always(pair)) is not None:
             yield failure
@@ -76,7 +76,7 @@ class _Reducer:
             yield failure
 
     def delta(self) -> Iterator[ReducerFailure]:
-        """AuditCheck a reducer of a state and a list of writes."""
+        """Check a reducer of a state and a list of writes."""
         kind = getattr(self.channel.channel, "typ", list)
         try:
             kind()

@@ -74,7 +74,7 @@ def _unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFi
 
 
 def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
-    """AuditCheck the functions of conditional edges without a mapping of their results."""
+    """Check the functions of conditional edges without a mapping of their results."""
     for start, branches in getattr(getattr(facts.graph, "builder", None), "branches", {}).items():
         for branch in branches.values():
             path = getattr(branch, "path", None)

@@ -95,6 +95,9 @@ class Agent:
         codecs: Codecs of such types, as for ``Database.checkpointer``.
         durability: With ``"sync"`` a step begins when the one before is stored; ``"async"`` lets it begin
             sooner, so that after a crash more than one step may be repeated.
+        strict: Fail a run in which a node returns, or the input has, a key that the state does not declare.
+            By default such a key is dropped, as LangGraph does, and reported once by the event
+            ``state.undeclared``.
         apology: Reply on a channel to messages that were given up; ``None`` for none.
 
     Raises:
@@ -108,6 +111,7 @@ class Agent:
     allow: Allow | None = None
     codecs: Collection[Codec] = ()
     durability: Literal["sync", "async"] = "sync"
+    strict: bool = False
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from langgraph.pregel import Pregel
@@ -14,6 +15,7 @@ from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.store import PerdureStore
+from perdure.langgraph.undeclared import OnUndeclared, ReportedOnce, refuse, watching
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.graph_factories import Access, Factory, Use
@@ -53,7 +55,8 @@ def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
 
 class Graphs:
     """Agents' graphs, each bound to a database on first use. ``on_stored`` is called with each checkpoint
-    that they store, ``on_older`` with each thread whose stored state is older than a known one."""
+    that they store, ``on_older`` with each thread whose stored state is older than a known one, and
+    ``on_undeclared`` with the names of a graph, a node and a key that it dropped, once."""
 
     def __init__(
         self,
@@ -62,12 +65,17 @@ class Graphs:
         store_ttl: TTLConfig | None,
         on_stored: OnStored,
         on_older: Callable[[Partition], None],
+        on_undeclared: Callable[[str, str, str], None],
     ) -> None:
         self.agents = agents
         self._database = database
         self._store_ttl = store_ttl
         self._on_stored = on_stored
         self._on_older = on_older
+        self._undeclared: dict[str, OnUndeclared] = {
+            name: refuse if agent.strict else ReportedOnce(partial(on_undeclared, name))
+            for name, agent in agents.items()
+        }
         self._bound: dict[tuple[str, str], Pregel[Any, Any, Any, Any]] = {}
 
     def store(self, tenant: str) -> PerdureStore:
@@ -87,7 +95,7 @@ class Graphs:
                     f"the graph {name!r} is made for each use by {agent.graph.place}; take "
                     "runtime.opened(…) instead of runtime.graph(…)"
                 )
-            self._bound[name, tenant] = self._with_ours(agent, agent.graph, tenant)
+            self._bound[name, tenant] = self._with_ours(name, agent.graph, tenant)
         return self._bound[name, tenant]
 
     @asynccontextmanager
@@ -124,13 +132,14 @@ class Graphs:
         use = Use(access, {**given, "configurable": configurable}, self.store(tenant), user, context)
         async with agent.graph.made(use) as made:
             agent.check(made)
-            yield self._with_ours(agent, made, tenant)
+            yield self._with_ours(name, made, tenant)
 
     def _with_ours(
-        self, agent: Agent, graph: Pregel[Any, Any, Any, Any], tenant: str
+        self, name: str, graph: Pregel[Any, Any, Any, Any], tenant: str
     ) -> Pregel[Any, Any, Any, Any]:
-        saver = saver_for(self._database, [agent], [graph], tenant)
+        saver = saver_for(self._database, [self.agents[name]], [graph], tenant)
         saver.on_stored = self._on_stored
         saver.on_older = self._on_older
         store = graph.store or self.store(tenant)
-        return graph.copy(update={"checkpointer": saver, "store": store})
+        watched = watching(graph, self._undeclared[name])
+        return watched.copy(update={"checkpointer": saver, "store": store})

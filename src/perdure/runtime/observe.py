@@ -30,6 +30,7 @@ _LEVELS = {
     "run.not_renewed": logging.WARNING,
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
+    "state.undeclared": logging.WARNING,
     "thread.deleted": logging.INFO,
     "thread.follow_not_renewed": logging.WARNING,
     "thread.older": logging.WARNING,

@@ -53,6 +53,10 @@ class Sizes:
         fields = {"tenant": partition.tenant, "thread": partition.thread}
         self._on_loop(lambda: self._observers.event("thread.older", **fields))
 
+    def undeclared(self, graph: str, node: str, key: str) -> None:
+        """Report a key that a graph dropped."""
+        self._on_loop(lambda: self._observers.event("state.undeclared", graph=graph, node=node, key=key))
+
     def _on_loop(self, report: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
             report()

@@ -111,7 +111,8 @@ class Runner:
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
         self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
-        self.graphs = Graphs(database, agents, store_ttl, self.sizes.stored, self.sizes.older)
+        sizes = self.sizes
+        self.graphs = Graphs(database, agents, store_ttl, sizes.stored, sizes.older, sizes.undeclared)
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
         """Return the run of a message if it is the latest of its thread that ended in this process."""

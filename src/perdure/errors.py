@@ -18,7 +18,6 @@
     │   ├── SchemaTooNew    a newer version of the application has stored the thread
     │   ├── ThreadPinned    the thread is kept at an older schema version than the application's
     │   └── MigrationFailed a declared step cannot be applied to the thread
-    │   └── TypeNotFound    the type is missing under its name: renamed, removed, not imported
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit

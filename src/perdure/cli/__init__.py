@@ -12,6 +12,7 @@ from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
 from perdure.cli.export_import import export
 from perdure.cli.import_data import import_
+from perdure.cli.schema import schema
 from perdure.cli.serve import serve
 from perdure.cli.threads import threads
 from perdure.cli.worker import worker
@@ -28,6 +29,7 @@ app.command()(serve)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(care, name="care")
+app.add_typer(schema, name="schema")
 
 
 def main() -> None:

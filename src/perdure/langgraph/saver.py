@@ -220,6 +220,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     ) -> Mapping[str, DeltaChannelHistory]:
         return await arun(self._delta(config, channels), self._driver)
 
+    def moved_interrupts(self, config: RunnableConfig) -> dict[str, str]:
+        """Return the present ids of the interrupts that a client may know by ids from before a node was
+        renamed, old to new: ``Command(resume=…)`` takes the present ones."""
+        return run(self._migration.moved_interrupts(self._address(config)), self._driver)
+
+    async def amoved_interrupts(self, config: RunnableConfig) -> dict[str, str]:
+        """See ``moved_interrupts``."""
+        return await arun(self._migration.moved_interrupts(self._address(config)), self._driver)
+
     # Writing
 
     def put(
@@ -455,17 +464,9 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         if loop is not None and parent == loop.loaded.addressed:
             loop.child = checkpoint["id"]
         plan = CheckpointPlan(
-            self._encoder(partition),
-            loop,
-            namespace,
-            parent,
-            is_copy,
-            checkpoint,
-            full,
-            new_versions,
-            self._migration,
-            beside,
-        )
+            self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions,
+            self._migration, beside,
+        )  # fmt: skip
         put = checkpoints.CheckpointPut(
             partition,
             namespace,

@@ -150,6 +150,19 @@ class Migration:
         if self.is_due(record):
             yield from schema_pin.require_unpinned(partition, self.schema.version)
 
+    def moved_interrupts(self, at: Address) -> Program[dict[str, str]]:
+        """Return the ids of a thread's interrupts that had others before a node was renamed, old to new."""
+        if not self.schema.since(0).rename_nodes:
+            return {}
+        root = yield from checkpoints.load(at.partition, ROOT, at.checkpoint_id)
+        if root.checkpoint is None or not self.is_due(root.checkpoint):
+            return {}
+        moves = yield from self._moves(at.partition, root.checkpoint, root.writes, ROOT)
+        out: dict[str, str] = {}
+        for _, _, tasks in moves:
+            out = {old: tasks.interrupts.get(new, new) for old, new in out.items()} | tasks.interrupts
+        return out
+
     # Values
 
     def read_history(
@@ -388,6 +401,8 @@ class Migration:
                 out[-1] = before, changes, tasks
             tasks.add_writes(w for w in writes if schema_of(w.nonce) <= before)
             tasks.add_namespaces(names)
+            if record.namespace == ROOT:
+                yield from self._below_by_name(partition, tasks, names)
             yield from self._below(partition, tasks, names)
             sends = _sent(sends, changes)
             known, stored = self._named(known, changes), present
@@ -396,11 +411,6 @@ class Migration:
     def _below(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
         """Follow the tasks into their subgraphs, whose interrupts they have passed up."""
         for name in names:
-            if is_by_name(name):
-                present = self.schema.since(0).namespace(name)
-                if present != name and present not in names:
-                    self._alias(partition, present, name)
-                continue
             for before, now in tasks.namespaces.items():
                 rest = name.removeprefix(before)
                 if rest == name or not (rest == "" or (rest[0] == "|" and rest[1:].isdigit())):
@@ -408,11 +418,25 @@ class Migration:
                 present = now + rest
                 if present != name:
                     self._alias(partition, present, name)
-                found = yield from checkpoints.load(partition, name, None)
-                if found.checkpoint is not None and self.is_due(found.checkpoint):
-                    inner = yield from self._moves(partition, found.checkpoint, found.writes, present)
-                    for _, _, below in inner:
-                        tasks.interrupts.update(below.interrupts)
+                yield from self._within(partition, tasks, name, present)
+
+    def _below_by_name(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
+        """Do the same for subgraphs that keep their state from run to run."""
+        for name in filter(is_by_name, names):
+            present = self.schema.since(0).namespace(name)
+            if present != name and present in names:
+                continue
+            if present != name:
+                self._alias(partition, present, name)
+            yield from self._within(partition, tasks, name, present)
+
+    def _within(self, partition: Partition, tasks: TaskMoves, stored: str, present: str) -> Program[None]:
+        """Take over the ids of the interrupts in a subgraph, of which both names are given."""
+        found = yield from checkpoints.load(partition, stored, None)
+        if found.checkpoint is not None and self.is_due(found.checkpoint):
+            inner = yield from self._moves(partition, found.checkpoint, found.writes, present)
+            for _, _, below in inner:
+                tasks.interrupts.update(below.interrupts)
 
     def _sends(self, partition: Partition, record: CheckpointRecord) -> Program[list[Any]]:
         ref = record.refs.get(SENDS)

@@ -14,6 +14,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow
 from perdure.model.messages import Message
 from perdure.runtime.graph_factories import Factory
+from perdure.schema.schema import Schema
 
 ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
@@ -93,6 +94,7 @@ class Agent:
             ``Database.checkpointer``; a list includes the types of the graph's schemas and of its tools'
             arguments.
         codecs: Codecs of such types, as for ``Database.checkpointer``.
+        schema: The version of the graph and the steps that lead to it, as for ``Database.checkpointer``.
         durability: With ``"sync"`` a step begins when the one before is stored; ``"async"`` lets it begin
             sooner, so that after a crash more than one step may be repeated.
         strict: Fail a run in which a node returns, or the input has, a key that the state does not declare.
@@ -110,6 +112,7 @@ class Agent:
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     allow: Allow | None = None
     codecs: Collection[Codec] = ()
+    schema: Schema | None = None
     durability: Literal["sync", "async"] = "sync"
     strict: bool = False
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."

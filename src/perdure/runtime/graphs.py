@@ -30,7 +30,8 @@ def saver_for(
 ) -> PerdureSaver:
     """Return a checkpointer that allows the types of all given agents.
 
-    With a list of types, those that the graphs declare are allowed too.
+    With a list of types, those that the graphs declare are allowed too. It has the agents' schema if they
+    have one in common; of agents with different schemas it reads the threads of version 1 alone.
 
     Args:
         database: The database for the checkpoints.
@@ -40,7 +41,10 @@ def saver_for(
     """
     codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
     saver = database.checkpointer(
-        tenant=tenant, allow=_joined([agent.allow for agent in agents]), codecs=codecs
+        tenant=tenant,
+        allow=_joined([agent.allow for agent in agents]),
+        codecs=codecs,
+        schema=agents[0].schema if len({id(agent.schema) for agent in agents}) == 1 else None,
     )
     saver.declare(() if saver.is_open else {cls for graph in graphs for cls in of_graph(graph)}, AGENT)
     return saver

@@ -19,6 +19,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import HeldRun
 from perdure.langgraph.loop_state import holding
+from perdure.langgraph.saver import PerdureSaver
 from perdure.model.messages import ANSWERS
 
 _RESUME = "__resume__"
@@ -48,6 +49,12 @@ async def still_to_give(
     if name is not None and (resume is None or resume == {}):
         # LangGraph ignores these values unless they are given by id.
         resume = {name: resume}
+    if isinstance(saver, PerdureSaver) and is_by_name(resume):
+        # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
+        moved = await saver.amoved_interrupts(config)
+        resume = {moved.get(asked_as, asked_as): answer for asked_as, answer in resume.items()}
+        name = moved.get(name, name) if name is not None else None
+        given = replace(given, resume=resume)
     if not isinstance(saver, BaseCheckpointSaver) or (held.run.is_fresh and not is_by_name(resume)):
         return given
     await _take_away_unnamed(saver, config, held)

@@ -1,0 +1,205 @@
+"""Migration of what is more than a channel: types, subgraphs that wait, DeltaChannels, pinned threads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.channels import DeltaChannel
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
+from typing_extensions import TypedDict
+
+import perdure
+from perdure.engine import schema_pin
+from perdure.errors import MigrationFailed, NotFound, ThreadPinned
+from perdure.model.records import Partition
+from perdure.schema import Schema, convert, rename_channel, rename_node, rename_type
+from tests.langgraph.savers import opened
+
+CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Any:
+    with opened("memory", tmp_path) as database:
+        yield database
+
+
+class Words(TypedDict, total=False):
+    said: str
+    done: int
+
+
+def nested(db: perdure.Database, schema: Schema | None, *, is_kept: bool, names: tuple[str, str]) -> Any:
+    """A graph whose subgraph counts a step, then asks; ``names`` are those of the node and the inner one."""
+    steps: list[str] = []
+
+    def count(state: Words) -> Words:
+        steps.append("count")
+        return {"done": state.get("done", 0) + 1}
+
+    def ask(state: Words) -> Words:
+        return {"said": interrupt("why?")}
+
+    outer, inner = names
+    within = StateGraph(Words).add_node("count", count).add_node(inner, ask)
+    within.add_edge(START, "count").add_edge("count", inner)
+    builder = StateGraph(Words).add_node(outer, within.compile(checkpointer=True if is_kept else None))
+    builder.add_edge(START, outer)
+    graph = builder.compile(checkpointer=db.checkpointer(schema=schema))
+    graph.__dict__["steps_taken"] = steps
+    return graph
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["per-run", "kept"])
+@pytest.mark.parametrize("names", [("worker", "ask"), ("agent", "ask"), ("worker", "inquire")], ids=str)
+@pytest.mark.parametrize("by_id", [False, True], ids=["value", "id"])
+@pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])
+def test_an_answer_arrives_in_a_subgraph_of_a_renamed_node(
+    db: perdure.Database, is_kept: bool, names: tuple[str, str], by_id: bool, is_cold: bool
+) -> None:
+    before = nested(db, None, is_kept=is_kept, names=("agent", "inquire"))
+    before.invoke({"said": ""}, CONFIG)
+    renames = [("agent", names[0]), ("inquire", names[1])]
+    schema = Schema(2, [rename_node(2, old, new) for old, new in renames if old != new])
+    graph = nested(db, schema, is_kept=is_kept, names=names)
+    state = graph.get_state(CONFIG, subgraphs=True)
+    assert state.next == (names[0],)
+    assert state.tasks[0].state.next == (names[1],)
+    (asked,) = state.interrupts
+    assert asked.value == "why?"
+    if is_cold:
+        graph = nested(db, schema, is_kept=is_kept, names=names)
+    answer: Any = {asked.id: "so"} if by_id else "so"
+    assert graph.invoke(Command(resume=answer), CONFIG) == {"said": "so", "done": 1}
+    # The step that the subgraph had taken is not taken again.
+    assert graph.__dict__["steps_taken"] == []
+    assert graph.get_state(CONFIG).next == ()
+    after = graph.invoke({"said": "again"}, CONFIG)
+    assert after["__interrupt__"][0].value == "why?"
+    assert graph.invoke(Command(resume="then"), CONFIG)["done"] == 2
+    assert db.fsck("t") == []
+
+
+@dataclass
+class Order:
+    item: str
+
+
+def test_a_value_of_a_renamed_type_is_found(db: perdure.Database) -> None:
+    class Cart(TypedDict, total=False):
+        orders: list[Any]
+        note: str
+
+    def graph(schema: Schema | None) -> Any:
+        builder = StateGraph(Cart).add_node("n", lambda _: {"note": "n"}).add_edge(START, "n")
+        return builder.compile(checkpointer=db.checkpointer(schema=schema))
+
+    module = ModuleType("shop_of_yesterday")
+    old_type = dataclass(
+        type("Purchase", (), {"__annotations__": {"item": str}, "__module__": module.__name__})
+    )
+    module.__dict__["Purchase"] = old_type
+    sys.modules[module.__name__] = module
+    try:
+        graph(None).invoke({"orders": [old_type("tea")]}, CONFIG)  # type: ignore[call-arg]
+    finally:
+        del sys.modules[module.__name__]
+    with pytest.raises(perdure.TypeNotFound):
+        graph(None).get_state(CONFIG)
+    present = f"{__name__}.Order"
+    new = graph(Schema(2, [rename_type(2, "shop_of_yesterday.Purchase", present)]))
+    assert new.get_state(CONFIG).values["orders"] == [Order("tea")]
+    new.invoke({"note": "m"}, CONFIG)
+    # What the new version left as it was is still found after that.
+    cold = graph(Schema(2, [rename_type(2, "shop_of_yesterday.Purchase", present)]))
+    assert cold.get_state(CONFIG).values["orders"] == [Order("tea")]
+    steps = [rename_type(3, "shop_of_yesterday.Purchase", present), convert(3, "orders", lambda o: o)]
+    plain = graph(Schema(3, steps))
+    assert plain.get_state(CONFIG).values["orders"] == [{"item": "tea"}]
+
+
+def joined(held: list[str], updates: list[Any]) -> list[str]:
+    return [*held, *(word for update in updates for word in update)]
+
+
+def talk(db: perdure.Database, channel: str, schema: Schema | None = None, every: int = 1000) -> Any:
+    reducer = DeltaChannel(joined, list, snapshot_frequency=every)
+    state = TypedDict("state", {channel: Annotated[list[str], reducer], "n": int}, total=False)  # type: ignore[misc]
+
+    def node(held: Any) -> Any:
+        return {channel: [f"re {held[channel][-1]}"], "n": held.get("n", 0) + 1}
+
+    builder = StateGraph(state).add_node("node", node).add_edge(START, "node")
+    return builder.compile(checkpointer=db.checkpointer(schema=schema))
+
+
+@pytest.mark.parametrize("every", [1000, 2])
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_a_delta_channel_is_replayed_across_versions(
+    db: perdure.Database, every: int, is_pruned: bool
+) -> None:
+    old = talk(db, "lines", every=every)
+    for word in ("a", "b"):
+        old.invoke({"lines": [word]}, CONFIG)
+    schema = Schema(
+        3, [rename_channel(2, "lines", "words"), convert(3, "words", lambda ws: [w.upper() for w in ws])]
+    )
+    graph = talk(db, "words", schema, every)
+    migrated = ["A", "RE A", "B", "RE B"]
+    assert graph.get_state(CONFIG).values["words"] == migrated
+    histories = [s.values.get("words") for s in graph.get_state_history(CONFIG)]
+    assert migrated[:2] in histories
+    for word in ("c", "d"):
+        graph.invoke({"words": [word]}, CONFIG)
+    if is_pruned:
+        graph.checkpointer.prune(["t"])
+    cold = talk(db, "words", schema, every)
+    assert cold.get_state(CONFIG).values["words"] == [*migrated, "c", "re c", "d", "re d"]
+    assert db.fsck("t") == []
+
+
+def test_a_pinned_thread_is_not_migrated(db: perdure.Database) -> None:
+    old = talk(db, "lines")
+    old.invoke({"lines": ["a"]}, CONFIG)
+    schema = Schema(2, [rename_channel(2, "lines", "words")])
+    db.run(schema_pin.pin(Partition("", "t"), 1, now=1))
+    before = db.digest("t")
+    graph = talk(db, "words", schema)
+    for refused in (lambda: graph.get_state(CONFIG), lambda: graph.invoke({"words": ["b"]}, CONFIG)):
+        with pytest.raises(ThreadPinned, match="version 1"):
+            refused()
+    assert db.digest("t") == before
+    assert talk(db, "lines", schema.at(1)).invoke({"lines": ["b"]}, CONFIG)["n"] == 2
+    db.run(schema_pin.pin(Partition("", "t"), None, now=2))
+    assert graph.invoke({"words": ["c"]}, CONFIG)["words"] == ["a", "re a", "b", "re b", "c", "re c"]
+    with pytest.raises(NotFound):
+        db.run(schema_pin.pin(Partition("", "none"), 1, now=1))
+
+
+def test_a_pin_set_meanwhile_stops_a_run_that_would_migrate(db: perdure.Database) -> None:
+    talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
+    saver = db.checkpointer(schema=Schema(2))
+    found = saver.get_tuple(CONFIG)
+    db.run(schema_pin.pin(Partition("", "t"), 1, now=1))
+    checkpoint = {**found.checkpoint, "id": "1f000000-0000-6000-8000-000000000000"}
+    with pytest.raises(ThreadPinned):
+        saver.put(found.config, checkpoint, {"source": "loop", "step": 9}, {})
+
+
+def test_a_step_that_fails_names_itself_and_changes_nothing(db: perdure.Database) -> None:
+    talk(db, "lines").invoke({"lines": ["secret text"]}, CONFIG)
+    before = db.digest("t")
+    graph = talk(db, "lines", Schema(2, [convert(2, "lines", lambda _: 1 / 0)]))
+    with pytest.raises(
+        MigrationFailed, match=r"thread 't'.*convert\(2, 'lines'\).*ZeroDivisionError"
+    ) as caught:
+        graph.invoke({"lines": ["x"]}, CONFIG)
+    assert "secret" not in str(caught.value)
+    assert db.digest("t") == before

@@ -31,7 +31,6 @@ TESTED_BY = {
     "perdure.demo.__main__": "demo/test_process.py",
     "perdure.demo.once": "demo/test_process.py",
     "perdure.demo.serve": "demo/test_process.py",
-    "perdure.engine.schema_pin": "langgraph/test_schema_migration.py",
     "perdure.engine.transfer_claim": "engine/test_transfer.py",
     "perdure.engine.importing": "imports/test_sqlite.py",
     "perdure.engine.importing_items": "imports/test_items.py",

@@ -18,6 +18,7 @@ class OnDemand:
     _worker: Worker
     _works: bool
     _clock: DatabaseClock
+    _is_resumed: bool = False
 
     @abstractmethod
     def _partition(self, thread_id: str, tenant: str | None) -> Partition: ...
@@ -73,6 +74,7 @@ class OnDemand:
         await self._clock.now()
         if self._works:
             self._worker.start(polls=polls)
+            self._is_resumed = not polls
 
     async def work_off(self, within: float) -> bool:
         """Work on everything that is due in the database for at most ``within`` seconds. Return True if

@@ -325,6 +325,9 @@ class Runtime(OnDemand):
             graph=message.graph,
             channel=message.channel,
         )
+        if accepted.is_duplicate and self._is_resumed:
+            # The first request may have died in a process of which no other one looks after the thread.
+            await self._worker.watch(partition)
         if accepted.lane is not None:
             if cancel_pending:
                 # The cached messages are withdrawn.

@@ -152,15 +152,16 @@ class Dispatch:
             mark.cancel()
             del self._serving[due]
 
-    def schedule(self, partition: Partition, lane: Lane, now: int) -> None:
+    def schedule(self, partition: Partition, lane: Lane, now: int, *, is_known_free: bool = True) -> None:
         """Schedule a queue whose due time is known, without a poll of the database.
 
         Args:
             partition: The thread.
             lane: The record of its queue.
             now: The time of the database, in microseconds.
+            is_known_free: False to look again at the end of the lease, if it has a holder.
         """
-        if self.is_stopping or lane.due_at is None or lane.owner is not None:
+        if self.is_stopping or lane.due_at is None or (is_known_free and lane.owner is not None):
             return
         due = (partition, lane.name)
         delay = (lane.due_at - now) / 1_000_000

@@ -28,6 +28,8 @@ from perdure.runtime.worker.delivery import Delivery
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.runner import HEED_S, Runner
 
+_MARGIN_US = 50_000
+
 
 class Worker:
     """Works on the due queues of a database until it is stopped. Created and run by ``Runtime``, which
@@ -74,7 +76,9 @@ class Worker:
 
     def start(self, *, polls: bool = True) -> None:
         """Start to renew leases and to receive notifications, and to poll unless ``polls`` is false. May be
-        called again after ``drain``."""
+        called again, also after ``drain``."""
+        for loop in self._loops:
+            loop.cancel()
         self._prepare()
         self._loops = [asyncio.create_task(self.runner.beat())]
         if polls:
@@ -93,6 +97,17 @@ class Worker:
                 FOLLOWED: self._forget_follower,
             }
         )
+
+    async def watch(self, partition: Partition) -> None:
+        """Serve a thread's inbox at the time at which it is due, also if that is the end of the lease of
+        another process."""
+        now = await self._clock.now()
+        (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
+        lane = Lane.read(IN, found)
+        if lane.lease_until is not None:
+            # A timer may fire a little early, and nothing would look again.
+            lane = lane._replace(lease_until=lane.lease_until + _MARGIN_US)
+        self.dispatch.schedule(partition, lane, now, is_known_free=False)
 
     async def until_idle(self, partition: Partition, within: float | None) -> int | None:
         """Serve a thread's queues until none of them is due; see ``Runtime.run_until_idle``. Return the time

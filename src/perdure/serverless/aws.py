@@ -1,0 +1,215 @@
+"""Handlers for AWS Lambda: HTTP requests for an ASGI application, a schedule for what a worker's loop does,
+and functions of one's own with an open database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from perdure.database import Database
+from perdure.errors import MissingExtra, Unavailable
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.serverless.asgi import AsgiApp, lifespan_of, opened_of, runtime_of
+from perdure.serverless.container import Container
+
+try:
+    from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
+    from mangum.handlers import HTTPGateway
+    from mangum.protocols import HTTPCycle
+    from mangum.types import LambdaConfig
+except ImportError as missing:
+    raise MissingExtra("perdure.serverless needs an extra: pip install 'perdure[serverless]'") from missing
+
+R = TypeVar("R")
+
+RESERVE_S = 7.0
+"""Seconds of a call that are kept for releasing work and answering."""
+
+_log = logging.getLogger("perdure.serverless")
+_SCHEDULES = ("aws.events", "aws.scheduler")
+_TOO_LONG = "The request took longer than the function may run; send it again with the same Idempotency-Key."
+_AWAY = "The database does not answer; try again."
+
+
+class LambdaHandler:
+    """A handler as Lambda calls it, with an event and its context. Made by ``lambda_handler`` and
+    ``lambda_function``."""
+
+    def __init__(self, handle: Callable[[Mapping[str, Any], Any], Any], container: Container[Any]) -> None:
+        self._handle = handle
+        self._container = container
+
+    def __call__(self, event: Mapping[str, Any], context: Any) -> Any:
+        return self._handle(event, context)
+
+    def close(self) -> None:
+        """Close what the container has opened. Lambda never does; a test does, at its end."""
+        self._container.close()
+
+
+class LambdaContext(Protocol):
+    """The part of Lambda's context that is used."""
+
+    def get_remaining_time_in_millis(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBudget:
+    """Time that a call has left, by what Lambda says at its start."""
+
+    ends_at: float
+    reserve: float
+
+    @classmethod
+    def of(cls, context: LambdaContext, reserve: float) -> TimeBudget:
+        """Return the budget of a call. Of a short one, a third is kept in reserve."""
+        left = context.get_remaining_time_in_millis() / 1000
+        return cls(time.monotonic() + left, min(reserve, left / 3))
+
+    def left(self) -> float:
+        """Return the seconds for work, at least 0."""
+        return max(0.0, self.ends_at - time.monotonic() - self.reserve)
+
+
+def lambda_handler(
+    app: AsgiApp, *, base_path: str = "/", reserve: float = RESERVE_S, sweep: bool = True
+) -> LambdaHandler:
+    """Return a Lambda handler for an ASGI application.
+
+    It answers API Gateway's HTTP events and those of function URLs, and events of EventBridge's rules and
+    schedules, for which it works off everything that is due. If the application has opened a runtime with
+    ``checkpoint_lifespan(serve=True)``, a call finishes the runs and replies that it began; what does not fit
+    its time is released, and due for the next call with the same ``Idempotency-Key``, or the next schedule.
+
+    Args:
+        app: The application. Its lifespan starts in the first call of a container, and again if that fails,
+            or if the database does not answer after a pause.
+        base_path: A path that is removed from those of requests, such as the stage of an API.
+        reserve: Seconds of a call that are kept for releasing work.
+        sweep: False to leave expired threads and items to another process.
+
+    Raises:
+        Exception: What the start of the application raised, unless the database was away: that is a 503.
+    """
+    config = LambdaConfig(
+        api_gateway_base_path=base_path, text_mime_types=[*DEFAULT_TEXT_MIME_TYPES], exclude_headers=[]
+    )
+    container = Container(lambda: lifespan_of(app), lambda _: _check(app))
+
+    def handle(event: Mapping[str, Any], context: Any) -> Any:
+        budget = TimeBudget.of(context, reserve)
+        if is_scheduled(event):
+            return container.call(lambda _: _work_off(app, budget, sweep))
+        if event.get("version") != "2.0" or "http" not in event.get("requestContext", {}):
+            raise ValueError(
+                "an event of an HTTP API (payload format 2.0), a function URL, or a schedule is expected; "
+                f"this one has the keys {', '.join(sorted(map(str, event)))}"
+            )
+        request = HTTPGateway(dict(event), context, config)
+        cycle = HTTPCycle(request.scope, request.body)
+        try:
+            answered = container.call(lambda state: _serve(app, cycle, state, budget))
+        except Unavailable as error:
+            _log.warning("the database does not answer: %s", type(error).__name__)
+            return request(_refusal(503, _AWAY))
+        if not answered:
+            return request(_refusal(504, _TOO_LONG))
+        return request({"status": cycle.status, "headers": cycle.headers, "body": cycle.body})
+
+    return LambdaHandler(handle, container)
+
+
+def lambda_function(
+    opening: Callable[[], AbstractAsyncContextManager[R]],
+) -> Callable[[Callable[[Mapping[str, Any], Any, R], Awaitable[Any]]], LambdaHandler]:
+    """Make a Lambda handler of a coroutine function ``(event, context, resource)``.
+
+    >>> @lambda_function(lambda: perdure.connect(os.environ["DATABASE_URL"]))
+    ... async def handler(event, context, database):
+    ...     return [thread.thread_id async for thread in database.threads()]
+
+    Args:
+        opening: Opens the resource for the first call of a container, such as a database. A database that
+            does not answer after a pause is opened again.
+    """
+
+    def decorate(function: Callable[[Mapping[str, Any], Any, R], Awaitable[Any]]) -> LambdaHandler:
+        container = Container(opening, _check_resource)
+
+        def handle(event: Mapping[str, Any], context: Any) -> Any:
+            return container.call(lambda resource: function(event, context, resource))
+
+        return LambdaHandler(handle, container)
+
+    return decorate
+
+
+def is_scheduled(event: Mapping[str, Any]) -> bool:
+    """Return True if an event is of a rule or schedule of EventBridge."""
+    return event.get("source") in _SCHEDULES or event.get("detail-type") == "Scheduled Event"
+
+
+async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budget: TimeBudget) -> bool:
+    """Answer a request, and end what it began. Return False if it took too long."""
+    runtime = runtime_of(app)
+    if runtime is not None:
+        await runtime.resume()
+    cycle.scope["state"] = dict(state)
+    answering = asyncio.ensure_future(cycle.run(app))
+    try:
+        await asyncio.wait([answering], timeout=budget.left())
+        is_done = answering.done()
+        if not is_done:
+            answering.cancel()
+            await asyncio.wait([answering], timeout=1)
+    finally:
+        if runtime is not None and not await runtime.pause(budget.left()):
+            _log.warning("work that did not fit the time of the call was released")
+    return is_done
+
+
+async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, Any]:
+    """Do what a worker's loop does: runs, replies and scheduled messages that are due, and retention."""
+    opened, runtime = opened_of(app), runtime_of(app)
+    if runtime is None:
+        raise ValueError(
+            "this application has no runtime, so there is nothing to do on a schedule; open one with "
+            "checkpoint_lifespan(…, serve=True), or remove the schedule"
+        )
+    await runtime.resume()
+    try:
+        is_done = await runtime.work_off(budget.left())
+        swept = 0
+        if sweep and budget.left():
+            from perdure.server.hosting.sweeper import Sweeper
+
+            swept = await Sweeper(opened.catalogue, runtime).sweep()
+    finally:
+        await runtime.pause(budget.left())
+    return {"is_done": is_done, "swept": swept}
+
+
+async def _check(app: object) -> None:
+    runtime = runtime_of(app)
+    found = runtime.database if runtime is not None else getattr(opened_of(app), "database", None)
+    await _check_resource(found)
+
+
+async def _check_resource(resource: object) -> None:
+    if isinstance(resource, Database):
+        await resource.arun(ask(Now()))
+
+
+def _refusal(status: int, detail: str) -> Any:
+    return {
+        "status": status,
+        "headers": [[b"content-type", b"application/json"], [b"retry-after", b"1"]],
+        "body": json.dumps({"detail": detail}).encode(),
+    }

@@ -1,0 +1,68 @@
+"""The functions that the containers of these tests run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import perdure
+import perdure.database
+from perdure.runtime import Settings
+from perdure.serverless import lambda_function, lambda_handler
+from perdure.testing.faults import Fault, FaultyDriver, kill
+
+if at := int(os.environ.get("KILL_AT", "0")):
+    _open = perdure.database.open_driver
+    when: Any = os.environ.get("KILL_WHEN", "before")
+
+    def _killing(url: str, **options: Any) -> Any:
+        return FaultyDriver(_open(url, **options), Fault(at, kill, when))
+
+    perdure.database.open_driver = _killing  # type: ignore[assignment]
+
+
+def _note(question: str) -> None:
+    with Path(os.environ["JOURNAL"]).open("a") as journal:
+        journal.write(f"{question}\n")
+
+
+def served() -> Any:
+    """LangGraph's API over one graph, which notes each call of its node in a file."""
+    from fastapi import FastAPI
+    from langchain_core.messages import AIMessage
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    from perdure.server import checkpoint_lifespan, perdure_app
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        question = state["messages"][-1].text
+        _note(question)
+        seconds = Path(os.environ["JOURNAL"]).with_suffix(".sleep")
+        if seconds.exists():
+            await asyncio.sleep(float(seconds.read_text()))
+        return {"messages": [AIMessage(f"echo: {question}")]}
+
+    builder = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer")
+    settings = Settings(lease=float(os.environ.get("LEASE", "1")), poll=0.2)
+    app = FastAPI(
+        lifespan=checkpoint_lifespan(os.environ["URL"], graphs=builder, serve=True, settings=settings)
+    )
+    app.mount("/", perdure_app(app))
+    return app
+
+
+def wingman() -> Any:
+    from examples.wingman.app import create_app
+
+    return create_app(os.environ["URL"])
+
+
+handler = lambda_handler(wingman() if os.environ.get("APP") == "wingman" else served())
+
+
+@lambda_function(lambda: perdure.connect(os.environ["URL"]))
+async def threads(event: Any, context: Any, database: perdure.Database) -> list[str]:
+    """Return the ids of all threads."""
+    return [thread.thread_id async for thread in database.threads()]

@@ -1,0 +1,321 @@
+"""A function on Lambda: one turn for each request, however its containers start, freeze, time out and die.
+
+The runtime client is the genuine one; the Runtime API that it talks to is on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.database import open_database
+from perdure.model.ops import Fetch, Range
+from perdure.model.queue import IN
+from perdure.model.records import LANE, Partition
+from perdure.runtime import Runtime
+from perdure.server import checkpoint_lifespan
+from perdure.serverless.aws import TimeBudget, is_scheduled, lambda_handler
+from perdure.storage.url import open_driver
+from tests import backends
+from tests.serverless.lambda_api import ROOT, SCHEDULE, Died, LambdaContainer, TimedOut, http_event
+
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+LEASE_S = 1.0
+
+Make = Callable[..., LambdaContainer]
+
+
+class Function:
+    """A function over one database, of which a test may start any number of containers."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self._folder = url, folder
+        self._containers: list[LambdaContainer] = []
+        open_database(url, migrate=True).close()
+
+    def container(self, name: str = "handler", *, timeout: float = 60.0, **variables: str) -> LambdaContainer:
+        environ = {
+            "URL": self.url,
+            "JOURNAL": str(self._folder / "journal"),
+            "LEASE": str(LEASE_S),
+            **variables,
+        }
+        container = LambdaContainer(
+            f"tests.serverless.functions.{name}", environ, timeout=timeout, log=self._folder / "log"
+        )
+        self._containers.append(container)
+        return container
+
+    def sleep(self, seconds: float) -> None:
+        """Let the graph's node take this long from now on."""
+        (self._folder / "journal.sleep").write_text(str(seconds))
+
+    @property
+    def calls(self) -> list[str]:
+        """What the graph's node was called with."""
+        journal = self._folder / "journal"
+        return journal.read_text().splitlines() if journal.exists() else []
+
+    @property
+    def messages(self) -> list[str]:
+        """The messages of the thread."""
+        database = open_database(self.url)
+        try:
+            held = database.checkpointer().get({"configurable": {"thread_id": "t"}})
+            return [] if held is None else [m.text for m in held["channel_values"]["messages"]]
+        finally:
+            database.close()
+
+    @property
+    def owner(self) -> str | None:
+        """The holder of the thread's lease."""
+        driver = open_driver(self.url)
+        try:
+            (lanes,) = driver.perform(Fetch(Partition("", "t"), (Range(LANE),)))
+            return next((lane.fields["owner"] for lane in lanes if lane.key == (IN,)), None)
+        finally:
+            driver.close()
+
+    def close(self) -> None:
+        for container in self._containers:
+            container.close()
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> Iterator[Function]:
+    with backends.EMPTY["sqlite"]() as url:
+        made = Function(url, tmp_path)
+        yield made
+        made.close()
+
+
+def run_event(text: str, key: str) -> Any:
+    body = {
+        "assistant_id": "agent",
+        "input": {"messages": [{"role": "user", "content": text}]},
+        "if_not_exists": "create",
+    }
+    return http_event("POST", "/threads/t/runs/wait", body, {"idempotency-key": key})
+
+
+def said(answer: Mapping[str, Any]) -> str:
+    assert answer["statusCode"] == 200, answer
+    return str(json.loads(answer["body"])["messages"][-1]["content"])
+
+
+def test_a_container_answers_cold_warm_and_frozen_for_longer_than_a_lease(function: Function) -> None:
+    container = function.container()
+    assert said(container.call(run_event("one", "k1"))) == "echo: one"
+    assert function.owner is None, "no lease is held by a frozen container"
+    assert said(container.call(run_event("two", "k2"))) == "echo: two"
+    time.sleep(1.5 * LEASE_S)
+    assert said(container.call(run_event("three", "k3"))) == "echo: three"
+    assert container.starts == 1
+    assert function.calls == ["one", "two", "three"]
+    assert function.messages == [t for n in ("one", "two", "three") for t in (n, f"echo: {n}")]
+
+
+@pytest.mark.slow
+def test_a_request_that_does_not_fit_its_time_is_released_and_finished_by_the_next(
+    function: Function,
+) -> None:
+    container = function.container(timeout=12)
+    function.sleep(60)
+    answer = container.call(run_event("slow", "k"))
+    assert answer["statusCode"] == 504
+    assert "Idempotency-Key" in json.loads(answer["body"])["detail"]
+    assert function.owner is None
+    function.sleep(0)
+    assert said(container.call(run_event("slow", "k"))) == "echo: slow"
+    assert container.starts == 1
+    assert function.messages == ["slow", "echo: slow"]
+
+
+@pytest.mark.slow
+def test_a_client_that_gives_up_and_sends_again_has_one_turn(function: Function) -> None:
+    first, second = function.container(), function.container()
+    function.sleep(3)
+    answers: list[str] = []
+    waiting = threading.Thread(target=lambda: answers.append(said(first.call(run_event("hi", "k")))))
+    waiting.start()
+    while not function.calls:
+        time.sleep(0.05)
+    answers.append(said(second.call(run_event("hi", "k"))))
+    waiting.join()
+    assert answers == ["echo: hi"] * 2
+    assert function.calls == ["hi"]
+    assert function.messages == ["hi", "echo: hi"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_container_killed_at_any_request_to_the_database_costs_no_turn(when: str, tmp_path: Path) -> None:
+    """The client sends again with the same key, to a new container, until it is answered."""
+    at, steps = 0, 0
+    while True:
+        at += 1 if FULL else 4
+        folder = tmp_path / f"{at}"
+        folder.mkdir()
+        with backends.EMPTY["sqlite"]() as url:
+            function = Function(url, folder)
+            try:
+                container = function.container(KILL_AT=str(at), KILL_WHEN=when)
+                try:
+                    container.call(run_event("hi", "k"))
+                    break
+                except Died:
+                    steps += 1
+                assert said(function.container().call(run_event("hi", "k"))) == "echo: hi"
+                assert function.messages == ["hi", "echo: hi"]
+                assert len(function.calls) <= 2
+            finally:
+                function.close()
+    assert steps > 2
+
+
+@pytest.mark.slow
+def test_a_container_killed_in_the_middle_of_a_run_costs_no_turn(function: Function) -> None:
+    container = function.container()
+    function.sleep(60)
+    outcome: list[object] = []
+
+    def call() -> None:
+        try:
+            outcome.append(container.call(run_event("hi", "k")))
+        except Died as died:
+            outcome.append(died)
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    while not function.calls:
+        time.sleep(0.05)
+    assert container.process is not None
+    container.process.kill()
+    calling.join()
+    assert isinstance(outcome[0], Died)
+    assert function.owner is not None, "nothing released its lease"
+    function.sleep(0)
+    assert said(container.call(run_event("hi", "k"))) == "echo: hi"
+    assert function.messages == ["hi", "echo: hi"]
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(0.05, marks=pytest.mark.slow), 0.6])
+def test_with_hardly_any_time_the_function_still_answers_or_costs_no_turn(
+    function: Function, seconds: float
+) -> None:
+    container = function.container()
+    container.call(http_event("GET", "/ok"))
+    container.timeout = seconds
+    function.sleep(60)
+    try:
+        assert container.call(run_event("hi", "k"))["statusCode"] == 504
+    except TimedOut:
+        assert container.process is None
+    function.sleep(0)
+    container.timeout = 60
+    assert said(container.call(run_event("hi", "k"))) == "echo: hi"
+    assert function.messages == ["hi", "echo: hi"]
+
+
+def test_a_schedule_works_off_what_is_due(function: Function) -> None:
+    container = function.container()
+    database = open_database(function.url)
+    try:
+        graph = StateGraph(MessagesState).add_node("x", lambda s: {}).add_edge(START, "x").compile()
+
+        async def leave() -> None:
+            async with Runtime(database, graph, works=False) as runtime:
+                await runtime.accept("t", "left")
+
+        asyncio.run(leave())
+    finally:
+        database.close()
+    assert container.call(SCHEDULE) == {"is_done": True, "swept": 0}
+    assert function.messages == ["left", "echo: left"]
+    assert function.owner is None
+    with pytest.raises(RuntimeError, match="ValueError: an event of an HTTP API"):
+        container.call({"Records": []})
+
+
+@pytest.mark.slow
+def test_a_function_of_ones_own_has_an_open_database(function: Function) -> None:
+    container = function.container("threads")
+    assert container.call({}) == []
+    function.container().call(run_event("hi", "k"))
+    time.sleep(1.2)
+    assert container.call({}) == ["t"]
+    assert container.starts == 1
+
+
+@pytest.mark.slow
+def test_the_function_of_the_image_answers(function: Function) -> None:
+    image = (ROOT / "deploy/lambda/Dockerfile").read_text(encoding="utf-8")
+    copied = [path for line in re.findall(r"^COPY (.+) \S+$", image, re.MULTILINE) for path in line.split()]
+    assert copied
+    assert all((ROOT / path).exists() for path in copied)
+    (handler,) = re.findall(r'CMD \["(.+)"\]', image)
+    container = LambdaContainer(f"deploy.lambda.{handler}", {"DATABASE_URL": function.url})
+    try:
+        assert said(container.call(run_event("hi", "k"))) == "question 1"
+    finally:
+        container.close()
+
+
+@pytest.mark.slow
+def test_wingman_on_lambda_over_dynamodb_is_one_turn_a_request(tmp_path: Path) -> None:
+    def event(text: str) -> Any:
+        body = {"session_id": "s", "message": text}
+        return http_event("POST", "/api/chat", body, {"Idempotency-Key": text})
+
+    with backends.EMPTY["dynamodb"]() as url:
+        function = Function(url, tmp_path)
+        try:
+            warm = function.container(APP="wingman")
+            for n in range(4):
+                container = warm if n % 2 else function.container(APP="wingman")
+                container.call(event(f"q{n}"))
+                answer = warm.call(event(f"q{n}"))
+                rows = json.loads(answer["body"])["history"]
+                assert len(rows) == 5 * (n + 1), "the same key is one turn"
+        finally:
+            function.close()
+
+
+class _Context:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def get_remaining_time_in_millis(self) -> int:
+        return round(self._seconds * 1000)
+
+
+def test_the_time_for_work_is_what_lambda_has_left_but_for_a_reserve() -> None:
+    assert 22 < TimeBudget.of(_Context(30), 7).left() <= 23
+    assert 1.8 < TimeBudget.of(_Context(3), 7).left() <= 2
+    assert TimeBudget.of(_Context(0), 7).left() == 0
+
+
+def test_a_database_that_is_away_is_answered_with_503(tmp_path: Path) -> None:
+    url = "redis://127.0.0.1:1/0"
+    handler = lambda_handler(FastAPI(lifespan=checkpoint_lifespan(url)))
+    answer = handler(http_event("GET", "/"), _Context(30))
+    handler.close()
+    assert (answer["statusCode"], answer["headers"]["retry-after"]) == (503, "1")
+
+
+def test_schedules_are_recognised() -> None:
+    assert is_scheduled(SCHEDULE)
+    assert is_scheduled({"source": "aws.scheduler"})
+    assert not is_scheduled(http_event("GET", "/"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from perdure.errors import MissingExtra
 
+if TYPE_CHECKING:
     from perdure.imports.source import Source
 
 
@@ -17,6 +19,7 @@ class SourceKind(StrEnum):
 
     ARCHIVE = "archive"
     LANGGRAPH_SQLITE = "langgraph-sqlite"
+    LANGGRAPH_POSTGRES = "langgraph-postgres"
 
 
 def open_source(kind: SourceKind, where: str) -> Source:
@@ -40,4 +43,23 @@ def _sqlite(where: str) -> Source:
     return SqliteSource(Path(where.removeprefix("sqlite:///")))
 
 
-_OPENERS: dict[SourceKind, Callable[[str], Source]] = {SourceKind.LANGGRAPH_SQLITE: _sqlite}
+def _postgres(where: str) -> Source:
+    with needing("postgres"):
+        from perdure.imports.postgres import PostgresSource
+
+    return PostgresSource(where)
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Raise ``MissingExtra`` if a client library is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(f'this source needs an extra: pip install "perdure[{extra}]"') from error
+
+
+_OPENERS: dict[SourceKind, Callable[[str], Source]] = {
+    SourceKind.LANGGRAPH_SQLITE: _sqlite,
+    SourceKind.LANGGRAPH_POSTGRES: _postgres,
+}

@@ -12,6 +12,8 @@ from perdure.model import refs
 
 _KINDS = {"null": refs.NULL, "bytes": refs.BYTES, "bytearray": refs.BYTEARRAY, "msgpack": refs.MSGPACK}
 
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
 
 class PackedSerde(Serde):
     """A serializer whose unpacked values are plain data: typed objects stay packed."""
@@ -28,8 +30,9 @@ class StockSerde:
     """The serializer for a stock saver that is read for comparison: it builds no object either."""
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Refuse: a source is only read."""
-        raise NotImplementedError("a source of an import is only read")
+        """Return the payload of plain data, for what a saver translates while it reads."""
+        kind, body = SERDE.payload(obj)
+        return _NAMES[kind], body
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         return loaded(*data)

@@ -1,0 +1,296 @@
+"""Reads the tables of langgraph-checkpoint-postgres: checkpoints, blobs, pending writes, and the store."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import psycopg
+from langgraph.checkpoint.base import CheckpointTuple
+from psycopg.rows import dict_row
+
+from perdure.errors import BadUrl, Contention, Unavailable
+from perdure.imports.expected import as_tuple
+from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
+from perdure.imports.source import (
+    CheckpointEntry,
+    Outline,
+    SourceCheckpoint,
+    SourceItem,
+    SourceWrite,
+    WriteSlot,
+)
+from perdure.imports.store_rows import item_of
+from perdure.storage.url import redacted
+
+PACKAGE = "langgraph-checkpoint-postgres"
+_TASKS = "__pregel_tasks"
+_PAGE = 32
+_CHECKPOINTS = frozenset(
+    {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "checkpoint"}
+)
+_STORE = frozenset({"prefix", "key", "value"})
+R = TypeVar("R")
+
+
+def _reading(method: Callable[..., R]) -> Callable[..., R]:
+    """Translate the client's errors, in one place."""
+
+    @functools.wraps(method)
+    def call(self: PostgresSource, *args: Any) -> R:
+        try:
+            return method(self, *args)
+        except psycopg.Error as error:
+            raise Unavailable(f"{self.name} cannot be read: {type(error).__name__}") from error
+
+    return call
+
+
+class PostgresSource:
+    """A database of langgraph-checkpoint-postgres, opened for reading.
+
+    A thread's rows are read from the state of one moment, which ``outline`` begins.
+
+    Args:
+        url: A ``postgresql://`` URL with libpq's parameters.
+
+    Raises:
+        BadUrl: The URL cannot be used, or there are no tables of the saver.
+        Unavailable: The server does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.name = redacted(url)
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise BadUrl(f"{self.name}: not a PostgreSQL URL; write postgresql://user@host:port/database")
+        try:
+            self._connection: psycopg.Connection[Any] = psycopg.connect(url, connect_timeout=10)
+        except psycopg.ProgrammingError:
+            raise BadUrl(f"{self.name}: not a PostgreSQL URL that libpq can read") from None
+        except psycopg.OperationalError as error:
+            raise Unavailable(f"{self.name} does not answer: {type(error).__name__}") from None
+        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        self._connection.read_only = True
+        self._has_threads = self._columns("checkpoints") >= _CHECKPOINTS
+        self._has_store = self._columns("store") >= _STORE
+        self._has_path = "task_path" in self._columns("checkpoint_writes")
+        if not self._has_threads and not self._has_store:
+            self.close()
+            raise BadUrl(
+                f"{self.name} has no tables of {PACKAGE} on its search_path (checkpoints with checkpoint_id, "
+                "or store with prefix); for another schema add ?options=-csearch_path%3Dname"
+            )
+        self._saver = self._stock_saver()
+        self.verifier = PACKAGE if self._saver is not None else self.name
+        self._blobs: dict[tuple[str, str], tuple[str, Any]] = {}
+
+    def _stock_saver(self) -> Any:
+        if find_spec("langgraph.checkpoint.postgres") is None or not self._has_path:
+            return None
+        from langgraph.checkpoint.postgres import PostgresSaver
+
+        return PostgresSaver(self._connection, serde=StockSerde())
+
+    @_reading
+    def count(self) -> int | None:
+        """Return the number of threads."""
+        return sum(1 for _ in self.threads())
+
+    def threads(self) -> Iterator[str]:
+        """Yield the ids of the threads in order, of those that have only writes as well."""
+        last = ""
+        while self._has_threads and (found := self._after(last)) is not None:
+            yield found
+            last = found
+
+    @_reading
+    def _after(self, last: str) -> str | None:
+        rows = self._rows(
+            "SELECT min(t) AS t FROM (VALUES "
+            "((SELECT min(thread_id) FROM checkpoints WHERE thread_id > %s)), "
+            "((SELECT min(thread_id) FROM checkpoint_writes WHERE thread_id > %s))) AS found (t)",
+            last,
+            last,
+        )
+        found: str | None = rows[0]["t"]
+        return found
+
+    @_reading
+    def outline(self, thread: str) -> Outline:
+        """Return what there is of a thread, and begin to read it from this moment's state."""
+        self._connection.rollback()
+        self._blobs.clear()
+        if not self._has_threads:
+            return Outline()
+        checkpoints = self._rows(
+            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = %s",
+            thread,
+        )
+        writes = self._rows(
+            "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM checkpoint_writes WHERE thread_id = %s",
+            thread,
+        )
+        entries = [
+            CheckpointEntry(row["checkpoint_ns"], row["checkpoint_id"], row["parent_checkpoint_id"] or None)
+            for row in checkpoints
+        ]
+        return Outline(sorted(entries, key=lambda e: e.id), [WriteSlot(*row.values()) for row in writes])
+
+    def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
+        """Yield checkpoints in the given order."""
+        for start in range(0, len(wanted), _PAGE):
+            page = wanted[start : start + _PAGE]
+            rows = self._page(thread, page)
+            for entry in page:
+                row = rows.get(entry[:2])
+                if row is None:
+                    raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
+                yield self._checkpoint(thread, entry, row)
+
+    @_reading
+    def _page(self, thread: str, page: Sequence[CheckpointEntry]) -> dict[tuple[str, str], Any]:
+        rows = self._rows(
+            "SELECT checkpoint_ns, checkpoint_id, checkpoint, metadata FROM checkpoints WHERE thread_id = %s "
+            "AND (checkpoint_ns, checkpoint_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
+            thread,
+            [entry.namespace for entry in page],
+            [entry.id for entry in page],
+        )
+        return {(row["checkpoint_ns"], row["checkpoint_id"]): row for row in rows}
+
+    @_reading
+    def _checkpoint(self, thread: str, entry: CheckpointEntry, row: Mapping[str, Any]) -> SourceCheckpoint:
+        checkpoint = dict(row["checkpoint"])
+        versions = dict(checkpoint.get("channel_versions") or {})
+        values = dict(checkpoint.get("channel_values") or {})
+        values.update(self._values(thread, entry.namespace, versions))
+        if checkpoint.get("v", 0) < 4 and entry.parent_id is not None:
+            order = "task_path, task_id, idx" if self._has_path else "task_id, idx"
+            sends = self._rows(
+                "SELECT type, blob FROM checkpoint_writes "  # noqa: S608
+                f"WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s ORDER BY {order}",
+                thread,
+                entry.parent_id,
+                _TASKS,
+            )
+            if sends:
+                # An older form kept them with the parent.
+                values[_TASKS] = [loaded(send["type"], send["blob"]) for send in sends]
+                versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.0"
+        checkpoint |= {"channel_values": values, "channel_versions": versions}
+        return SourceCheckpoint(entry, checkpoint, row["metadata"] or {})
+
+    def _values(self, thread: str, namespace: str, versions: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of channels by version. The last one of each channel is kept: a blob belongs to
+        all checkpoints until the channel's version changes."""
+        held = self._blobs
+        lacking = {
+            channel: str(version)
+            for channel, version in versions.items()
+            if held.get((namespace, channel), ("",))[0] != str(version)
+        }
+        if lacking:
+            rows = self._rows(
+                "SELECT channel, type, blob FROM checkpoint_blobs "
+                "WHERE thread_id = %s AND checkpoint_ns = %s "
+                "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
+                thread,
+                namespace,
+                list(lacking),
+                list(lacking.values()),
+            )
+            found = {r["channel"]: loaded(r["type"], r["blob"]) for r in rows if r["type"] != "empty"}
+            for channel, version in lacking.items():
+                held[namespace, channel] = (version, found.get(channel, held))
+        values = {channel: held[namespace, channel][1] for channel in versions}
+        return {channel: value for channel, value in values.items() if value is not held}
+
+    def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
+        """Yield pending writes."""
+        for start in range(0, len(wanted), _PAGE):
+            yield from self._writes(thread, wanted[start : start + _PAGE])
+
+    @_reading
+    def _writes(self, thread: str, page: Sequence[WriteSlot]) -> list[SourceWrite]:
+        path = "task_path" if self._has_path else "''"
+        rows = self._rows(
+            f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, {path} AS task_path, channel, type, blob "  # noqa: S608
+            "FROM checkpoint_writes WHERE thread_id = %s AND (checkpoint_ns, checkpoint_id, task_id, idx) IN "
+            "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::int[]))",
+            thread,
+            *(list(column) for column in zip(*page, strict=True)),
+        )
+        return [
+            SourceWrite(
+                WriteSlot(row["checkpoint_ns"], row["checkpoint_id"], row["task_id"], row["idx"]),
+                row["task_path"],
+                row["channel"],
+                *payload(row["type"], row["blob"]),
+            )
+            for row in rows
+        ]
+
+    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
+        for entry in wanted:
+            yield self._expected(thread, entry)
+
+    @_reading
+    def _expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+        if self._saver is None:
+            (found,) = self.checkpoints(thread, [entry])
+            rows = self._rows(
+                "SELECT task_id, idx FROM checkpoint_writes "
+                "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
+                thread,
+                *entry[:2],
+            )
+            slots = [WriteSlot(*entry[:2], *row.values()) for row in rows]
+            return as_tuple(thread, found, self.writes(thread, slots), SERDE)
+        configurable = {"thread_id": thread, "checkpoint_ns": entry.namespace, "checkpoint_id": entry.id}
+        stock: CheckpointTuple | None = self._saver.get_tuple({"configurable": configurable})
+        if stock is None:
+            raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
+        return stock
+
+    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
+        """Return the largest id: the stock saver's rule."""
+        return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
+
+    def items(self) -> Iterator[SourceItem]:
+        """Yield the items of the store."""
+        if not self._has_store:
+            return
+        last: tuple[str, str] | None = None
+        has_ttl = "ttl_minutes" in self._columns("store")
+        while rows := self._items(last, "expires_at, ttl_minutes" if has_ttl else "NULL AS e, NULL AS m"):
+            for row in rows:
+                yield item_of(*row.values())
+            last = rows[-1]["prefix"], rows[-1]["key"]
+
+    @_reading
+    def _items(self, last: tuple[str, str] | None, ttl: str) -> list[dict[str, Any]]:
+        self._connection.rollback()
+        where = "" if last is None else "WHERE (prefix, key) > (%s, %s)"
+        return self._rows(
+            f"SELECT prefix, key, value, created_at, updated_at, {ttl} FROM store {where} "  # noqa: S608
+            "ORDER BY prefix, key LIMIT 500",
+            *(last or ()),
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _columns(self, table: str) -> set[str]:
+        rows = self._rows(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0", table
+        )
+        return {row["attname"] for row in rows}
+
+    def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        with self._connection.cursor(row_factory=dict_row, binary=True) as cursor:
+            # The text is of this module; values are bound.
+            return cursor.execute(query.encode(), values).fetchall()

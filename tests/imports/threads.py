@@ -191,7 +191,8 @@ def raw(saver: BaseCheckpointSaver[Any], thread: str) -> dict[tuple[str, str], A
             _plain_config(t.parent_config),
             dict(t.metadata),
             {k: v for k, v in translated(t.checkpoint).items() if v},
-            list(t.pending_writes or ()),
+            # DynamoDBSaver has them in the order of its keys' text.
+            sorted(t.pending_writes or (), key=repr),
         )
         for t in saver.list(config(thread))
     }

@@ -20,6 +20,8 @@ class SourceKind(StrEnum):
     ARCHIVE = "archive"
     LANGGRAPH_SQLITE = "langgraph-sqlite"
     LANGGRAPH_POSTGRES = "langgraph-postgres"
+    LANGGRAPH_REDIS = "langgraph-redis"
+    AWS_DYNAMODB = "aws-dynamodb"
 
 
 def open_source(kind: SourceKind, where: str) -> Source:
@@ -50,6 +52,20 @@ def _postgres(where: str) -> Source:
     return PostgresSource(where)
 
 
+def _redis(where: str) -> Source:
+    with needing("redis"):
+        from perdure.imports.redis import RedisSource
+
+    return RedisSource(where)
+
+
+def _dynamodb(where: str) -> Source:
+    with needing("dynamodb"):
+        from perdure.imports.dynamodb import DynamoSource
+
+    return DynamoSource(where)
+
+
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
     """Raise ``MissingExtra`` if a client library is not installed."""
@@ -62,4 +78,6 @@ def needing(extra: str) -> Iterator[None]:
 _OPENERS: dict[SourceKind, Callable[[str], Source]] = {
     SourceKind.LANGGRAPH_SQLITE: _sqlite,
     SourceKind.LANGGRAPH_POSTGRES: _postgres,
+    SourceKind.LANGGRAPH_REDIS: _redis,
+    SourceKind.AWS_DYNAMODB: _dynamodb,
 }

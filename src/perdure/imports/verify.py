@@ -56,19 +56,30 @@ def load(
     }
 
 
-def compare(entry: CheckpointEntry, expected: CheckpointTuple, found: CheckpointTuple | None) -> None:
-    """Raise ``Differs``, naming the part, if a checkpoint differs from the source's."""
+def compare(
+    entry: CheckpointEntry, expected: CheckpointTuple, found: CheckpointTuple | None, *, whole: bool = True
+) -> None:
+    """Raise ``Differs``, naming the part, if a checkpoint differs from the source's.
+
+    Args:
+        entry: The checkpoint.
+        expected: What the source has.
+        found: What the target has, ``None`` for nothing.
+        whole: Compare everything, not only the pending writes.
+    """
     if found is None:
         raise Differs(f"checkpoint {entry.id} was not stored")
-    for part, (there, here) in {
-        "parent": (_parent(expected), _parent(found)),
-        "metadata": (dict(expected.metadata), dict(found.metadata)),
+    parts: dict[str, tuple[Any, Any]] = {
         "pending writes": (
             [list(w) for w in expected.pending_writes or ()],
             [list(w) for w in found.pending_writes or ()],
-        ),
-        **_parts(translated(expected.checkpoint), found.checkpoint),
-    }.items():
+        )
+    }
+    if whole:
+        parts["parent"] = (_parent(expected), _parent(found))
+        parts["metadata"] = (dict(expected.metadata), dict(found.metadata))
+        parts |= _parts(translated(expected.checkpoint), found.checkpoint)
+    for part, (there, here) in parts.items():
         if _packed(there) != _packed(here):
             raise Differs(f"checkpoint {entry.id} was not stored as the source has it: its {part} differs")
 

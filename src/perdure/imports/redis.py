@@ -1,0 +1,241 @@
+"""Reads the keys of langgraph-checkpoint-plainredis: its timelines, checkpoints, blobs and pending writes."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import redis
+from langgraph.checkpoint.base import CheckpointTuple
+
+from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
+from perdure.imports.expected import as_tuple
+from perdure.imports.payloads import SERDE, StockSerde, loaded
+from perdure.imports.source import (
+    CheckpointEntry,
+    Outline,
+    SourceCheckpoint,
+    SourceItem,
+    SourceWrite,
+    WriteSlot,
+)
+from perdure.storage.url import redacted
+
+PACKAGE = "langgraph-checkpoint-plainredis"
+PREFIX = "lg"
+_PAGE = 100
+_FORM = "redis://user:password@host:6379/0, with ?prefix=… unless the saver's is lg"
+R = TypeVar("R")
+
+
+def _reading(method: Callable[..., R]) -> Callable[..., R]:
+    """Translate the client's errors, in one place."""
+
+    @functools.wraps(method)
+    def call(self: RedisSource, *args: Any) -> R:
+        try:
+            return method(self, *args)
+        except redis.RedisError as error:
+            raise Unavailable(f"{self.name} cannot be read: {type(error).__name__}") from error
+
+    return call
+
+
+class RedisSource:
+    """A Redis of langgraph-checkpoint-plainredis, read with plain commands.
+
+    Args:
+        url: A ``redis://`` URL; ``prefix`` is the saver's, by default ``lg``.
+
+    Raises:
+        BadUrl: The URL cannot be used, or there are no keys of the saver.
+        Unavailable: The server does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.name = redacted(url)
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query))
+        self._prefix = query.pop("prefix", PREFIX).rstrip(":")
+        try:
+            self._client = redis.Redis.from_url(
+                urlunsplit(parts._replace(query=urlencode(query))),
+                socket_timeout=30,
+                socket_connect_timeout=5,
+            )
+        except ValueError:
+            raise BadUrl(f"{self.name}: not a Redis URL; write {_FORM}") from None
+        self._check()
+        self._saver = self._stock_saver()
+        self.verifier = PACKAGE if self._saver is not None else self.name
+
+    @_reading
+    def _check(self) -> None:
+        if self._client.exists(self._key("threads")):
+            return
+        if any(True for _ in self._client.scan_iter(match="checkpoint:*", count=1000)):
+            raise BadUrl(
+                f"{self.name} has keys of langgraph-checkpoint-redis, which needs the modules RedisJSON and "
+                "RediSearch to be read and is not supported; copy its threads with its own saver to a "
+                f"langgraph-checkpoint-sqlite file, or to {PACKAGE}, and import that"
+            )
+        raise BadUrl(f"{self.name} has no keys of {PACKAGE} under the prefix {self._prefix!r}; write {_FORM}")
+
+    def _stock_saver(self) -> Any:
+        if find_spec("langgraph_checkpoint_plainredis") is None:
+            return None
+        from langgraph_checkpoint_plainredis import RedisSaver
+
+        return RedisSaver(self._client, prefix=self._prefix, serde=StockSerde())
+
+    def count(self) -> int | None:
+        """Return the number of threads."""
+        return sum(1 for _ in self.threads())
+
+    @_reading
+    def threads(self) -> Iterator[str]:
+        """Return the ids of the threads in order."""
+        return iter(sorted(self._registry()))
+
+    @_reading
+    def outline(self, thread: str) -> Outline:
+        """Return what there is of a thread. Writes without a checkpoint are not in the saver's lists."""
+        outline = Outline()
+        for namespace in self._registry().get(thread, ()):
+            names = self._timeline(thread, namespace)
+            for start in range(0, len(names), _PAGE):
+                page = names[start : start + _PAGE]
+                pipe = self._client.pipeline(transaction=False)
+                for name in page:
+                    pipe.get(self._key("cp", thread, namespace, name))
+                    pipe.hkeys(self._key("wr", thread, namespace, name))
+                answers = pipe.execute()
+                for name, raw, fields in zip(page, answers[::2], answers[1::2], strict=True):
+                    if raw is None:
+                        continue  # expired
+                    parent = _object(raw).get("parent_id")
+                    outline.checkpoints.append(CheckpointEntry(namespace, name, parent or None))
+                    outline.writes += [_slot(namespace, name, field.decode()) for field in fields]
+        outline.checkpoints.sort(key=lambda entry: entry.id)
+        return outline
+
+    def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
+        """Yield checkpoints in the given order."""
+        held: dict[tuple[str, str], tuple[str, Any]] = {}
+        for entry in wanted:
+            yield self._checkpoint(thread, entry, held)
+
+    @_reading
+    def _checkpoint(
+        self, thread: str, entry: CheckpointEntry, held: dict[tuple[str, str], tuple[str, Any]]
+    ) -> SourceCheckpoint:
+        raw = self._client.get(self._key("cp", thread, entry.namespace, entry.id))
+        if raw is None:
+            raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
+        found = _object(raw)
+        checkpoint = dict(found["checkpoint"])
+        versions: Mapping[str, Any] = checkpoint.get("channel_versions") or {}
+        lacking = {
+            channel: str(version)
+            for channel, version in versions.items()
+            if held.get((entry.namespace, channel), ("",))[0] != str(version)
+        }
+        if lacking:
+            keys = [self._key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
+            blobs: Any = self._client.mget(keys)
+            for (channel, version), blob in zip(lacking.items(), blobs, strict=True):
+                kind, body = ("empty", b"") if blob is None else _typed(blob)
+                value = held if kind == "empty" else loaded(kind, body)
+                held[entry.namespace, channel] = (version, value)
+        values = {channel: held[entry.namespace, channel][1] for channel in versions}
+        checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not held}
+        return SourceCheckpoint(entry, checkpoint, dict(found.get("metadata") or {}))
+
+    def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
+        """Yield pending writes in the given order."""
+        for slot in wanted:
+            yield self._write(thread, slot)
+
+    @_reading
+    def _write(self, thread: str, slot: WriteSlot) -> SourceWrite:
+        key = self._key("wr", thread, slot.namespace, slot.checkpoint_id)
+        raw: Any = self._client.hget(key, f"{slot.task_id}:{slot.idx}")
+        if raw is None:
+            raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
+        found = loaded(*_typed(raw))
+        if not isinstance(found, list) or len(found) != 3:
+            raise Corrupt(f"a write of checkpoint {slot.checkpoint_id} is damaged at the source")
+        return SourceWrite(slot, "", found[1], *SERDE.payload(found[2]))
+
+    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints as the saver returns them, or as they are read here without its package."""
+        for entry in wanted:
+            yield self._expected(thread, entry)
+
+    @_reading
+    def _expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+        if self._saver is None:
+            (found,) = self.checkpoints(thread, [entry])
+            fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
+            slots = [_slot(*entry[:2], field.decode()) for field in fields]
+            return as_tuple(thread, found, self.writes(thread, slots), SERDE)
+        configurable = {"thread_id": thread, "checkpoint_ns": entry.namespace, "checkpoint_id": entry.id}
+        stock: CheckpointTuple | None = self._saver.get_tuple({"configurable": configurable})
+        if stock is None:
+            raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
+        return stock
+
+    @_reading
+    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
+        """Return the checkpoint that was written last: the saver's rule."""
+        there = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
+        return next(name for name in reversed(self._timeline(thread, namespace)) if name in there)
+
+    def items(self) -> Iterator[SourceItem]:
+        """Return nothing: the package has no store."""
+        return iter(())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _registry(self) -> dict[str, list[str]]:
+        """Return the namespaces by thread."""
+        found: Any = self._client.hvals(self._key("threads"))
+        out: dict[str, list[str]] = {}
+        for value in found:
+            entry = json.loads(value)
+            out.setdefault(entry["thread"], []).append(entry["ns"])
+        return out
+
+    def _timeline(self, thread: str, namespace: str) -> list[str]:
+        found: Any = self._client.zrange(self._key("idx", thread, namespace), 0, -1)
+        return [name.decode() for name in found]
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self._prefix, *parts))
+
+
+def _slot(namespace: str, checkpoint_id: str, field: str) -> WriteSlot:
+    task, _, idx = field.rpartition(":")
+    return WriteSlot(namespace, checkpoint_id, task, int(idx))
+
+
+def _typed(raw: Any) -> tuple[str, bytes]:
+    try:
+        found = json.loads(raw)
+        return found["t"], base64.b64decode(found["d"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unserialisable("a value has not the form of the saver's") from error
+
+
+def _object(raw: Any) -> dict[str, Any]:
+    found = loaded(*_typed(raw))
+    if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
+        raise Unserialisable("a checkpoint has not the form of the saver's")
+    return found

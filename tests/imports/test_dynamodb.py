@@ -1,0 +1,84 @@
+"""Threads of langgraph-checkpoint-aws's DynamoDBSaver, made by it, as they are after an import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from langgraph_checkpoint_aws import DynamoDBSaver
+
+import perdure
+from perdure.errors import BadUrl
+from perdure.imports.dynamodb import DynamoSource
+from tests.imports import parity, threads
+from tests.servers import dynamodb
+
+
+@pytest.fixture
+def table() -> Iterator[tuple[str, Any]]:
+    """The URL of an empty table of the saver's, and the saver."""
+    with dynamodb.empty() as url:
+        name = url.removeprefix("dynamodb://").partition("?")[0]
+        where: dict[str, Any] = {"region_name": dynamodb.REGION, "endpoint_url": dynamodb.endpoint()}
+        boto3.client("dynamodb", **where).create_table(
+            TableName=name,
+            KeySchema=[
+                {"AttributeName": "PK", "KeyType": "HASH"},
+                {"AttributeName": "SK", "KeyType": "RANGE"},
+            ],
+            AttributeDefinitions=[
+                {"AttributeName": "PK", "AttributeType": "S"},
+                {"AttributeName": "SK", "AttributeType": "S"},
+            ],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        yield url, DynamoDBSaver(name, enable_checkpoint_compression=True, **where)
+
+
+@pytest.mark.slow
+def test_an_import_keeps_every_promise(table: tuple[str, Any], tmp_path: Path) -> None:
+    url, stock = table
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", migrate=True) as db:
+        parity.check(stock, lambda: DynamoSource(url), db)
+
+
+def test_a_thread_comes_along_and_one_on_s3_is_refused(table: tuple[str, Any], tmp_path: Path) -> None:
+    url, stock = table
+    made = threads.fill(stock, 2)
+    name = stock.table_name
+    item = stock.client.query(
+        TableName=name,
+        KeyConditionExpression="PK = :key",
+        ExpressionAttributeValues={":key": {"S": "CHECKPOINT_finished 1"}},
+        Limit=1,
+    )["Items"][0]
+    stock.client.put_item(TableName=name, Item={**item, "ref_loc": {"S": "S3"}})
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", migrate=True) as db:
+        source = DynamoSource(url)
+        reports = {r.thread: r for r in parity.imported(source, db)}
+        source.close()
+        assert reports["parked 0"].state == "imported"
+        assert reports["parked 0"].verified > 0
+        assert (reports["finished 1"].state, "S3" in reports["finished 1"].why) == ("skipped", True)
+        thread = "parked 0"
+        assert threads.seen(db.checkpointer(), thread, made[thread]) == threads.seen(
+            stock, thread, made[thread]
+        )
+        assert [t.thread_id for t in db.threads_sync()] == ["parked 0"]
+
+
+def test_another_table_is_refused_by_name() -> None:
+    with dynamodb.empty() as url:
+        name = url.removeprefix("dynamodb://").partition("?")[0]
+        where: dict[str, Any] = {"region_name": dynamodb.REGION, "endpoint_url": dynamodb.endpoint()}
+        boto3.client("dynamodb", **where).create_table(
+            TableName=name,
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        with pytest.raises(BadUrl, match="is no table of langgraph-checkpoint-aws"):
+            DynamoSource(url)

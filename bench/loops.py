@@ -27,7 +27,7 @@ from bench.corpus import text
 from bench.graphs import MESSAGE_BYTES, Chat
 from bench.ways import RUNTIME, SYNC, WAYS
 from bench.worker import send
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.runtime import Runtime, Settings

@@ -16,7 +16,7 @@ from tests.langgraph.session import Session, config, play
 LONG = 60
 
 
-def furnish(db: perdure.Database, count: int = 50) -> None:
+def furnish(db: perdure.SyncDatabase, count: int = 50) -> None:
     """Let threads of several tenants live through what users do, and leave items in the store."""
     own = [conversation, questions, subgraphs, pruned, tagged_fork, writes_only, odd_values]
     for number, live in enumerate(own):
@@ -32,12 +32,12 @@ def furnish(db: perdure.Database, count: int = 50) -> None:
     store.put(("odd\x01name", "*"), "key\x01", {"v": 1})
 
 
-def play_as(db: perdure.Database, tenant: str, scenario: Scenario) -> None:
+def play_as(db: perdure.SyncDatabase, tenant: str, scenario: Scenario) -> None:
     build, script = scenario
     play(script, Session(build(db.checkpointer(tenant=tenant)), "sync", "sync"))
 
 
-def conversation(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def conversation(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     """Long enough for trees of several levels, with a message too large for one chunk."""
     graph = graphs.chat(saver)
     for n in range(LONG):
@@ -45,7 +45,7 @@ def conversation(saver: perdure.PerdureSaver, thread: str, db: perdure.Database)
     graph.invoke({"messages": [("user", "large " * 100_000)]}, config(thread))
 
 
-def questions(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def questions(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     """Two interrupts pend, one of which was answered."""
     graph = graphs.asking(saver, STATES["delta"])
     graph.invoke({"said": ["turn"]}, config(thread))
@@ -53,13 +53,13 @@ def questions(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) ->
     graph.invoke(Command(resume={first.id: "one"}), config(thread))
 
 
-def subgraphs(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def subgraphs(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     graph = graphs.nested(saver, STATES["delta-often"], stateful=True)
     for n in range(3):
         graph.invoke({"said": [f"turn {n}"]}, config(thread))
 
 
-def pruned(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def pruned(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     """A DeltaChannel that carries what its removed ancestors had."""
     graph = graphs.chain(saver, STATES["delta"])
     for n in range(6):
@@ -67,7 +67,7 @@ def pruned(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> No
     saver.prune([thread], keep_last=2)
 
 
-def tagged_fork(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def tagged_fork(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     graph = graphs.chain(saver)
     for n in range(3):
         graph.invoke({"said": [f"turn {n}"]}, config(thread))
@@ -77,13 +77,13 @@ def tagged_fork(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) 
     graph.invoke({"said": ["instead"]}, graph.update_state(old, {"said": ["edited"]}))
 
 
-def writes_only(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def writes_only(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     """Writes on a checkpoint that was never stored."""
     at = config(thread, checkpoint_ns="", checkpoint_id="0" * 32)
     saver.put_writes(at, [("said", ["early"]), ("said", "y" * 3000)], "task")
 
 
-def odd_values(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -> None:
+def odd_values(saver: perdure.PerdureSaver, thread: str, db: perdure.SyncDatabase) -> None:
     values: list[Any] = [
         {"nested": {"list": [{"n": n, "text": "z" * 100} for n in range(300)]}},
         b"bytes" * 1000,
@@ -98,7 +98,7 @@ def odd_values(saver: perdure.PerdureSaver, thread: str, db: perdure.Database) -
         graph.invoke({"said": [value]}, config(thread))
 
 
-def seen(db: perdure.Database, tenant: str, thread: str) -> list[Any]:
+def seen(db: perdure.SyncDatabase, tenant: str, thread: str) -> list[Any]:
     """All that a user of a thread's checkpoints could see."""
     saver = db.checkpointer(tenant=tenant)
     return [

@@ -11,33 +11,45 @@ from pathlib import Path
 import pytest
 
 import perdure
+from tools import write_sync
 
 
 def test_the_top_level_names_are_these() -> None:
     assert set(perdure.__all__) == {
         "BadUrl",
-        "RunInProgress",
+        "ByteCount",
+        "ChannelView",
+        "CheckpointView",
         "Codec",
         "Conflict",
         "Corrupt",
+        "Damage",
         "Database",
+        "Digest",
         "Fenced",
+        "Finding",
         "HeadConflict",
+        "Measure",
+        "MigrationRequired",
         "MissingExtra",
         "NotFound",
         "NotWaiting",
         "PerdureError",
         "PerdureSaver",
         "PerdureStore",
-        "Thread",
         "QueueFull",
         "Replaces",
         "Retention",
         "RetentionRules",
+        "Repaired",
+        "RunInProgress",
+        "Stuck",
+        "Survey",
+        "SyncDatabase",
+        "Thread",
         "TypeNotAllowed",
         "TypeNotFound",
         "Unavailable",
-        "MigrationRequired",
         "connect",
         "connect_sync",
     }
@@ -51,6 +63,13 @@ def test_every_error_is_in_one_tree() -> None:
         if isinstance(value, type) and value.__module__ == errors.__name__:
             assert issubclass(value, perdure.PerdureError), name
             assert value.__name__ in (errors.__doc__ or ""), f"{name} is missing in the tree at the top"
+
+
+def test_the_blocking_database_is_generated_from_the_asynchronous_one() -> None:
+    expected = write_sync.blocking(write_sync.SOURCE.read_text(encoding="utf-8"))
+    found = write_sync.TARGET.read_text(encoding="utf-8")
+    # Compared without the format: the formatter is not installed with the tests.
+    assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(expected)), "run: python -m tools.write_sync"
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

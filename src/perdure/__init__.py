@@ -11,7 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.database import Database, Thread, connect, connect_sync
+    from perdure.database.asynchronous import Database
+    from perdure.database.blocking import SyncDatabase
+    from perdure.database.opening import connect, connect_sync
+    from perdure.database.thread_entries import Thread
+    from perdure.engine.content import Digest
+    from perdure.engine.fsck_report import Damage, Finding, Repaired
+    from perdure.engine.measure import ByteCount, Measure
+    from perdure.engine.stuck import Stuck, Survey
     from perdure.errors import (
         BadUrl,
         Conflict,
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from perdure.langgraph.codecs import Codec
+    from perdure.langgraph.inspect import ChannelView, CheckpointView
     from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
     from perdure.langgraph.store import PerdureStore
@@ -37,12 +45,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadUrl",
+    "ByteCount",
+    "ChannelView",
+    "CheckpointView",
     "Codec",
     "Conflict",
     "Corrupt",
+    "Damage",
     "Database",
+    "Digest",
     "Fenced",
+    "Finding",
     "HeadConflict",
+    "Measure",
     "MigrationRequired",
     "MissingExtra",
     "NotFound",
@@ -51,10 +66,14 @@ __all__ = [
     "PerdureSaver",
     "PerdureStore",
     "QueueFull",
+    "Repaired",
     "Replaces",
     "Retention",
     "RetentionRules",
     "RunInProgress",
+    "Stuck",
+    "Survey",
+    "SyncDatabase",
     "Thread",
     "TypeNotAllowed",
     "TypeNotFound",
@@ -64,16 +83,27 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ByteCount": "engine.measure",
+    "ChannelView": "langgraph.inspect",
+    "CheckpointView": "langgraph.inspect",
     "Codec": "langgraph.codecs",
-    "Database": "database",
+    "Damage": "engine.fsck_report",
+    "Database": "database.asynchronous",
+    "Digest": "engine.content",
+    "Finding": "engine.fsck_report",
+    "Measure": "engine.measure",
     "PerdureSaver": "langgraph.saver",
     "PerdureStore": "langgraph.store",
     "Replaces": "langgraph.replaces",
     "Retention": "model.retention_policy",
     "RetentionRules": "model.retention_policy",
-    "Thread": "database",
-    "connect": "database",
-    "connect_sync": "database",
+    "Repaired": "engine.fsck_report",
+    "Stuck": "engine.stuck",
+    "Survey": "engine.stuck",
+    "SyncDatabase": "database.blocking",
+    "Thread": "database.thread_entries",
+    "connect": "database.opening",
+    "connect_sync": "database.opening",
 }
 """The module of each name that is not an error."""
 

@@ -12,6 +12,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.care import sweeper
 from perdure.care.sweeper import SweepOptions, WorkShare
+from perdure.database.base import handle_of
 from perdure.engine import sweep
 from perdure.engine.sweep import SweepState
 from perdure.errors import Unavailable
@@ -22,7 +23,7 @@ from tests.langgraph.session import config
 ONE = RetentionRules(Retention(keep_last=1))
 
 
-def fill(db: perdure.Database, count: int) -> None:
+def fill(db: perdure.SyncDatabase, count: int) -> None:
     graph = graphs.chat(db.checkpointer())
     for n in range(count):
         graph.invoke(graphs.message(n), config(f"t{n}"))
@@ -88,7 +89,7 @@ def test_what_a_dead_one_began_is_continued(monkeypatch: pytest.MonkeyPatch) -> 
 
         with pytest.raises(Unavailable):
             db.sweeper(SweepOptions(owner="one", share=1.0, on_step=die)).sweep()
-        state, _ = db.run(sweep.read_state(""))
+        state, _ = handle_of(db).run(sweep.read_state(""))
         assert (state.owner, state.swept.threads) == ("one", 2)
         visited: list[Any] = []
         visit = sweep.visit
@@ -110,7 +111,7 @@ def test_a_dry_run_stores_nothing_and_needs_no_lease() -> None:
         planned = db.sweeper(SweepOptions(share=1.0, dry_run=True)).sweep()
         assert planned is not None
         assert planned.checkpoints == 4
-        assert db.run(sweep.read_state(""))[1] == 0
+        assert handle_of(db).run(sweep.read_state(""))[1] == 0
         assert len(db.timeline("t0")) == 3
         assert db.sweeper(SweepOptions(share=1.0)).sweep() == planned
 

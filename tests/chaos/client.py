@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.types import Command
 
 import perdure
-from perdure.database import Database
+from perdure.database.blocking import SyncDatabase
 from perdure.langgraph.first_step import DURABILITY
 from perdure.langgraph.saver import PerdureSaver
 from perdure.testing.faults import ALL, WRITES, Action, Fault, fail, faulty, kill, refuse
@@ -166,7 +166,7 @@ def as_text(values: Any) -> str:
     return json.dumps(values, default=lambda v: "set" if isinstance(v, set) else repr(v), sort_keys=True)
 
 
-def watched(database: Database, journal: Journal) -> PerdureSaver:
+def watched(database: SyncDatabase, journal: Journal) -> PerdureSaver:
     """A checkpointer that notes each write when it is acknowledged, and not before. In durability ``async`` a
     run's input is acknowledged by whatever its run writes on it."""
     saver = database.checkpointer()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import apsw
 
 import perdure
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.model.ops import Commit, Committed, Delete, Drop, Fetch, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Key, Kind, Partition
@@ -147,7 +147,7 @@ class _Witness:
 
 
 @contextmanager
-def recorded(path: Path) -> Iterator[tuple[Recording, perdure.Database]]:
+def recorded(path: Path) -> Iterator[tuple[Recording, perdure.SyncDatabase]]:
     """A database in a new file, and what happens to its files until it is closed."""
     with perdure.connect_sync(f"sqlite:///{path}", migrate=True):
         pass

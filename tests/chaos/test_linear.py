@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.database import Database
+from perdure.database.base import DatabaseBase
 from perdure.runtime import Runtime, Settings
 from perdure.testing.history import logging_agent
 
@@ -30,7 +30,7 @@ class Seen:
     reads: list[list[str]] = field(default_factory=list)
 
 
-async def told(database: Database, thread: str) -> list[str]:
+async def told(database: DatabaseBase, thread: str) -> list[str]:
     """The messages that a thread's state has been told, in its order."""
     found = await database.checkpointer().aget_tuple({"configurable": {"thread_id": thread}})
     log = [] if found is None else found.checkpoint["channel_values"].get("log", [])
@@ -45,7 +45,7 @@ async def send(app: Runtime, thread: str, sender: int, seen: Seen) -> None:
         seen.acknowledged[text] = time.monotonic()
 
 
-async def read(database: Database, threads: dict[str, Seen], over: asyncio.Event) -> None:
+async def read(database: DatabaseBase, threads: dict[str, Seen], over: asyncio.Event) -> None:
     while not over.is_set():
         for thread, seen in threads.items():
             seen.reads.append(await told(database, thread))

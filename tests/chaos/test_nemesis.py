@@ -26,7 +26,9 @@ from typing import Any, Literal
 
 import pytest
 
-from perdure.database import Database, open_database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.engine import inbox, outbox, runs
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
@@ -180,7 +182,7 @@ def threads_of(scenario: str) -> list[str]:
     return sorted({thread for thread, _ in messages_of(scenario)})
 
 
-def violations(database: Database, scenario: str, journal: list[list[Any]]) -> list[str]:
+def violations(database: SyncDatabase, scenario: str, journal: list[list[Any]]) -> list[str]:
     """What is wrong by what is stored and by what processes have seen."""
     expected = Expected({thread: [] for thread in threads_of(scenario)})
     for thread, text in messages_of(scenario):
@@ -194,26 +196,29 @@ def violations(database: Database, scenario: str, journal: list[list[Any]]) -> l
     for thread in threads_of(scenario):
         at = Partition("", thread)
         wrong += forks(database, at)
-        replies = database.run(outbox.replies(at, 100))
+        replies = handle_of(database).run(outbox.replies(at, 100))
         wrong += [f"reply {r.id} never reached its channel" for r in replies if r.id not in delivered]
         wrong += [f"{key} is no reply's key" for key in set(delivered) - {r.id for r in replies}]
     return wrong
 
 
-def described(database: Database, thread: str) -> list[Any]:
+def described(database: SyncDatabase, thread: str) -> list[Any]:
     """A thread in words that do not depend on time or chance; of messages that may share a run, or not, only
     what was said."""
     at = Partition("", thread)
     found = database.checkpointer().get_tuple({"configurable": {"thread_id": thread}})
     assert found is not None
-    lanes = database.run(ask(Fetch(at, (Get(LANE, (IN,)), Get(LANE, (OUT,))))))
+    lanes = handle_of(database).run(ask(Fetch(at, (Get(LANE, (IN,)), Get(LANE, (OUT,))))))
     ready = [Lane.read(name, lane) for name, lane in zip((IN, OUT), lanes, strict=True)]
-    messages = database.run(inbox.latest(at, 100))
+    messages = handle_of(database).run(inbox.latest(at, 100))
     return [
         found.checkpoint["channel_values"]["log"],
         [[standing.message.seq, standing.message.payload] for standing in messages],
-        [[run.first, run.last, run.state] for run in database.run(runs.latest(at, 100))],
-        [[reply.ord, reply.state, reply.payload] for reply in database.run(outbox.replies(at, 100))],
+        [[run.first, run.last, run.state] for run in handle_of(database).run(runs.latest(at, 100))],
+        [
+            [reply.ord, reply.state, reply.payload]
+            for reply in handle_of(database).run(outbox.replies(at, 100))
+        ],
         [[lane.pending, lane.due_at, lane.run_id, lane.waiting] for lane in ready],
     ]
 

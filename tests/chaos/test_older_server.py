@@ -107,7 +107,7 @@ def restorable(backend: str) -> Iterator[Restorable]:
 
 
 def talk(
-    db: perdure.Database,
+    db: perdure.SyncDatabase,
     thread: str,
     stop: threading.Event,
     count: Counter[str],

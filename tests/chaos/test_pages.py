@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure import admin
 from perdure.runtime import Runtime
 from tests.chaos import pages
 from tests.chaos.test_power import builder
@@ -31,7 +32,7 @@ THREADS = 4
 pytestmark = pytest.mark.timeout(7200 if FULL else 300)
 
 
-async def live(db: perdure.Database, turns: int) -> None:
+async def live(db: perdure.SyncDatabase, turns: int) -> None:
     store = db.store()
     async with Runtime(db, builder().compile()) as runtime:
         for turn in range(turns):
@@ -42,7 +43,7 @@ async def live(db: perdure.Database, turns: int) -> None:
     await db.checkpointer().aprune(["thread 1"], strategy="keep_latest")
 
 
-def everything(db: perdure.Database) -> dict[str, Any]:
+def everything(db: perdure.SyncDatabase) -> dict[str, Any]:
     """What a user reads: by part, the value, or the name of the error that refused it."""
     out: dict[str, Any] = {}
 
@@ -62,14 +63,14 @@ def everything(db: perdure.Database) -> dict[str, Any]:
                 (i.key, i.value["turn"]) for i in db.store().search(("memories", str(thread)), limit=100)
             ),
         )
-    part("threads", lambda: [t.thread_id for t in db.threads_sync()])
+    part("threads", lambda: [t.thread_id for t in db.threads()])
     return out
 
 
-def report(db: perdure.Database) -> list[str]:
+def report(db: perdure.SyncDatabase) -> list[str]:
     """What fsck says."""
     try:
-        return [*map(str, db.fsck()), *db.examine()]
+        return [*map(str, db.fsck()), *admin.examine(db)]
     except perdure.PerdureError as error:
         return [str(error)]
 

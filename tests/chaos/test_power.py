@@ -16,6 +16,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.runtime import Runtime
 from tests.chaos import power
 
@@ -44,7 +45,7 @@ def builder() -> StateGraph[State]:
     return graph
 
 
-async def live(db: perdure.Database) -> None:
+async def live(db: perdure.SyncDatabase) -> None:
     """Messages to several threads, pruned and deleted in between, and items of the store."""
     saver, store = db.checkpointer(), db.store()
     async with Runtime(db, builder().compile()) as runtime:
@@ -64,7 +65,7 @@ async def live(db: perdure.Database) -> None:
 
 def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(tmp_path: Path) -> None:
     with power.recorded(tmp_path / "threads.db") as (recording, db):
-        inner: Any = db._driver
+        inner: Any = handle_of(db).driver
         inner._inner._inner._writer.execute("PRAGMA wal_autocheckpoint = 40")
         asyncio.run(live(db))
     acknowledged = [each for each in recording.asked if each.stored]
@@ -88,7 +89,7 @@ def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(tmp_path: Path
 def test_a_flush_that_does_not_happen_is_found_out(tmp_path: Path) -> None:
     """The test above can fail: where the log is never flushed, acknowledged writes are not there."""
     with power.recorded(tmp_path / "threads.db") as (recording, db):
-        inner: Any = db._driver
+        inner: Any = handle_of(db).driver
         inner._inner._inner._writer.execute("PRAGMA synchronous = OFF")
         db.store().put(("memories",), "a", {"likes": "tea"})
         db.store().put(("memories",), "b", {"likes": "cake"})

@@ -15,6 +15,7 @@ from typing import Any
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.model.messages import Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
@@ -227,6 +228,6 @@ class Workers:
 
     def holder(self, thread: str) -> str | None:
         with perdure.connect_sync(self.url) as db:
-            ((lane,),) = db.run(ask(Fetch(Partition("", thread), (Get(LANE, (IN,)),))))
+            ((lane,),) = handle_of(db).run(ask(Fetch(Partition("", thread), (Get(LANE, (IN,)),))))
         owner: str | None = lane.fields["owner"]
         return owner

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.engine import sweep
 from tests.cli.test_commands import Shell, converse, shell
 
@@ -68,7 +69,7 @@ def test_without_a_policy_nothing_is_removed(shell: Shell, url: str) -> None:
 
 def test_another_process_sweeps(shell: Shell, url: str) -> None:
     with perdure.connect_sync(url) as db:
-        db.run(sweep.begin("another", "", time.time_ns() // 1000, 600_000_000))
+        handle_of(db).run(sweep.begin("another", "", time.time_ns() // 1000, 600_000_000))
     done = shell("care", "run", "--once", "--keep-last", "1", "--db", url)
     assert (done.returncode, "Another process sweeps" in done.stderr) == (0, True)
     assert "A sweep is under way" in shell("care", "status", "--db", url).stdout
@@ -85,7 +86,7 @@ def test_a_damaged_thread_is_reported(shell: Shell, url: str, caplog: pytest.Log
     assert "'odd' was not swept: its metadata name a retention policy that does not exist" in caplog.text
 
 
-def graph_metadata(db: perdure.Database, thread: str) -> None:
+def graph_metadata(db: perdure.SyncDatabase, thread: str) -> None:
     from tests.langgraph import graphs
 
     graph = graphs.chat(db.checkpointer())

@@ -66,7 +66,7 @@ def test_a_file_of_the_stock_saver_is_imported_and_reported(run: Run, old: Path,
     code, out, _ = run(*IMPORT, "--json")
     assert json.loads(out)["threads"] == {"imported": 0, "extended": 0, "unchanged": 3, "skipped": 0}
     with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db") as db:
-        assert len(list(db.threads_sync())) == 3
+        assert len(list(db.threads())) == 3
         assert db.store().get(("users", "ada"), "name").value == {"is": "Ada"}  # type: ignore[union-attr]
 
 
@@ -78,7 +78,7 @@ def test_threads_and_a_tenant_can_be_named(run: Run, old: Path, tmp_path: Path) 
     assert code == 1
     assert "old.db has no thread 'nothing'; nothing was imported" in err
     with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", tenant="acme") as db:
-        assert [t.thread_id for t in db.threads_sync()] == ["parked 0"]
+        assert [t.thread_id for t in db.threads()] == ["parked 0"]
 
 
 def test_a_thread_that_is_skipped_is_named_with_the_reason(run: Run, old: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_thread_that_is_skipped_is_named_with_the_reason(run: Run, old: Path, 
     assert "thread 'finished 1' was skipped: a value is pickled" in err
     assert "1 threads skipped" in out
     with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db") as db:
-        assert sorted(t.thread_id for t in db.threads_sync()) == ["forked 2", "parked 0"]
+        assert sorted(t.thread_id for t in db.threads()) == ["forked 2", "parked 0"]
 
 
 def test_the_options_of_an_archive_are_refused_elsewhere(run: Run, old: Path) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure import admin
 from perdure.cli import main
+from perdure.database.base import handle_of
 from perdure.model.records import THREADS, Partition
 from perdure.storage.sql.schema import SCHEMA_VERSION
 from perdure.storage.url import redacted
@@ -51,18 +53,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     return call
 
 
-def database(path: Path, *, key: bytes | None = None, fill: Callable[[perdure.Database], Any]) -> str:
+def database(path: Path, *, key: bytes | None = None, fill: Callable[[perdure.SyncDatabase], Any]) -> str:
     url = f"sqlite:///{path}"
     with perdure.connect_sync(url, migrate=True, encryption_key=key) as db:
         fill(db)
     return url
 
 
-def empty(db: perdure.Database) -> None:
+def empty(db: perdure.SyncDatabase) -> None:
     """Leaves it as it is."""
 
 
-def talk(db: perdure.Database, thread: str = "ada", turns: int = 3) -> None:
+def talk(db: perdure.SyncDatabase, thread: str = "ada", turns: int = 3) -> None:
     graph = graphs.chat(db.checkpointer())
     for n in range(turns):
         graph.invoke(graphs.message(n), config(thread))
@@ -70,15 +72,15 @@ def talk(db: perdure.Database, thread: str = "ada", turns: int = 3) -> None:
 
 def digests(url: str, key: bytes | None = None) -> dict[Partition, str]:
     with perdure.connect_sync(url, encryption_key=key) as db:
-        return {p: db.digest_of(p).hex for p in db.partitions(None)}
+        return {p: admin.digest_of(db, p).hex for p in admin.partitions(db, None)}
 
 
 def arrived(url: str) -> dict[Partition, str]:
     """The threads that a graph would find, with their digests."""
     with perdure.connect_sync(url) as db:
         return {
-            p: db.digest_of(p).hex
-            for p in db.partitions(None)
+            p: admin.digest_of(db, p).hex
+            for p in admin.partitions(db, None)
             if p.space == THREADS and db.checkpointer(tenant=p.tenant).get_tuple(config(p.thread)) is not None
         }
 
@@ -108,7 +110,7 @@ def test_copy_brings_everything_and_says_so(run: Run, tmp_path: Path) -> None:
 
 
 def test_copy_takes_one_tenant_or_some_threads(run: Run, tmp_path: Path) -> None:
-    def fill(db: perdure.Database) -> None:
+    def fill(db: perdure.SyncDatabase) -> None:
         for thread in ("ada", "eve", "bob"):
             talk(db, thread, 1)
         graphs.chat(db.checkpointer(tenant="other")).invoke(graphs.message(0), config("ada"))
@@ -341,9 +343,9 @@ def test_what_has_not_arrived_can_be_deleted(run: Run, tmp_path: Path) -> None:
     from perdure.model.ops import Commit, Delete
     from perdure.model.records import GC, HEAD
 
-    def fill(db: perdure.Database) -> None:
+    def fill(db: perdure.SyncDatabase) -> None:
         talk(db)
-        db._driver.perform(Commit(Partition("", "ada"), (Delete(HEAD, ("",)), Delete(GC, ()))))
+        handle_of(db).driver.perform(Commit(Partition("", "ada"), (Delete(HEAD, ("",)), Delete(GC, ()))))
 
     url = database(tmp_path / "a.db", fill=fill)
     code, _, err = run("fsck", "--db", url)
@@ -423,14 +425,15 @@ def stopped_after(
 
 CHILD = """
 import sys
-from perdure.database import open_database
+from perdure import admin
+from perdure.database.opening import open_database
 from perdure.model.records import Partition
 from perdure.testing.faults import WRITES, Fault, faulty, kill
 
 source, target, at, when = sys.argv[1:]
 with faulty(target, Fault(int(at), kill, when), counts=WRITES) as (there, driver):
     here = open_database(source)
-    here.move(Partition("", "conversation 0"), there)
+    admin.move(here, Partition("", "conversation 0"), there)
 """
 
 
@@ -449,7 +452,7 @@ def test_a_process_that_dies_at_a_write_leaves_no_thread_behind(
     partition = Partition("", "conversation 0")
     assert arrived(target) == {}
     with perdure.connect_sync(house) as here, perdure.connect_sync(target) as there:
-        assert there.partitions(None) == [partition]
-        assert here.move(partition, there).found.value == found
+        assert admin.partitions(there, None) == [partition]
+        assert admin.move(here, partition, there).found.value == found
         assert there.fsck(partition.thread) == []
     assert digests(target)[partition] == digests(house)[partition]

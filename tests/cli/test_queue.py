@@ -17,6 +17,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.cli import main
+from perdure.database.base import handle_of
 from perdure.engine import inbox
 from perdure.model.messages import DEAD, DONE, READY, SENT, UNKNOWN, Reply
 from perdure.model.records import Partition
@@ -267,11 +268,11 @@ def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:
             async with Runtime(db, graph) as runtime:
                 await go(runtime)
             ada = Partition("", "ada")
-            whole = await db.arun(inbox.latest(ada, 10))
+            whole = await handle_of(db).arun(inbox.latest(ada, 10))
             assert [standing.message.seq for standing in whole] == [3, 2, 1]
             assert len({standing.run.id for standing in whole if standing.run is not None}) == 1
-            assert await db.arun(inbox.latest(ada, 2)) == whole[:2]
-            assert await db.arun(inbox.latest(ada, 2, after=2)) == whole[2:]
+            assert await handle_of(db).arun(inbox.latest(ada, 2)) == whole[:2]
+            assert await handle_of(db).arun(inbox.latest(ada, 2, after=2)) == whole[2:]
 
     asyncio.run(run())
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 import perdure
+from perdure import admin
+from perdure.database.base import handle_of
 from perdure.errors import Conflict
 from perdure.model.records import KINDS, SEAL, Partition, Record
 from tests.engine.test_transfer import (
@@ -25,7 +27,7 @@ from tests.langgraph.session import config
 TARGET = Partition("", "copy")
 
 
-def crossed(step: int, act: Callable[[perdure.Database], object]) -> Crossed:
+def crossed(step: int, act: Callable[[perdure.SyncDatabase], object]) -> Crossed:
     """A database with the threads "one" and "two" where something happens in the middle of the next copy."""
     out = Crossed(step, act)
     grow(out.clean, "one", 3)
@@ -33,7 +35,7 @@ def crossed(step: int, act: Callable[[perdure.Database], object]) -> Crossed:
     return out
 
 
-def contents(db: perdure.Database) -> list[tuple[Record, ...]]:
+def contents(db: perdure.SyncDatabase) -> list[tuple[Record, ...]]:
     """All of the target but who claims it."""
     return [rows(db, TARGET, kind) for kind in KINDS if kind is not SEAL]
 
@@ -65,7 +67,7 @@ def test_of_two_copies_to_one_name_no_more_than_one_is_acknowledged_and_that_is_
     for step in steps():
         won: list[str] = []
 
-        def cross(clean: perdure.Database, won: list[str] = won) -> None:
+        def cross(clean: perdure.SyncDatabase, won: list[str] = won) -> None:
             copy(clean, "two", won)
 
         db = crossed(step, cross)
@@ -80,7 +82,7 @@ def test_of_two_copies_to_one_name_no_more_than_one_is_acknowledged_and_that_is_
     assert second_won
 
 
-def copy(db: perdure.Database, thread: str, won: list[str]) -> None:
+def copy(db: perdure.SyncDatabase, thread: str, won: list[str]) -> None:
     try:
         db.checkpointer().copy_thread(thread, "copy")
     except Conflict:
@@ -96,7 +98,7 @@ def test_a_copy_onto_what_is_there_changes_nothing(held: str) -> None:
     if held == "half a copy":
         source.tag("copy", "approved")
         with pytest.raises(Cut):
-            source.move(TARGET, database(Hooked(db._driver, cut_at_arrival)))
+            admin.move(source, TARGET, database(Hooked(handle_of(db).driver, cut_at_arrival)))
     else:
         at = config("copy", checkpoint_ns="", checkpoint_id="9" * 32)
         db.checkpointer().put_writes(at, [("said", 1)], "task")

@@ -10,6 +10,7 @@ import pytest
 
 import perdure
 from perdure import Retention, RetentionRules
+from perdure.database.base import handle_of
 from perdure.engine import documents
 from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
 from perdure.model.ops import Expect
@@ -49,19 +50,19 @@ def test_a_thread_expires_by_its_own_time_or_its_policy(
     assert thread.expires_at(rules) == at
 
 
-def put(db: perdure.Database, body: Mapping[str, Any], at: int) -> None:
-    db.run(documents.put(HERE, *OF_THREAD, body, at, Expect.ANY, db.fresh()))
+def put(db: perdure.SyncDatabase, body: Mapping[str, Any], at: int) -> None:
+    handle_of(db).run(documents.put(HERE, *OF_THREAD, body, at, Expect.ANY, handle_of(db).fresh()))
 
 
 def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> None:
     with perdure.connect_sync("memory://") as db:
-        assert db.run(read_at_rest(HERE)).active_at is None
+        assert handle_of(db).run(read_at_rest(HERE)).active_at is None
         put(db, {"metadata": {"retention": "own", "graph_id": "theirs"}, "ttl": None}, 5)
-        assert db.run(read_at_rest(HERE)).active_at == 5
+        assert handle_of(db).run(read_at_rest(HERE)).active_at == 5
         before = time.time_ns() // 1000
         graph = graphs.chat(db.checkpointer())
         graph.invoke(graphs.message(0), {**config("a"), "metadata": {"graph_id": "mine", "more": 1}})
-        found = db.run(read_at_rest(HERE))
+        found = handle_of(db).run(read_at_rest(HERE))
         assert found.active_at is not None
         assert before - 1 <= found.active_at <= time.time_ns() // 1000 + 1
         assert {name: found.metadata[name] for name in ("retention", "graph_id", "more")} == {
@@ -70,16 +71,16 @@ def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> Non
             "more": 1,
         }
         put(db, {}, found.active_at + 5)
-        assert db.run(read_at_rest(HERE)).active_at == found.active_at + 5
+        assert handle_of(db).run(read_at_rest(HERE)).active_at == found.active_at + 5
 
 
 def test_a_thread_that_changed_since_it_was_read_is_not_removed() -> None:
     with perdure.connect_sync("memory://") as db:
         graph = graphs.chat(db.checkpointer())
         graph.invoke(graphs.message(0), config("a"))
-        found = db.run(read_at_rest(HERE))
+        found = handle_of(db).run(read_at_rest(HERE))
         graph.invoke(graphs.message(1), config("a"))
-        assert not db.run(remove_expired(HERE, found))
+        assert not handle_of(db).run(remove_expired(HERE, found))
         assert len(db.timeline("a")) == 6
-        assert db.run(remove_expired(HERE, db.run(read_at_rest(HERE))))
-        assert list(db.threads_sync()) == []
+        assert handle_of(db).run(remove_expired(HERE, handle_of(db).run(read_at_rest(HERE))))
+        assert list(db.threads()) == []

@@ -12,7 +12,9 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 import perdure
-from perdure.database import Database, open_database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.engine.fsck import check
 from perdure.engine.fsck_report import Damage, Finding
 from perdure.model.chunks import Digester
@@ -31,7 +33,7 @@ class State(TypedDict):
 
 
 @pytest.fixture(params=["memory", "sqlite", "sealed"])
-def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[tuple[Database, Driver]]:
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[tuple[SyncDatabase, Driver]]:
     """A database, and the driver under it."""
     made: list[Driver] = []
 
@@ -48,7 +50,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[tuple[Datab
     database.close()
 
 
-def talk(database: Database, turns: int = 3) -> list[str]:
+def talk(database: SyncDatabase, turns: int = 3) -> list[str]:
     """A thread of some turns, each with a subgraph call; the ids of its root checkpoints, oldest first."""
     inner = StateGraph(State)
     inner.add_node("note", lambda state: {"said": ["noted " + "n" * 100]})
@@ -97,7 +99,7 @@ def only(findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_sound_thread_and_an_absent_one_have_no_findings(store: tuple[Database, Driver]) -> None:
+def test_a_sound_thread_and_an_absent_one_have_no_findings(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     talk(database)
     database.tag("thread", "start")
@@ -110,14 +112,14 @@ def test_a_sound_thread_and_an_absent_one_have_no_findings(store: tuple[Database
     assert everything(driver) == before
 
 
-def test_what_a_prune_cuts_is_no_hole(store: tuple[Database, Driver]) -> None:
+def test_what_a_prune_cuts_is_no_hole(store: tuple[SyncDatabase, Driver]) -> None:
     database, _ = store
     talk(database)
     database.checkpointer().prune(["thread"], keep_last=2)
     assert database.fsck() == []
 
 
-def test_a_hole_is_found_and_closed_with_the_nearest_ancestor(store: tuple[Database, Driver]) -> None:
+def test_a_hole_is_found_and_closed_with_the_nearest_ancestor(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     ids = talk(database)
     commit(driver, Delete(CHECKPOINT, ("", ids[4])))
@@ -134,7 +136,7 @@ def test_a_hole_is_found_and_closed_with_the_nearest_ancestor(store: tuple[Datab
     assert history == [i for i in reversed(ids) if i != ids[4]]
 
 
-def test_a_hole_after_a_fork_becomes_a_cut(store: tuple[Database, Driver]) -> None:
+def test_a_hole_after_a_fork_becomes_a_cut(store: tuple[SyncDatabase, Driver]) -> None:
     """The newest checkpoint below the hole is on the other line, so it must not become the parent."""
     database, driver = store
     ids = talk(database)
@@ -159,7 +161,7 @@ def test_a_hole_after_a_fork_becomes_a_cut(store: tuple[Database, Driver]) -> No
     assert database.fsck() == []
 
 
-def test_a_thread_works_on_after_a_repair(store: tuple[Database, Driver]) -> None:
+def test_a_thread_works_on_after_a_repair(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     ids = talk(database)
     commit(driver, Delete(CHECKPOINT, ("", ids[-1])), Delete(CHECKPOINT, ("", ids[2])))
@@ -169,7 +171,7 @@ def test_a_thread_works_on_after_a_repair(store: tuple[Database, Driver]) -> Non
     assert database.fsck() == []
 
 
-def test_a_stray_head_goes_to_the_newest_by_sequence(store: tuple[Database, Driver]) -> None:
+def test_a_stray_head_goes_to_the_newest_by_sequence(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     ids = talk(database)
     head = one(driver, HEAD, ("",))
@@ -185,7 +187,7 @@ def test_a_stray_head_goes_to_the_newest_by_sequence(store: tuple[Database, Driv
     assert database.fsck() == []
 
 
-def test_a_head_without_any_checkpoint_goes_away(store: tuple[Database, Driver]) -> None:
+def test_a_head_without_any_checkpoint_goes_away(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     commit(driver, Put(HEAD, ("",), {"checkpoint_id": "gone", "seq": 3}, version=1))
     assert only(database.fsck()).kind is Damage.HEAD
@@ -193,7 +195,7 @@ def test_a_head_without_any_checkpoint_goes_away(store: tuple[Database, Driver])
     assert driver.perform(Fetch(THREAD, (Get(HEAD, ("",)),))) == ((),)
 
 
-def test_a_lost_head_and_one_whose_sequence_lags_are_set_again(store: tuple[Database, Driver]) -> None:
+def test_a_lost_head_and_one_whose_sequence_lags_are_set_again(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     talk(database)
     head = one(driver, HEAD, ("",))
@@ -208,7 +210,9 @@ def test_a_lost_head_and_one_whose_sequence_lags_are_set_again(store: tuple[Data
     assert one(driver, HEAD, ("",)).fields == head.fields
 
 
-def test_a_dangling_chunk_is_found_at_every_checkpoint_that_needs_it(store: tuple[Database, Driver]) -> None:
+def test_a_dangling_chunk_is_found_at_every_checkpoint_that_needs_it(
+    store: tuple[SyncDatabase, Driver],
+) -> None:
     database, driver = store
     talk(database)
     (chunks,) = driver.perform(Fetch(THREAD, (Range(CHUNK),)))
@@ -223,7 +227,7 @@ def test_a_dangling_chunk_is_found_at_every_checkpoint_that_needs_it(store: tupl
         assert database.fsck() == []
 
 
-def test_a_chunk_that_is_not_what_its_name_says_is_found(store: tuple[Database, Driver]) -> None:
+def test_a_chunk_that_is_not_what_its_name_says_is_found(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     talk(database)
     (chunks,) = driver.perform(Fetch(THREAD, (Range(CHUNK),)))
@@ -238,7 +242,7 @@ def test_a_chunk_that_is_not_what_its_name_says_is_found(store: tuple[Database, 
 
 
 def test_a_record_that_does_not_open_is_one_finding_and_hides_no_other(
-    store: tuple[Database, Driver],
+    store: tuple[SyncDatabase, Driver],
 ) -> None:
     database, driver = store
     ids = talk(database)
@@ -248,7 +252,7 @@ def test_a_record_that_does_not_open_is_one_finding_and_hides_no_other(
     assert found == {(ids[2], Damage.UNREADABLE), (ids[7], Damage.HOLE)}
 
 
-def test_a_tag_on_nothing_is_found(store: tuple[Database, Driver]) -> None:
+def test_a_tag_on_nothing_is_found(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     talk(database)
     commit(driver, Put(TAG, ("best",), {"namespace": "", "checkpoint_id": "gone"}, version=1))
@@ -258,7 +262,7 @@ def test_a_tag_on_nothing_is_found(store: tuple[Database, Driver]) -> None:
 
 
 def test_a_sequence_given_twice_and_a_parent_after_its_child_are_found(
-    store: tuple[Database, Driver],
+    store: tuple[SyncDatabase, Driver],
 ) -> None:
     database, driver = store
     ids = talk(database)
@@ -272,7 +276,7 @@ def test_a_sequence_given_twice_and_a_parent_after_its_child_are_found(
     assert any("history may skip" in f.detail for f in findings)
 
 
-def test_a_repair_waits_for_an_open_run(store: tuple[Database, Driver]) -> None:
+def test_a_repair_waits_for_an_open_run(store: tuple[SyncDatabase, Driver]) -> None:
     database, driver = store
     ids = talk(database)
     commit(driver, Delete(CHECKPOINT, ("", ids[4])), Put(EPOCH, (), {"open_run": "r1"}, version=1))
@@ -282,7 +286,7 @@ def test_a_repair_waits_for_an_open_run(store: tuple[Database, Driver]) -> None:
     assert {finding.kind for finding in database.fsck()} == {Damage.HOLE, Damage.QUEUE}
 
 
-def test_a_hole_under_replayed_values_is_left_for_a_person(store: tuple[Database, Driver]) -> None:
+def test_a_hole_under_replayed_values_is_left_for_a_person(store: tuple[SyncDatabase, Driver]) -> None:
     """Linking over it would silently drop the writes that were replayed through what is gone."""
     from perdure.model.checkpoint import CheckpointRecord
 
@@ -299,7 +303,7 @@ def test_a_hole_under_replayed_values_is_left_for_a_person(store: tuple[Database
 def test_a_thread_that_moves_while_it_is_read_is_read_again() -> None:
     """A removal between reading the checkpoints and reading their chunks looks like damage for a moment."""
     database = open_database("memory://")
-    driver = database._driver
+    driver = handle_of(database).driver
     talk(database)
     done: list[int] = []
 

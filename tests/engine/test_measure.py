@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.engine.measure import Measure, measure
 from perdure.engine.paging import read_all
 from perdure.model.ops import Range
@@ -16,8 +17,8 @@ from tests.houses import seen
 LIVES = (houses.conversation, houses.questions, houses.subgraphs, houses.pruned, houses.odd_values)
 
 
-def measured(db: perdure.Database, thread: str) -> Measure:
-    return db.run(measure(Partition("", thread), db._digest))
+def measured(db: perdure.SyncDatabase, thread: str) -> Measure:
+    return handle_of(db).run(measure(Partition("", thread), handle_of(db).digest))
 
 
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.__name__)
@@ -25,7 +26,7 @@ def test_the_total_is_what_is_stored(live: houses.Any) -> None:
     with perdure.connect_sync("memory://") as db:
         live(db.checkpointer(), "a", db)
         kinds = (CHECKPOINT, CHUNK, WRITE)
-        stored = db.run(read_all(Partition("", "a"), *map(Range, kinds)))
+        stored = handle_of(db).run(read_all(Partition("", "a"), *map(Range, kinds)))
         found = measured(db, "a")
         assert found.total == sum(len(record.body) for records in stored for record in records)
         assert found.checkpoints.count == len(stored[0]) == len(seen(db, "", "a")) or live is houses.subgraphs
@@ -54,7 +55,7 @@ def test_a_thread_that_is_pruned_meanwhile_is_measured_anew() -> None:
 
         def interrupted(times: int) -> Program[Measure]:
             """Prunes before chunks are fetched."""
-            program = measure(Partition("", "a"), db._digest)
+            program = measure(Partition("", "a"), handle_of(db).digest)
             answer = None
             while True:
                 try:
@@ -68,4 +69,4 @@ def test_a_thread_that_is_pruned_meanwhile_is_measured_anew() -> None:
                     db.checkpointer().delete_thread("a")
                 answer = yield effect
 
-        assert db.run(interrupted(1)).total == 0
+        assert handle_of(db).run(interrupted(1)).total == 0

@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import pytest
 
 import perdure
-from perdure.database import open_database
+from perdure import admin
+from perdure.database.base import handle_of
+from perdure.database.handle import DatabaseHandle
+from perdure.database.opening import open_database
 from perdure.engine.transfer import LEFT, MOVED, Exists, State
 from perdure.errors import Conflict, Contention, Corrupt, NotFound, Unavailable
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Put, Range, Stage
@@ -87,18 +90,18 @@ class Hooked:
 
 def in_memory(
     key: bytes | None = None, wrap: Callable[[Driver], Driver] = lambda driver: driver
-) -> perdure.Database:
+) -> perdure.SyncDatabase:
     return open_database("memory://", encryption_key=key, wrap=wrap)
 
 
 @contextmanager
-def opened(backend: str, key: bytes | None = None) -> Iterator[perdure.Database]:
+def opened(backend: str, key: bytes | None = None) -> Iterator[perdure.SyncDatabase]:
     with EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True, encryption_key=key) as db:
         yield db
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[perdure.Database]:
+def house() -> Iterator[perdure.SyncDatabase]:
     """Fifty threads that nobody writes to."""
     db = in_memory()
     furnish(db)
@@ -106,30 +109,32 @@ def house() -> Iterator[perdure.Database]:
     db.close()
 
 
-def digests(db: perdure.Database) -> dict[Partition, str]:
-    return {p: db.digest_of(p).hex for p in db.partitions(None)}
+def digests(db: perdure.SyncDatabase) -> dict[Partition, str]:
+    return {p: admin.digest_of(db, p).hex for p in admin.partitions(db, None)}
 
 
-def move_all(source: perdure.Database, target: perdure.Database, **options: Any) -> set[State]:
-    return {source.move(p, target, **options).found for p in source.partitions(None)}
+def move_all(source: perdure.SyncDatabase, target: perdure.SyncDatabase, **options: Any) -> set[State]:
+    return {admin.move(source, p, target, **options).found for p in admin.partitions(source, None)}
 
 
-def assert_sound(db: perdure.Database) -> None:
-    for partition in db.partitions(None):
+def assert_sound(db: perdure.SyncDatabase) -> None:
+    for partition in admin.partitions(db, None):
         if partition.space == THREADS:
             assert tenant_of(db, partition.tenant).fsck(partition.thread) == []
 
 
-def tenant_of(db: perdure.Database, tenant: str) -> perdure.Database:
-    return perdure.Database(db._driver, tenant=tenant, digest=db._digest)
+def tenant_of(db: perdure.SyncDatabase, tenant: str) -> perdure.SyncDatabase:
+    return perdure.SyncDatabase(
+        DatabaseHandle(handle_of(db).driver, tenant=tenant, digest=handle_of(db).digest)
+    )
 
 
-def rows(db: perdure.Database, partition: Partition, kind: Kind) -> tuple[Record, ...]:
-    (found,) = db._driver.perform(Fetch(partition, (Range(kind),)))
+def rows(db: perdure.SyncDatabase, partition: Partition, kind: Kind) -> tuple[Record, ...]:
+    (found,) = handle_of(db).driver.perform(Fetch(partition, (Range(kind),)))
     return found
 
 
-def is_absent(db: perdure.Database, partition: Partition) -> bool:
+def is_absent(db: perdure.SyncDatabase, partition: Partition) -> bool:
     """Whether a graph that is called on the thread finds nothing."""
     return db.checkpointer(tenant=partition.tenant).get_tuple(config(partition.thread)) is None
 
@@ -139,8 +144,8 @@ def test_every_kind_of_record_moves_or_is_meant_to_stay() -> None:
     assert len(MOVED) + len(LEFT) == len(KINDS)
 
 
-def test_the_house_has_what_is_easily_lost(house: perdure.Database) -> None:
-    partitions = house.partitions(None)
+def test_the_house_has_what_is_easily_lost(house: perdure.SyncDatabase) -> None:
+    partitions = admin.partitions(house, None)
     threads = [p for p in partitions if p.space == THREADS]
     assert len(threads) == 50
     assert len(partitions) > len(threads)
@@ -151,7 +156,7 @@ def test_the_house_has_what_is_easily_lost(house: perdure.Database) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_house_moves_from_backend_to_backend_and_back(house: perdure.Database) -> None:
+def test_a_house_moves_from_backend_to_backend_and_back(house: perdure.SyncDatabase) -> None:
     expected = digests(house)
     own = [p for p in expected if p.tenant == ""]
     with ExitStack() as stack:
@@ -160,7 +165,7 @@ def test_a_house_moves_from_backend_to_backend_and_back(house: perdure.Database)
             there = stack.enter_context(opened(backend))
             assert move_all(here, there) == {State.ABSENT}, backend
             assert digests(there) == expected, backend
-            assert {here.move(p, there).found for p in own} == {State.SAME}, backend
+            assert {admin.move(here, p, there).found for p in own} == {State.SAME}, backend
             assert [f for p in own if p.space == THREADS for f in there.fsck(p.thread)] == [], backend
             here = there
         assert_sound(here)
@@ -173,7 +178,9 @@ def test_a_house_moves_from_backend_to_backend_and_back(house: perdure.Database)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [(None, KEY_A), (KEY_A, KEY_B), (KEY_B, None), (KEY_A, KEY_A)])
-def test_a_house_moves_between_keys(house: perdure.Database, keys: tuple[bytes | None, bytes | None]) -> None:
+def test_a_house_moves_between_keys(
+    house: perdure.SyncDatabase, keys: tuple[bytes | None, bytes | None]
+) -> None:
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
     source, target = in_memory(keys[0]), in_memory(keys[1])
     move_all(house, source)
@@ -187,11 +194,11 @@ def test_a_house_moves_between_keys(house: perdure.Database, keys: tuple[bytes |
             assert seen(target, *partition[:2]) == seen(house, *partition[:2])
 
 
-def test_a_thread_that_moved_goes_on(house: perdure.Database) -> None:
+def test_a_thread_that_moved_goes_on(house: perdure.SyncDatabase) -> None:
     for key in (None, KEY_A):
         target = in_memory(key)
         there = Partition("", "conversation 0")
-        house.move(there, target)
+        admin.move(house, there, target)
         graph = graphs.chat(target.checkpointer())
         before = graph.get_state(config(there.thread)).values["messages"]
         graph.invoke(graphs.message(1000), config(there.thread))
@@ -204,7 +211,7 @@ def test_a_thread_that_moved_goes_on(house: perdure.Database) -> None:
 
 
 @pytest.mark.parametrize("limits", [DYNAMODB, CommitLimits(ops=4, bytes=1)])
-def test_a_house_moves_through_narrow_doors(house: perdure.Database, limits: CommitLimits) -> None:
+def test_a_house_moves_through_narrow_doors(house: perdure.SyncDatabase, limits: CommitLimits) -> None:
     target = in_memory(wrap=lambda driver: Narrow(driver, limits))
     assert move_all(house, target) == {State.ABSENT}
     assert digests(target) == digests(house)
@@ -212,10 +219,10 @@ def test_a_house_moves_through_narrow_doors(house: perdure.Database, limits: Com
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_move_that_is_cut_short_anywhere_goes_on(house: perdure.Database, side: str, when: Any) -> None:
-    expected = house.digest_of(FORK)
+def test_a_move_that_is_cut_short_anywhere_goes_on(house: perdure.SyncDatabase, side: str, when: Any) -> None:
+    expected = admin.digest_of(house, FORK)
 
-    def attempt(*faults: Fault) -> tuple[perdure.Database, FaultyDriver, BaseException | None]:
+    def attempt(*faults: Fault) -> tuple[perdure.SyncDatabase, FaultyDriver, BaseException | None]:
         made: list[FaultyDriver] = []
         store = Narrow(MemoryDriver(), CommitLimits(ops=8, bytes=4000))
 
@@ -223,15 +230,19 @@ def test_a_move_that_is_cut_short_anywhere_goes_on(house: perdure.Database, side
             made.append(FaultyDriver(driver, *faults))
             return made[0]
 
-        clean = perdure.Database(store, tenant="", digest=house._digest)
+        clean = perdure.SyncDatabase(DatabaseHandle(store, tenant="", digest=handle_of(house).digest))
         source, target = house, clean
         if side == "target":
-            target = perdure.Database(wrap(store), tenant="", digest=house._digest)
+            target = perdure.SyncDatabase(
+                DatabaseHandle(wrap(store), tenant="", digest=handle_of(house).digest)
+            )
         else:
-            source = perdure.Database(wrap(house._driver), tenant="", digest=house._digest)
+            source = perdure.SyncDatabase(
+                DatabaseHandle(wrap(handle_of(house).driver), tenant="", digest=handle_of(house).digest)
+            )
         error = None
         try:
-            source.move(FORK, target)
+            admin.move(source, FORK, target)
         except Unavailable as raised:
             error = raised
         return clean, made[0], error
@@ -245,18 +256,18 @@ def test_a_move_that_is_cut_short_anywhere_goes_on(house: perdure.Database, side
         assert error is not None
         if not is_absent(clean, FORK):
             assert (number, when) == (driver.count, "after") or side == "source"
-            assert clean.digest_of(FORK).agrees(expected)
-        again = house.move(FORK, clean)
+            assert admin.digest_of(clean, FORK).agrees(expected)
+        again = admin.move(house, FORK, clean)
         partial += again.found is State.PARTIAL
-        assert clean.digest_of(FORK).agrees(expected)
+        assert admin.digest_of(clean, FORK).agrees(expected)
         assert clean.fsck(FORK.thread) == []
         assert seen(clean, *FORK[:2]) == seen(house, *FORK[:2])
     assert partial
 
 
-def test_what_is_there_already_is_not_written_twice(house: perdure.Database) -> None:
+def test_what_is_there_already_is_not_written_twice(house: perdure.SyncDatabase) -> None:
     there = Partition("", "conversation 0")
-    whole = house.move(there, in_memory()).written
+    whole = admin.move(house, there, in_memory()).written
     made: list[FaultyDriver] = []
 
     def wrap(driver: Driver) -> Driver:
@@ -265,13 +276,13 @@ def test_what_is_there_already_is_not_written_twice(house: perdure.Database) -> 
 
     target = in_memory(wrap=lambda driver: wrap(Narrow(driver, CommitLimits(ops=1000, bytes=400_000))))
     with pytest.raises(Unavailable):
-        house.move(there, target)
-    rest = house.move(there, target)
+        admin.move(house, there, target)
+    rest = admin.move(house, there, target)
     assert rest.found is State.PARTIAL
     assert 0 < rest.written < whole - 200_000
 
 
-def grow(db: perdure.Database, thread: str, turns: int) -> None:
+def grow(db: perdure.SyncDatabase, thread: str, turns: int) -> None:
     graph = graphs.chain(db.checkpointer())
     for n in range(turns):
         graph.invoke({"said": [f"turn {n} {'x' * 100}"]}, config(thread))
@@ -291,7 +302,7 @@ def test_a_source_that_is_written_to_meanwhile_is_read_again() -> None:
                 source.checkpointer().prune(["t"], keep_last=1)
 
     target = in_memory(wrap=lambda driver: Hooked(driver, act))
-    source.move(Partition("", "t"), target)
+    admin.move(source, Partition("", "t"), target)
     assert len(acted) == 2
     assert target.digest("t").agrees(source.digest("t"))
     assert seen(target, "", "t") == seen(source, "", "t")
@@ -320,7 +331,7 @@ def test_a_source_that_never_stands_still_is_not_moved(write: str) -> None:
 
     target = in_memory(wrap=lambda driver: Hooked(driver, act))
     with pytest.raises(Contention, match="'t' is written to all the time"):
-        source.move(Partition("", "t"), target)
+        admin.move(source, Partition("", "t"), target)
     assert is_absent(target, Partition("", "t"))
 
 
@@ -336,7 +347,7 @@ def cut_at_arrival(effect: Effect[Any]) -> None:
 class Crossed:
     """A narrow target at which something else happens before the write of a number."""
 
-    def __init__(self, number: int, act: Callable[[perdure.Database], object]) -> None:
+    def __init__(self, number: int, act: Callable[[perdure.SyncDatabase], object]) -> None:
         self.writes = 0
         store = Narrow(MemoryDriver(), CommitLimits(ops=8, bytes=4000))
 
@@ -350,8 +361,8 @@ class Crossed:
         self.crossed = database(Hooked(store, before))
 
 
-def database(driver: Driver) -> perdure.Database:
-    return perdure.Database(driver, tenant="", digest=in_memory()._digest)
+def database(driver: Driver) -> perdure.SyncDatabase:
+    return perdure.SyncDatabase(DatabaseHandle(driver, tenant="", digest=handle_of(in_memory()).digest))
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -361,26 +372,28 @@ def test_of_two_movers_to_one_name_one_wins_whole(killed: bool) -> None:
     grow(other, "t", 2)
     partition = Partition("", "t")
 
-    def cross(clean: perdure.Database) -> None:
+    def cross(clean: perdure.SyncDatabase) -> None:
         if not killed:
-            other.move(partition, clean)
+            admin.move(other, partition, clean)
             return
         with pytest.raises(Cut):
-            other.move(partition, database(Hooked(clean._driver, cut_at_arrival)))
+            admin.move(other, partition, database(Hooked(handle_of(clean).driver, cut_at_arrival)))
 
     alone = Crossed(0, cross)
-    source.move(partition, alone.crossed)
+    admin.move(source, partition, alone.crossed)
     assert alone.writes > 5
     for number in range(1, alone.writes + 1):
         target = Crossed(number, cross)
         if killed and number == 1:
-            source.move(partition, target.crossed)
+            admin.move(source, partition, target.crossed)
             assert target.clean.digest("t").agrees(source.digest("t"))
         else:
             with pytest.raises(Conflict, match="'t' is written to at the target"):
-                source.move(partition, target.crossed)
+                admin.move(source, partition, target.crossed)
             assert is_absent(target.clean, partition) == killed, number
-            assert other.move(partition, target.clean).found is (State.PARTIAL if killed else State.SAME)
+            assert admin.move(other, partition, target.clean).found is (
+                State.PARTIAL if killed else State.SAME
+            )
             assert target.clean.digest("t").agrees(other.digest("t"))
         assert target.clean.fsck("t") == []
 
@@ -390,20 +403,20 @@ def test_a_target_that_is_removed_meanwhile_is_whole_or_absent() -> None:
     grow(source, "t", 3)
     partition = Partition("", "t")
 
-    def remove(clean: perdure.Database) -> None:
+    def remove(clean: perdure.SyncDatabase) -> None:
         clean.checkpointer().delete_thread("t")
 
     alone = Crossed(0, remove)
-    source.move(partition, alone.crossed)
+    admin.move(source, partition, alone.crossed)
     for number in range(1, alone.writes + 1):
         target = Crossed(number, remove)
         if number == 1:
-            source.move(partition, target.crossed)
+            admin.move(source, partition, target.crossed)
         else:
             with pytest.raises(Conflict, match="'t' is written to at the target"):
-                source.move(partition, target.crossed)
+                admin.move(source, partition, target.crossed)
             assert is_absent(target.clean, partition)
-            source.move(partition, target.clean)
+            admin.move(source, partition, target.clean)
         assert target.clean.digest("t").agrees(source.digest("t"))
         assert target.clean.fsck("t") == []
 
@@ -426,23 +439,23 @@ def test_a_target_that_is_written_to_meanwhile_keeps_what_was_written(write: str
 
     target = in_memory(wrap=lambda driver: Hooked(driver, act))
     with pytest.raises(Conflict, match="'t' is written to at the target"):
-        source.move(Partition("", "t"), target)
+        admin.move(source, Partition("", "t"), target)
     assert not rows(target, Partition("", "t"), HEAD) or len(seen(target, "", "t")) == 4
 
 
 def test_a_thread_that_differs_is_left_alone_unless_told_otherwise() -> None:
     source, target = in_memory(), in_memory()
     grow(source, "t", 4)
-    source.move(Partition("", "t"), target)
+    admin.move(source, Partition("", "t"), target)
     grow(target, "t", 2)
     source.checkpointer().prune(["t"], keep_last=1)
     grow(source, "t", 1)
     before = seen(target, "", "t")
     with pytest.raises(Exists, match="'t' is at the target already and differs"):
-        source.move(Partition("", "t"), target)
-    assert source.move(Partition("", "t"), target, dry_run=True).found is State.DIFFERENT
+        admin.move(source, Partition("", "t"), target)
+    assert admin.move(source, Partition("", "t"), target, dry_run=True).found is State.DIFFERENT
     assert seen(target, "", "t") == before
-    assert source.move(Partition("", "t"), target, replace=True).found is State.DIFFERENT
+    assert admin.move(source, Partition("", "t"), target, replace=True).found is State.DIFFERENT
     assert seen(target, "", "t") == seen(source, "", "t")
     assert target.digest("t").agrees(source.digest("t"))
     assert target.fsck("t") == []
@@ -458,14 +471,14 @@ def test_what_is_damaged_replaces_nothing(lost: str, dry_run: bool) -> None:
     grow(good, "t", 2)
     if lost == "arrival":
         with pytest.raises(Cut):
-            good.move(partition, database(Hooked(bad._driver, cut_at_arrival)))
+            admin.move(good, partition, database(Hooked(handle_of(bad).driver, cut_at_arrival)))
     else:
-        good.move(partition, bad)
-        bad._driver.perform(Commit(partition, (Delete(HEAD, ("",)),)))
+        admin.move(good, partition, bad)
+        handle_of(bad).driver.perform(Commit(partition, (Delete(HEAD, ("",)),)))
     grow(good, "t", 1)
     before = [rows(good, partition, kind) for kind in KINDS]
     with pytest.raises(Corrupt, match="half a copy: a head is missing"):
-        bad.move(partition, good, replace=True, dry_run=dry_run)
+        admin.move(bad, partition, good, replace=True, dry_run=dry_run)
     assert [rows(good, partition, kind) for kind in KINDS] == before
 
 
@@ -476,7 +489,7 @@ def test_a_loop_that_began_before_a_replacement_does_not_write_into_it() -> None
     saver = target.checkpointer()
     found = saver.get_tuple(config("t"))
     assert found is not None
-    source.move(Partition("", "t"), target, replace=True)
+    admin.move(source, Partition("", "t"), target, replace=True)
     with pytest.raises(perdure.HeadConflict):
         saver.put_writes(found.config, [("said", ["late"])], "task")
     assert target.digest("t").agrees(source.digest("t"))
@@ -498,7 +511,7 @@ def test_what_arrives_otherwise_than_it_was_sent_is_not_put_in_place() -> None:
     for lose in (lose_a_write, lose_a_chunk):
         target = in_memory(wrap=lambda driver, lose=lose: Hooked(driver, lose))  # type: ignore[misc]
         with pytest.raises(Corrupt, match="'t'"):
-            source.move(Partition("", "t"), target)
+            admin.move(source, Partition("", "t"), target)
         assert is_absent(target, Partition("", "t"))
 
 
@@ -507,20 +520,20 @@ def test_a_damaged_source_is_not_spread() -> None:
     grow(source, "t", 2)
     partition = Partition("", "t")
     half = in_memory()
-    source.move(partition, half)
-    half._driver.perform(Commit(partition, (Delete(HEAD, ("",)), Delete(GC, ()))))
+    admin.move(source, partition, half)
+    handle_of(half).driver.perform(Commit(partition, (Delete(HEAD, ("",)), Delete(GC, ()))))
     target = in_memory()
     with pytest.raises(Corrupt, match="half a copy"):
-        half.move(partition, target)
+        admin.move(half, partition, target)
     chunk = rows(source, partition, CHUNK)[0]
     for damage in (
         Put(CHUNK, chunk.key, chunk.fields, chunk.body + b"x"),
         Delete(CHUNK, chunk.key),
     ):
-        source._driver.perform(Commit(partition, (damage,)))
+        handle_of(source).driver.perform(Commit(partition, (damage,)))
         with pytest.raises(Corrupt, match=chunk.key[0].hex()):
-            source.move(partition, target)
-    assert target.partitions(None) in ([], [partition])
+            admin.move(source, partition, target)
+    assert admin.partitions(target, None) in ([], [partition])
     assert is_absent(target, partition)
 
 
@@ -529,30 +542,30 @@ def test_a_lease_stays_behind() -> None:
     grow(source, "t", 1)
     partition = Partition("", "t")
     lease = Put(EPOCH, (), {"open_run": "run"}, expect=Expect.ABSENT, version=7)
-    source._driver.perform(Commit(partition, (lease,)))
-    source.move(partition, target)
+    handle_of(source).driver.perform(Commit(partition, (lease,)))
+    admin.move(source, partition, target)
     (epoch,) = rows(target, partition, EPOCH)
     assert (epoch.version, epoch.fields["open_run"]) == (8, None)
     grow(target, "t", 1)
-    target._driver.perform(Commit(partition, (Put(EPOCH, (), {"open_run": "run"}, version=9),)))
+    handle_of(target).driver.perform(Commit(partition, (Put(EPOCH, (), {"open_run": "run"}, version=9),)))
     with pytest.raises(perdure.Fenced):
-        source.move(partition, target, replace=True)
+        admin.move(source, partition, target, replace=True)
 
 
-def test_every_record_and_field_counts_in_the_digest(house: perdure.Database) -> None:
+def test_every_record_and_field_counts_in_the_digest(house: perdure.SyncDatabase) -> None:
     db = in_memory()
     for partition in (FORK, Partition("", "questions 1"), Partition("", "pruned 3")):
-        house.move(partition, db)
-        whole = db.digest_of(partition)
+        admin.move(house, partition, db)
+        whole = admin.digest_of(db, partition)
         for kind in (CHECKPOINT, WRITE, TAG, HEAD):
             for record in rows(db, partition, kind):
                 for change in changes(kind, record):
-                    db._driver.perform(Commit(partition, (change,)))
+                    handle_of(db).driver.perform(Commit(partition, (change,)))
                     with suppress(Corrupt):
-                        assert not db.digest_of(partition).agrees(whole), change
+                        assert not admin.digest_of(db, partition).agrees(whole), change
                     restore = Put(kind, record.key, record.fields, record.body, version=record.version)
-                    db._driver.perform(Commit(partition, (restore,)))
-        assert db.digest_of(partition).agrees(whole)
+                    handle_of(db).driver.perform(Commit(partition, (restore,)))
+        assert admin.digest_of(db, partition).agrees(whole)
 
 
 def changes(kind: Kind, record: Record) -> Iterator[Delete | Put]:
@@ -565,26 +578,26 @@ def changes(kind: Kind, record: Record) -> Iterator[Delete | Put]:
         yield Put(kind, record.key, fields, record.body, version=record.version)
 
 
-def test_versions_generations_and_sequence_numbers_do_not_count(house: perdure.Database) -> None:
+def test_versions_generations_and_sequence_numbers_do_not_count(house: perdure.SyncDatabase) -> None:
     db = in_memory()
-    house.move(FORK, db)
-    whole = db.digest_of(FORK)
+    admin.move(house, FORK, db)
+    whole = admin.digest_of(db, FORK)
     for kind in (CHECKPOINT, HEAD):
         for record in rows(db, FORK, kind):
             fields = {**record.fields, "seq": 10 * record.fields["seq"]}
             put = Put(kind, record.key, fields, record.body, version=record.version + 5)
-            db._driver.perform(Commit(FORK, (put,)))
-    db._driver.perform(Commit(FORK, (Put(GC, (), version=99),)))
-    assert db.digest_of(FORK).agrees(whole)
+            handle_of(db).driver.perform(Commit(FORK, (put,)))
+    handle_of(db).driver.perform(Commit(FORK, (Put(GC, (), version=99),)))
+    assert admin.digest_of(db, FORK).agrees(whole)
     first, second = sorted(rows(db, FORK, CHECKPOINT), key=lambda r: r.fields["seq"])[:2]
     for record, twin in ((first, second), (second, first)):
         fields = {**record.fields, "seq": twin.fields["seq"]}
-        db._driver.perform(Commit(FORK, (Put(CHECKPOINT, record.key, fields, record.body),)))
-    assert not db.digest_of(FORK).agrees(whole)
+        handle_of(db).driver.perform(Commit(FORK, (Put(CHECKPOINT, record.key, fields, record.body),)))
+    assert not admin.digest_of(db, FORK).agrees(whole)
 
 
 def test_a_thread_that_is_not_there_is_said_so() -> None:
     source, target = in_memory(), in_memory()
     with pytest.raises(NotFound, match="'gone'"):
-        source.move(Partition("", "gone"), target)
-    assert target.partitions(None) == []
+        admin.move(source, Partition("", "gone"), target)
+    assert admin.partitions(target, None) == []

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.database import open_database
+from perdure import admin
+from perdure.database.base import handle_of
+from perdure.database.handle import DatabaseHandle
+from perdure.database.opening import open_database
 from perdure.engine import documents
 from perdure.engine.fsck_report import Repaired
 from perdure.engine.transfer import Exists, State
@@ -23,37 +26,37 @@ AT = Partition("", "ada")
 KEY = bytes(range(32))
 
 
-def opened(*, key: bytes | None = None) -> perdure.Database:
+def opened(*, key: bytes | None = None) -> perdure.SyncDatabase:
     if key is not None:
         pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
     return open_database("memory://", encryption_key=key)
 
 
-def document(db: perdure.Database, name: str, **body: Any) -> None:
-    db.run(documents.put(AT, "meta", name, body, 7, Expect.ANY, 1 << 30))
+def document(db: perdure.SyncDatabase, name: str, **body: Any) -> None:
+    handle_of(db).run(documents.put(AT, "meta", name, body, 7, Expect.ANY, 1 << 30))
 
 
-def event(db: perdure.Database, seq: int) -> None:
-    db.run(_commit(rows.event(seq)))
+def event(db: perdure.SyncDatabase, seq: int) -> None:
+    handle_of(db).run(_commit(rows.event(seq)))
 
 
 def _commit(*puts: Put) -> Any:
     yield Commit(AT, puts)
 
 
-def held(db: perdure.Database, kind: Kind) -> tuple[Record, ...]:
+def held(db: perdure.SyncDatabase, kind: Kind) -> tuple[Record, ...]:
     def program() -> Any:
         return (yield Fetch(AT, (Range(kind),)))[0]
 
-    found: tuple[Record, ...] = db.run(program())
+    found: tuple[Record, ...] = handle_of(db).run(program())
     return found
 
 
-def said(db: perdure.Database) -> dict[str, Any]:
-    return {d.name: dict(d.body) for d in db.run(documents.newest(AT, "meta", 100))}
+def said(db: perdure.SyncDatabase) -> dict[str, Any]:
+    return {d.name: dict(d.body) for d in handle_of(db).run(documents.newest(AT, "meta", 100))}
 
 
-def thread(db: perdure.Database) -> None:
+def thread(db: perdure.SyncDatabase) -> None:
     put(db.checkpointer(), place(thread="ada"), "c1")
     document(db, "title", text="hello")
     document(db, "owner", text="x" * 10_000)
@@ -64,12 +67,12 @@ def thread(db: perdure.Database) -> None:
 def test_documents_arrive_and_events_stay(keys: tuple[bytes | None, bytes | None]) -> None:
     source, target = opened(key=keys[0]), opened(key=keys[1])
     thread(source)
-    moved = source.move(AT, target)
+    moved = admin.move(source, AT, target)
     assert (moved.found, moved.digest.documents) == (State.ABSENT, 2)
     assert said(target) == said(source)
     assert [d.fields for d in held(target, DOCUMENT)] == [d.fields for d in held(source, DOCUMENT)]
     assert (len(held(source, EVENT)), held(target, EVENT)) == (1, ())
-    assert source.move(AT, target).found is State.SAME
+    assert admin.move(source, AT, target).found is State.SAME
     assert target.digest("ada") == source.digest("ada")
     assert source.fsck() == target.fsck() == []
 
@@ -77,17 +80,17 @@ def test_documents_arrive_and_events_stay(keys: tuple[bytes | None, bytes | None
 def test_a_changed_an_added_and_a_missing_document_are_a_difference() -> None:
     source, target = opened(), opened()
     thread(source)
-    source.move(AT, target)
+    admin.move(source, AT, target)
     for change in (
         lambda db: document(db, "title", text="bye"),
         lambda db: document(db, "more"),
-        lambda db: db.run(documents.remove(AT, "meta", "owner")),
+        lambda db: handle_of(db).run(documents.remove(AT, "meta", "owner")),
     ):
         change(source)
         with pytest.raises(Exists, match="differs"):
-            source.move(AT, target)
-        assert source.move(AT, target, dry_run=True).found is State.DIFFERENT
-        assert source.move(AT, target, replace=True).found is State.DIFFERENT
+            admin.move(source, AT, target)
+        assert admin.move(source, AT, target, dry_run=True).found is State.DIFFERENT
+        assert admin.move(source, AT, target, replace=True).found is State.DIFFERENT
         assert said(target) == said(source)
     assert set(said(target)) == {"title", "more"}
 
@@ -95,10 +98,10 @@ def test_a_changed_an_added_and_a_missing_document_are_a_difference() -> None:
 def test_a_thread_that_nobody_has_called_yet_moves_with_its_documents() -> None:
     source, target = opened(), opened()
     document(source, "title", text="hello")
-    assert source.move(AT, target, dry_run=True).found is State.ABSENT
-    assert source.move(AT, target).found is State.ABSENT
+    assert admin.move(source, AT, target, dry_run=True).found is State.ABSENT
+    assert admin.move(source, AT, target).found is State.ABSENT
     assert said(target) == {"title": {"text": "hello"}}
-    assert source.move(AT, target).found is State.SAME
+    assert admin.move(source, AT, target).found is State.SAME
     put(target.checkpointer(), place(thread="ada"), "c1")
     assert target.fsck() == []
 
@@ -108,15 +111,15 @@ def test_documents_of_a_thread_at_the_target_are_not_lost_without_being_asked() 
     thread(source)
     document(target, "title", text="another")
     (read,) = held(target, DOCUMENT)
-    assert source.move(AT, target, dry_run=True).found is State.DIFFERENT
+    assert admin.move(source, AT, target, dry_run=True).found is State.DIFFERENT
     with pytest.raises(Exists):
-        source.move(AT, target)
+        admin.move(source, AT, target)
     assert said(target) == {"title": {"text": "another"}}
-    source.move(AT, target, replace=True)
+    admin.move(source, AT, target, replace=True)
     assert said(target) == said(source)
-    assert source.move(AT, target).found is State.SAME
+    assert admin.move(source, AT, target).found is State.SAME
     over = documents.put(AT, "meta", "title", {}, 8, read.version, 1 << 31)
-    assert target.run(over) is None, "who read the one before overwrites what arrived"
+    assert handle_of(target).run(over) is None, "who read the one before overwrites what arrived"
 
 
 def test_a_document_that_changes_while_the_thread_moves_arrives_as_it_is_then() -> None:
@@ -129,10 +132,14 @@ def test_a_document_that_changes_while_the_thread_moves_arrives_as_it_is_then() 
             changed.append(number)
             document(source, "title", text="changed")
 
-    watched = perdure.Database(
-        FaultyDriver(target._driver, on_effect=between), tenant="", digest=target._digest
+    watched = perdure.SyncDatabase(
+        DatabaseHandle(
+            FaultyDriver(handle_of(target).driver, on_effect=between),
+            tenant="",
+            digest=handle_of(target).digest,
+        )
     )
-    source.move(AT, watched)
+    admin.move(source, AT, watched)
     assert changed
     assert said(target) == said(source)
     assert said(target)["title"] == {"text": "changed"}
@@ -143,11 +150,15 @@ def test_a_move_that_is_cut_short_anywhere_goes_on(when: Any) -> None:
     source = opened()
     thread(source)
 
-    def attempt(*faults: Fault) -> tuple[perdure.Database, FaultyDriver, bool]:
+    def attempt(*faults: Fault) -> tuple[perdure.SyncDatabase, FaultyDriver, bool]:
         target = opened()
-        driver = FaultyDriver(target._driver, *faults)
+        driver = FaultyDriver(handle_of(target).driver, *faults)
         try:
-            source.move(AT, perdure.Database(driver, tenant="", digest=target._digest))
+            admin.move(
+                source,
+                AT,
+                perdure.SyncDatabase(DatabaseHandle(driver, tenant="", digest=handle_of(target).digest)),
+            )
         except Unavailable:
             return target, driver, True
         return target, driver, False
@@ -157,9 +168,9 @@ def test_a_move_that_is_cut_short_anywhere_goes_on(when: Any) -> None:
     for number in range(1, driver.count + 1):
         target, _, cut = attempt(Fault(number, fail("unavailable"), when))
         assert cut
-        source.move(AT, target)
+        admin.move(source, AT, target)
         assert said(target) == said(source)
-        assert source.move(AT, target).found is State.SAME
+        assert admin.move(source, AT, target).found is State.SAME
 
 
 def test_a_check_and_a_prune_leave_both_as_they_are() -> None:
@@ -177,4 +188,4 @@ def test_removing_a_thread_removes_both() -> None:
     db = opened()
     thread(db)
     db.checkpointer().delete_thread("ada")
-    assert (held(db, DOCUMENT), held(db, EVENT), list(db.threads_sync())) == ((), (), [])
+    assert (held(db, DOCUMENT), held(db, EVENT), list(db.threads())) == ((), (), [])

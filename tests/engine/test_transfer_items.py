@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from perdure import admin
+from perdure.database.base import handle_of
 from perdure.engine.transfer import Exists, State
 from perdure.errors import Conflict, Unavailable
 from perdure.langgraph.store import Clock, PerdureStore
@@ -26,18 +28,18 @@ def test_items_move_and_those_that_differ_are_left_alone() -> None:
     space = ("users", "ada")
     for n in range(450):
         source.store().put(space, f"key {n}", {"n": n, "text": "x" * 100})
-    (partition,) = source.partitions(None)
+    (partition,) = admin.partitions(source, None)
     assert partition.space == STORE
-    assert source.move(partition, target, dry_run=True).found is State.ABSENT
-    assert target.partitions(None) == []
-    assert source.move(partition, target).found is State.ABSENT
-    assert source.move(partition, target).found is State.SAME
+    assert admin.move(source, partition, target, dry_run=True).found is State.ABSENT
+    assert admin.partitions(target, None) == []
+    assert admin.move(source, partition, target).found is State.ABSENT
+    assert admin.move(source, partition, target).found is State.SAME
     target.store().put(space, "key 1", {"n": "other"})
     target.store().put(space, "extra", {})
     with pytest.raises(Exists, match="'users'/'ada'"):
-        source.move(partition, target)
+        admin.move(source, partition, target)
     assert target.store().get(space, "extra") is not None
-    source.move(partition, target, replace=True)
+    admin.move(source, partition, target, replace=True)
     assert target.store().get(space, "extra") is None
     assert {i.key: i.dict() for i in target.store().search(space, limit=1000)} == {
         i.key: i.dict() for i in source.store().search(space, limit=1000)
@@ -48,46 +50,46 @@ def test_items_that_are_half_there_are_finished() -> None:
     source = in_memory()
     for n in range(450):
         source.store().put(("a",), f"key {n}", {"n": n})
-    (partition,) = source.partitions(None)
+    (partition,) = admin.partitions(source, None)
     target = in_memory(wrap=lambda driver: FaultyDriver(driver, Fault(2, fail("unavailable")), counts=WRITES))
     with pytest.raises(Unavailable):
-        source.move(partition, target)
-    assert source.move(partition, target).found is State.PARTIAL
-    assert target.digest_of(partition).agrees(source.digest_of(partition))
+        admin.move(source, partition, target)
+    assert admin.move(source, partition, target).found is State.PARTIAL
+    assert admin.digest_of(target, partition).agrees(admin.digest_of(source, partition))
 
 
 def test_an_item_that_ends_does_not_move() -> None:
     source, target = in_memory(), in_memory()
     source.store().put(("a",), "long", {"n": 1}, ttl=60)
     source.store().put(("a",), "short", {"n": 2}, ttl=0.000001)
-    (partition,) = source.partitions(None)
-    source.move(partition, target)
+    (partition,) = admin.partitions(source, None)
+    admin.move(source, partition, target)
     assert target.store().get(("a",), "short") is None
     found = target.store().get(("a",), "long")
     assert found is not None
-    assert source.move(partition, target).found is State.SAME
+    assert admin.move(source, partition, target).found is State.SAME
 
 
 def test_an_item_that_was_renewed_since_ends_as_late_at_the_target() -> None:
     source, target = in_memory(), in_memory()
     written = time.time_ns() // 1000 - 50 * MINUTE
-    PerdureStore(source._driver, clock=Clock(lambda: written)).put(("a",), "key", {"n": 1}, ttl=60)
-    (partition,) = source.partitions(None)
-    source.move(partition, target)
+    PerdureStore(handle_of(source).driver, clock=Clock(lambda: written)).put(("a",), "key", {"n": 1}, ttl=60)
+    (partition,) = admin.partitions(source, None)
+    admin.move(source, partition, target)
     assert source.store().get(("a",), "key", refresh_ttl=True) is not None
     (renewed,) = rows(source, partition, ITEM)
-    assert source.move(partition, target, dry_run=True).found is State.PARTIAL
-    assert source.move(partition, target).found is State.PARTIAL
+    assert admin.move(source, partition, target, dry_run=True).found is State.PARTIAL
+    assert admin.move(source, partition, target).found is State.PARTIAL
     (arrived,) = rows(target, partition, ITEM)
     assert arrived.fields["expires_at"] == renewed.fields["expires_at"] > written + 100 * MINUTE
-    assert source.move(partition, target).found is State.SAME
+    assert admin.move(source, partition, target).found is State.SAME
 
 
 def test_an_item_that_is_written_at_the_target_meanwhile_stays() -> None:
     source = in_memory()
     for n in range(3):
         source.store().put(("a",), f"key {n}", {"n": n})
-    (partition,) = source.partitions(None)
+    (partition,) = admin.partitions(source, None)
     surveys = 0
 
     def act(effect: Effect[Any]) -> None:
@@ -101,11 +103,11 @@ def test_an_item_that_is_written_at_the_target_meanwhile_stays() -> None:
     store = MemoryDriver()
     clean, target = database(store), database(Hooked(store, act))
     with pytest.raises(Conflict, match="'a' is written to at the target"):
-        source.move(partition, target)
+        admin.move(source, partition, target)
     assert surveys >= 2
     found = clean.store().get(("a",), "mine")
     assert found is not None
     assert found.value == {"n": "acknowledged"}
-    source.move(partition, clean, replace=True)
+    admin.move(source, partition, clean, replace=True)
     assert clean.store().get(("a",), "mine") is None
-    assert clean.digest_of(partition).agrees(source.digest_of(partition))
+    assert admin.digest_of(clean, partition).agrees(admin.digest_of(source, partition))

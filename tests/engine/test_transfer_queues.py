@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import perdure
+from perdure import admin
+from perdure.database.base import handle_of
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, Ending, finish
 from perdure.errors import Conflict
@@ -20,13 +22,13 @@ def test_a_thread_whose_queue_is_not_at_rest_stays_where_it_is() -> None:
         at = Partition("", "busy")
         put(source.checkpointer(), place(thread="busy"), "c1")
         accept = Accept(at, Message("id", {"input": 1}, "g"), 1, Debounce(), "enqueue", 10, 1 << 30)
-        source.run(accept.store(None))
+        handle_of(source).run(accept.store(None))
         with pytest.raises(Conflict, match=r"under way.*nothing of it was moved"):
-            source.move(at, target)
+            admin.move(source, at, target)
         assert target.checkpointer().get_tuple(place(thread="busy")) is None
-        held = source.run(Claim(at, "w", {"g"}, 2, 10, 5, 1 << 30).take(None))
+        held = handle_of(source).run(Claim(at, "w", {"g"}, 2, 10, 5, 1 << 30).take(None))
         assert held is not None
         with pytest.raises(Conflict, match="under way"):
-            source.move(at, target)
-        source.run(finish(held, Ending("done", {}), 3, 1 << 30, 90))
-        assert source.move(at, target).digest == source.digest("busy")
+            admin.move(source, at, target)
+        handle_of(source).run(finish(held, Ending("done", {}), 3, 1 << 30, 90))
+        assert admin.move(source, at, target).digest == source.digest("busy")

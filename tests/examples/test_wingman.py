@@ -20,7 +20,7 @@ import perdure
 from examples.wingman.agent import DEFAULT_CRITERIA, MAX_TURNS, SPENT, Verdict, Wingman, first_state
 from examples.wingman.app import create_app
 from examples.wingman.models import wingman
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.history import NeutralMessage, SessionHistory, TaskBudget
 from tests import backends
 
@@ -53,7 +53,7 @@ def turn(agent: Wingman, url: str, message: str = "hi", criteria: str | None = N
     """One cold request: the database is opened for it alone."""
     database = open_database(url, migrate=True)
     try:
-        histories = database.history_sync()
+        histories = database.history()
         history = histories.load("s1")
         made = asyncio.run(agent.run_superstep(message, criteria, history))
         return histories.commit(history, made.messages, budget=made.budget)
@@ -269,6 +269,6 @@ def test_twenty_turns_in_fresh_processes_equal_one_long_process(backend: str) ->
 def _empty() -> SessionHistory:
     database = open_database("memory://", migrate=True)
     try:
-        return database.history_sync().load("s1")
+        return database.history().load("s1")
     finally:
         database.close()

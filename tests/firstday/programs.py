@@ -192,7 +192,7 @@ LISTING = """
 from common import database
 
 with database() as db:
-    for thread in db.threads_sync():
+    for thread in db.threads():
         print(thread.thread_id, bool(thread.updated_at))
     print(db.fsck())
 """

@@ -15,7 +15,9 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 import perdure
-from perdure.database import Database, open_database
+from perdure import admin
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.engine.transfer import State
 from perdure.errors import Conflict, Contention, Unserialisable
 from perdure.history.histories import Histories, NewTurn, SessionHistory, SyncHistories, TaskBudget
@@ -32,7 +34,7 @@ CALL = AIMessage("", tool_calls=[{"name": "look", "args": {"at": ["Rome", 1.5]},
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
+def db(tmp_path: Path) -> Iterator[SyncDatabase]:
     with perdure.connect_sync(f"sqlite:///{tmp_path / 'threads.db'}", migrate=True) as database:
         yield database
 
@@ -67,8 +69,8 @@ async def _a_turn(tmp_path: Path) -> None:
         assert await histories.sweep() == 0
 
 
-def test_the_blocking_form_does_the_same(db: Database) -> None:
-    histories = db.history_sync()
+def test_the_blocking_form_does_the_same(db: SyncDatabase) -> None:
+    histories = db.history()
     assert isinstance(histories, SyncHistories)
     first = histories.commit(histories.load("s1"), [{"role": "human", "content": "hi"}])
     assert first.messages == [{"role": "user", "content": "hi"}]
@@ -85,7 +87,7 @@ def test_a_budget_belongs_to_its_task() -> None:
     assert spent.of("b") == TaskBudget("b", 0)
 
 
-def test_a_repeated_request_makes_no_second_turn(db: Database) -> None:
+def test_a_repeated_request_makes_no_second_turn(db: SyncDatabase) -> None:
     calls = 0
 
     def turn(history: SessionHistory) -> NewTurn:
@@ -93,15 +95,15 @@ def test_a_repeated_request_makes_no_second_turn(db: Database) -> None:
         calls += 1
         return NewTurn([HumanMessage("hi")])
 
-    histories = db.history_sync()
+    histories = db.history()
     first = histories.update("s1", turn, key="k")
     assert histories.update("s1", turn, key="k") == first
     assert (calls, texts(first)) == (1, ["hi"])
     assert histories.update("s1", lambda _: None) == first
 
 
-def test_an_update_that_always_loses_gives_up(db: Database) -> None:
-    histories = db.history_sync()
+def test_an_update_that_always_loses_gives_up(db: SyncDatabase) -> None:
+    histories = db.history()
 
     def late(history: SessionHistory) -> NewTurn:
         histories.commit(history, [HumanMessage("first")])
@@ -116,7 +118,7 @@ def test_an_update_that_always_loses_gives_up(db: Database) -> None:
 @pytest.mark.parametrize("backend", ["sqlite", "dynamodb"])
 def test_racing_requests_lose_nothing(backend: str, racers: int) -> None:
     with backends.EMPTY[backend]() as url, closing(open_database(url, migrate=True)) as database:
-        histories = database.history_sync()
+        histories = database.history()
 
         def ask(n: int) -> None:
             histories.update(
@@ -136,8 +138,8 @@ def test_racing_requests_lose_nothing(backend: str, racers: int) -> None:
         assert history.budget.used == racers
 
 
-def test_a_racer_without_retries_is_refused_and_overwrites_nothing(db: Database) -> None:
-    histories = db.history_sync()
+def test_a_racer_without_retries_is_refused_and_overwrites_nothing(db: SyncDatabase) -> None:
+    histories = db.history()
     seen = [histories.load("s1") for _ in range(8)]
     outcomes = []
     for n, history in enumerate(seen):
@@ -149,18 +151,18 @@ def test_a_racer_without_retries_is_refused_and_overwrites_nothing(db: Database)
     assert texts(histories.load("s1")) == ["0"]
 
 
-def test_an_expired_session_reads_as_absent(db: Database) -> None:
-    brief = db.history_sync(ttl=timedelta(microseconds=1))
+def test_an_expired_session_reads_as_absent(db: SyncDatabase) -> None:
+    brief = db.history(ttl=timedelta(microseconds=1))
     brief.commit(brief.load("s1"), [HumanMessage("old")])
-    assert db.history_sync().load("s1").version == 0
+    assert db.history().load("s1").version == 0
     assert list(brief.sessions()) == []
     assert brief.sweep() == 1
     with pytest.raises(ValueError, match="above 0"):
-        db.history_sync(ttl=timedelta())
+        db.history(ttl=timedelta())
 
 
-def test_tenants_and_ids_are_apart(db: Database) -> None:
-    mine, theirs = db.history_sync(tenant="a"), db.history_sync(tenant="b")
+def test_tenants_and_ids_are_apart(db: SyncDatabase) -> None:
+    mine, theirs = db.history(tenant="a"), db.history(tenant="b")
     mine.commit(mine.load("s"), [HumanMessage("mine")])
     assert theirs.load("s").version == 0
     assert mine.load("s ").version == 0
@@ -169,27 +171,27 @@ def test_tenants_and_ids_are_apart(db: Database) -> None:
             mine.load(bad)  # type: ignore[arg-type]
 
 
-def test_a_refused_message_changes_nothing(db: Database) -> None:
-    histories = db.history_sync()
+def test_a_refused_message_changes_nothing(db: SyncDatabase) -> None:
+    histories = db.history()
     with pytest.raises(Unserialisable, match="message 1"):
         histories.commit(histories.load("s"), [HumanMessage("a"), {"role": "nobody", "content": "b"}])
     assert histories.load("s").version == 0
 
 
-def test_a_history_is_copied_to_another_backend_and_encrypted_there(db: Database, tmp_path: Path) -> None:
-    histories = db.history_sync()
+def test_a_history_is_copied_to_another_backend_and_encrypted_there(db: SyncDatabase, tmp_path: Path) -> None:
+    histories = db.history()
     for n in range(4):
         histories.commit(histories.load("s1"), [HumanMessage(f"{n} secret " * 6000), CALL], key=f"k{n}")
     path = tmp_path / "sealed.db"
     with closing(open_database(f"sqlite:///{path}", migrate=True, encryption_key=b"k" * 32)) as target:
-        (partition,) = [p for p in db.partitions("") if p.space == SESSIONS]
-        assert db.move(partition, target).found is State.ABSENT
-        assert db.move(partition, target).found is State.SAME
-        assert target.digest_of(partition).items == db.digest_of(partition).items == 2
-        copied = target.history_sync().load("s1")
+        (partition,) = [p for p in admin.partitions(db, "") if p.space == SESSIONS]
+        assert admin.move(db, partition, target).found is State.ABSENT
+        assert admin.move(db, partition, target).found is State.SAME
+        assert admin.digest_of(target, partition).items == admin.digest_of(db, partition).items == 2
+        copied = target.history().load("s1")
         assert copied.messages == histories.load("s1").messages
         assert copied.has_turn("k3")
-        assert target.history_sync().commit(copied, [HumanMessage("on")]).version == copied.version + 1
+        assert target.history().commit(copied, [HumanMessage("on")]).version == copied.version + 1
     assert b"secret" not in path.read_bytes()
 
 
@@ -199,7 +201,7 @@ class TestOnDynamoDB:
         with dynamodb.empty() as url:
             yield url
 
-    def _open(self, url: str, *, migrate: bool = False) -> tuple[Database, DynamoDriver]:
+    def _open(self, url: str, *, migrate: bool = False) -> tuple[SyncDatabase, DynamoDriver]:
         made: list[Driver] = []
 
         def keep(driver: Driver) -> Driver:
@@ -213,7 +215,7 @@ class TestOnDynamoDB:
     def test_a_turn_is_one_strong_read_and_one_conditional_write(self, url: str) -> None:
         database, driver = self._open(url, migrate=True)
         with closing(database), watched(driver) as wire:
-            histories = database.history_sync()
+            histories = database.history()
             for n in range(3):
                 histories.commit(histories.load("s1"), [HumanMessage(f"q{n}"), AIMessage(f"a{n}")])
         assert wire.count() == {"GetItem": 1, "BatchGetItem": 2, "TransactWriteItems": 3}
@@ -230,10 +232,10 @@ class TestOnDynamoDB:
     def test_a_turn_in_a_new_process_reads_the_row_of_the_session_besides(self, url: str) -> None:
         first, _ = self._open(url, migrate=True)
         with closing(first):
-            first.history_sync().commit(first.history_sync().load("s1"), [HumanMessage("a")])
+            first.history().commit(first.history().load("s1"), [HumanMessage("a")])
         second, driver = self._open(url)
         with closing(second), watched(driver) as wire:
-            histories = second.history_sync()
+            histories = second.history()
             histories.commit(histories.load("s1"), [HumanMessage("b")])
         assert wire.count() == {"GetItem": 1, "BatchGetItem": 1, "TransactWriteItems": 1}
 

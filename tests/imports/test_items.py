@@ -11,6 +11,7 @@ import pytest
 from langgraph.store.sqlite import SqliteStore
 
 import perdure
+from perdure import admin
 from perdure.errors import Corrupt
 from perdure.imports.importer import ImportOptions
 from perdure.imports.items import ItemCounts, ItemImporter
@@ -32,7 +33,7 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def imported(db: perdure.Database, items: list[SourceItem], **options: Any) -> ItemCounts:
+def imported(db: perdure.SyncDatabase, items: list[SourceItem], **options: Any) -> ItemCounts:
     return ItemImporter(db, ImportOptions(**options), now()).run(items)
 
 
@@ -49,7 +50,7 @@ def test_every_item_keeps_its_namespace_value_and_times(tmp_path: Path) -> None:
         stock.put(("short",), "lived", {"n": 1}, ttl=60)
         source = SqliteSource(path)
         dry = ItemImporter(db, ImportOptions(dry_run=True), now()).run(source.items())
-        assert (dry.written, db.partitions(None)) == (13, [])
+        assert (dry.written, admin.partitions(db, None)) == (13, [])
         counts = ItemImporter(db, ImportOptions(), now()).run(source.items())
         assert (counts.written, counts.unchanged, counts.skipped) == (13, 0, [])
         store = db.store()

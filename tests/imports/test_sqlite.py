@@ -11,6 +11,7 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
+from perdure import admin
 from perdure.errors import BadUrl
 from perdure.imports.importer import Importer, ImportOptions, ThreadReport
 from perdure.imports.sqlite import SqliteSource, is_stock
@@ -36,7 +37,7 @@ def source(old: tuple[Path, dict[str, threads.Shape]]) -> Iterator[SqliteSource]
 
 
 def imported(
-    source: SqliteSource, db: perdure.Database, options: ImportOptions | None = None
+    source: SqliteSource, db: perdure.SyncDatabase, options: ImportOptions | None = None
 ) -> list[ThreadReport]:
     importer = Importer(source, db, options or ImportOptions())
     return [importer.thread(thread) for thread in source.threads()]
@@ -164,7 +165,7 @@ def test_a_dry_run_counts_and_writes_nothing(source: SqliteSource, tmp_path: Pat
     with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", migrate=True) as db:
         reports = imported(source, db, ImportOptions(dry_run=True))
         assert {r.state for r in reports} == {"imported"}
-        assert db.partitions(None) == []
+        assert admin.partitions(db, None) == []
         real = imported(source, db)
         assert [(r.checkpoints, r.writes) for r in reports] == [(r.checkpoints, r.writes) for r in real]
 

@@ -37,7 +37,7 @@ class File:
         self.url = f"sqlite:///{path}"
 
     @contextlib.contextmanager
-    def open(self, key: Any = None, **more: Any) -> Iterator[perdure.Database]:
+    def open(self, key: Any = None, **more: Any) -> Iterator[perdure.SyncDatabase]:
         with perdure.connect_sync(self.url, migrate=True, encryption_key=key, **more) as db:
             yield db
 

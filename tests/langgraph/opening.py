@@ -11,8 +11,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import END, START, StateGraph
 
-from perdure import Database, PerdureSaver
-from perdure.database import open_database
+from perdure import PerdureSaver, SyncDatabase
+from perdure.database.opening import open_database
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT
@@ -102,7 +102,7 @@ class Watched:
 @contextmanager
 def watched(
     backend: str, around: Callable[[Driver], Driver] = lambda driver: driver
-) -> Iterator[tuple[Database, Watched]]:
+) -> Iterator[tuple[SyncDatabase, Watched]]:
     made: list[Watched] = []
 
     def wrap(driver: Driver) -> Driver:
@@ -129,7 +129,7 @@ def assert_over(saver: PerdureSaver) -> None:
 
 
 @contextmanager
-def sound(backend: str) -> Iterator[tuple[Database, Watched]]:
+def sound(backend: str) -> Iterator[tuple[SyncDatabase, Watched]]:
     """A watched database in which nothing may be wrong in the end."""
     with watched(backend) as opened:
         yield opened
@@ -139,7 +139,7 @@ def sound(backend: str) -> Iterator[tuple[Database, Watched]]:
 class Direct:
     """The calls that LangGraph makes, one by one, on a driver whose commits wait for ``gate``."""
 
-    def __init__(self, db: Database, driver: Watched) -> None:
+    def __init__(self, db: SyncDatabase, driver: Watched) -> None:
         self.saver = db.checkpointer()
         self.gate = asyncio.Event()
         driver.before = self._wait

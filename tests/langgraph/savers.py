@@ -21,7 +21,7 @@ S = TypeVar("S", bound=BaseCheckpointSaver[Any])
 
 
 @contextmanager
-def opened(driver: str, folder: Path) -> Iterator[perdure.Database]:
+def opened(driver: str, folder: Path) -> Iterator[perdure.SyncDatabase]:
     """A new database of a backend; a second one of SQLite in the same folder opens the same file."""
     with ExitStack() as stack:
         url = (

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
-from perdure import Database, HeadConflict, PerdureSaver
+from perdure import HeadConflict, PerdureSaver, SyncDatabase
 from tests.langgraph.savers import DRIVERS, opened
 from tests.langgraph.session import config
 
@@ -18,7 +18,7 @@ ROOT = config(checkpoint_ns="")
 
 
 @pytest.fixture(params=DRIVERS)
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SyncDatabase]:
     with opened(request.param, tmp_path) as database:
         database.checkpointer().put(
             ROOT, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
@@ -36,13 +36,13 @@ def advance(saver: PerdureSaver, at: RunnableConfig) -> Any:
     return saver.put(at, empty_checkpoint(), {"source": "loop", "step": 0, "parents": {}}, {})
 
 
-def written(db: Database) -> list[tuple[str, str, Any]]:
+def written(db: SyncDatabase) -> list[tuple[str, str, Any]]:
     found = db.checkpointer().get_tuple(ROOT)
     assert found is not None
     return found.pending_writes or []
 
 
-def test_a_rival_may_not_write_another_task_either(db: Database) -> None:
+def test_a_rival_may_not_write_another_task_either(db: SyncDatabase) -> None:
     left, right = db.checkpointer(), db.checkpointer()
     mine, theirs = load(left), load(right)
     left.put_writes(mine, [("x", 1)], "task one")
@@ -57,7 +57,7 @@ def test_a_rival_may_not_write_another_task_either(db: Database) -> None:
     assert left.conflicts("t") == ()
 
 
-def test_a_put_on_a_head_that_a_rival_claimed_has_lost(db: Database) -> None:
+def test_a_put_on_a_head_that_a_rival_claimed_has_lost(db: SyncDatabase) -> None:
     left, right = db.checkpointer(), db.checkpointer()
     mine, theirs = load(left), load(right)
     left.put_writes(mine, [("x", 1)], "task")
@@ -66,7 +66,7 @@ def test_a_put_on_a_head_that_a_rival_claimed_has_lost(db: Database) -> None:
     assert len(list(left.list(ROOT))) == 1
 
 
-def test_a_write_that_comes_after_the_put_that_consumed_it_is_kept(db: Database) -> None:
+def test_a_write_that_comes_after_the_put_that_consumed_it_is_kept(db: SyncDatabase) -> None:
     """In the background, writes and the next checkpoint are stored in any order."""
     saver, reader = db.checkpointer(), db.checkpointer()
     at = load(saver)
@@ -78,7 +78,7 @@ def test_a_write_that_comes_after_the_put_that_consumed_it_is_kept(db: Database)
     assert saver.conflicts("t") == ()
 
 
-def test_who_loads_later_takes_over_from_one_that_is_gone(db: Database) -> None:
+def test_who_loads_later_takes_over_from_one_that_is_gone(db: SyncDatabase) -> None:
     gone, heir = db.checkpointer(), db.checkpointer()
     old = load(gone)
     gone.put_writes(old, [("x", 1)], "task one")
@@ -90,7 +90,7 @@ def test_who_loads_later_takes_over_from_one_that_is_gone(db: Database) -> None:
     assert len(list(heir.list(ROOT))) == 2
 
 
-def test_where_forks_are_allowed_nobody_claims(db: Database) -> None:
+def test_where_forks_are_allowed_nobody_claims(db: SyncDatabase) -> None:
     left, right = (db.checkpointer(on_conflict="fork") for _ in range(2))
     mine, theirs = load(left), load(right)
     left.put_writes(mine, [("x", 1)], "task one")

@@ -18,6 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.types import Interrupt
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.engine import journal
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, Ending, finish
@@ -40,7 +41,7 @@ def file(tmp_path: Path) -> File:
     return File(tmp_path / "threads.db")
 
 
-def load(db: perdure.Database, thread: str = THREAD) -> Any:
+def load(db: perdure.SyncDatabase, thread: str = THREAD) -> Any:
     return db.checkpointer().get_tuple(config(thread))
 
 
@@ -100,7 +101,7 @@ def test_the_clear_columns_are_these_and_no_others(file: File) -> None:
     assert {t: names - {"checksum"} for t, names in found.items()} == CLEAR
 
 
-def fill(db: perdure.Database) -> None:
+def fill(db: perdure.SyncDatabase) -> None:
     """The canary wherever a user's words can be, short and long."""
     saver = db.checkpointer()
     for size, text in (("short", CANARY), ("long", LONG)):
@@ -128,18 +129,20 @@ def fill(db: perdure.Database) -> None:
         queue(db, f"{THREAD}-{size}", text)
 
 
-def queue(db: perdure.Database, thread: str, text: str) -> None:
+def queue(db: perdure.SyncDatabase, thread: str, text: str) -> None:
     """The same words as a message, in its options and its dedupe key, and in what a run, its side effects and
     its replies say."""
     at = Partition("", thread)
     message = Message(
         "id", {text: text}, "g", "chat", options={"config": {text: text}}, dedupe=dedupe_digest(text)
     )
-    db.run(Accept(at, message, 1, Debounce(), "enqueue", 10, db.fresh()).store(None))
-    held = db.run(Claim(at, "w", {"g"}, 2, 10, 5, db.fresh()).take(None))
+    handle_of(db).run(Accept(at, message, 1, Debounce(), "enqueue", 10, handle_of(db).fresh()).store(None))
+    held = handle_of(db).run(Claim(at, "w", {"g"}, 2, 10, 5, handle_of(db).fresh()).take(None))
     assert held is not None
-    db.run(journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
-    db.run(finish(held, Ending("failed", {"error": text}, [{"content": text}]), 3, db.fresh(), 90))
+    handle_of(db).run(journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
+    handle_of(db).run(
+        finish(held, Ending("failed", {"error": text}, [{"content": text}]), 3, handle_of(db).fresh(), 90)
+    )
 
 
 FORMS = [
@@ -342,7 +345,7 @@ def test_an_empty_database_takes_the_first_key(file: File) -> None:
     with file.open():
         pass
     with file.open(KEY) as db:
-        assert list(db.threads_sync()) == []
+        assert list(db.threads()) == []
     with pytest.raises(DecryptionError), file.open():
         pass
 

@@ -13,7 +13,7 @@ from langgraph.types import Command, interrupt
 
 import perdure
 from bench.proxy import Proxy
-from perdure import Database
+from perdure import SyncDatabase
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.ops import Commit, Fetch
 from perdure.model.records import WRITE
@@ -43,7 +43,7 @@ from tests.servers import postgres
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Database, Watched]]:
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[SyncDatabase, Watched]]:
     with sound(request.param) as found:
         yield found
 
@@ -76,7 +76,7 @@ def test_an_opening_is_one_commit_on_every_backend(backend: str) -> None:
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "custom", "debug", "checkpoints"])
 def test_an_opening_is_one_commit_however_a_run_is_streamed(
-    opened: tuple[Database, Watched], mode: str
+    opened: tuple[SyncDatabase, Watched], mode: str
 ) -> None:
     db, driver = opened
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_one_commit_leaves_apart() -> None:
 
 @pytest.mark.parametrize("durability", ["sync", "exit"])
 def test_a_run_that_asks_for_durability_is_not_touched(
-    opened: tuple[Database, Watched], durability: str
+    opened: tuple[SyncDatabase, Watched], durability: str
 ) -> None:
     db, driver = opened
     within(10, graph(db.checkpointer()).ainvoke(given(), config(), durability=durability))
@@ -134,7 +134,9 @@ def test_a_run_that_asks_for_durability_is_not_touched(
     assert said(db.checkpointer()) == ["hello", "an answer"]
 
 
-def test_neither_is_one_that_holds_a_lease_nor_a_saver_that_forks(opened: tuple[Database, Watched]) -> None:
+def test_neither_is_one_that_holds_a_lease_nor_a_saver_that_forks(
+    opened: tuple[SyncDatabase, Watched],
+) -> None:
     db, driver = opened
     within(10, graph(db.checkpointer(on_conflict="fork")).ainvoke(given(), config()))
     with pytest.raises(perdure.Fenced):
@@ -145,7 +147,9 @@ def test_neither_is_one_that_holds_a_lease_nor_a_saver_that_forks(opened: tuple[
 # Who is told what, and when
 
 
-def test_a_put_returns_early_only_when_a_write_under_way_carries_it(opened: tuple[Database, Watched]) -> None:
+def test_a_put_returns_early_only_when_a_write_under_way_carries_it(
+    opened: tuple[SyncDatabase, Watched],
+) -> None:
     db, driver = opened
 
     async def run() -> None:
@@ -166,7 +170,7 @@ def test_a_put_returns_early_only_when_a_write_under_way_carries_it(opened: tupl
     assert sources(db.checkpointer()) == ["input", "loop"]
 
 
-def test_a_put_that_nothing_carries_returns_when_it_is_durable(opened: tuple[Database, Watched]) -> None:
+def test_a_put_that_nothing_carries_returns_when_it_is_durable(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
 
     async def run() -> None:
@@ -185,7 +189,7 @@ def test_a_put_that_nothing_carries_returns_when_it_is_durable(opened: tuple[Dat
     assert sources(db.checkpointer()) == ["input"]
 
 
-def test_a_step_that_comes_late_waits_for_what_it_builds_on(opened: tuple[Database, Watched]) -> None:
+def test_a_step_that_comes_late_waits_for_what_it_builds_on(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
 
     async def run() -> None:
@@ -206,7 +210,7 @@ def test_a_step_that_comes_late_waits_for_what_it_builds_on(opened: tuple[Databa
     assert sources(db.checkpointer()) == ["input", "loop"]
 
 
-def test_writes_that_come_late_wait_for_what_they_build_on(opened: tuple[Database, Watched]) -> None:
+def test_writes_that_come_late_wait_for_what_they_build_on(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
 
     async def run() -> None:
@@ -226,7 +230,7 @@ def test_writes_that_come_late_wait_for_what_they_build_on(opened: tuple[Databas
     assert sources(db.checkpointer()) == ["input"]
 
 
-def test_an_edit_as_the_input_is_durable_when_it_returns(opened: tuple[Database, Watched]) -> None:
+def test_an_edit_as_the_input_is_durable_when_it_returns(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
     app = graph(db.checkpointer())
 
@@ -239,7 +243,7 @@ def test_an_edit_as_the_input_is_durable_when_it_returns(opened: tuple[Database,
     assert driver.openings == 0
 
 
-def kept_at_the_end(db: Database, body: Awaitable[Any]) -> list[Any]:
+def kept_at_the_end(db: SyncDatabase, body: Awaitable[Any]) -> list[Any]:
     """What is stored the moment that a run is over, whatever becomes of it."""
 
     async def run() -> list[Any]:
@@ -256,7 +260,7 @@ async def asking(state: Any) -> Any:
 
 @pytest.mark.parametrize("node", [failing, asking])
 def test_the_input_is_stored_when_the_first_node_fails_or_asks(
-    opened: tuple[Database, Watched], node: Node
+    opened: tuple[SyncDatabase, Watched], node: Node
 ) -> None:
     db, driver = opened
     slowly(driver)
@@ -268,7 +272,7 @@ def test_the_input_is_stored_when_the_first_node_fails_or_asks(
 
 
 def test_a_run_that_stops_before_its_first_node_has_stored_its_input(
-    opened: tuple[Database, Watched],
+    opened: tuple[SyncDatabase, Watched],
 ) -> None:
     db, driver = opened
     slowly(driver)
@@ -278,7 +282,7 @@ def test_a_run_that_stops_before_its_first_node_has_stored_its_input(
 
 
 @pytest.mark.parametrize("end", ["returns", "fails", "asks"])
-def test_a_flow_has_stored_its_input_when_it_ends(opened: tuple[Database, Watched], end: str) -> None:
+def test_a_flow_has_stored_its_input_when_it_ends(opened: tuple[SyncDatabase, Watched], end: str) -> None:
     """An entrypoint has no START: its own first write carries the input, or nothing does."""
     db, driver = opened
     slowly(driver)
@@ -295,7 +299,7 @@ def test_a_flow_has_stored_its_input_when_it_ends(opened: tuple[Database, Watche
 
 @pytest.mark.parametrize("how", ["cancelled", "left"])
 def test_a_run_that_is_cancelled_or_left_leaves_nothing_open(
-    opened: tuple[Database, Watched], how: str
+    opened: tuple[SyncDatabase, Watched], how: str
 ) -> None:
     db, driver = opened
     slowly(driver)

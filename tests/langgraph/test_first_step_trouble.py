@@ -12,7 +12,7 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 
 import perdure
-from perdure import Database, HeadConflict, Unavailable
+from perdure import HeadConflict, SyncDatabase, Unavailable
 from perdure.errors import TooLarge
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
@@ -36,12 +36,12 @@ from tests.langgraph.session import config
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Database, Watched]]:
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[SyncDatabase, Watched]]:
     with sound(request.param) as found:
         yield found
 
 
-def test_a_rival_that_comes_between_wins_and_the_run_is_told(opened: tuple[Database, Watched]) -> None:
+def test_a_rival_that_comes_between_wins_and_the_run_is_told(opened: tuple[SyncDatabase, Watched]) -> None:
     """The rival's put gives the head the very version that the run's second put would expect."""
     db, driver = opened
     saver, rival = db.checkpointer(), db.checkpointer()
@@ -69,7 +69,7 @@ def test_a_rival_that_comes_between_wins_and_the_run_is_told(opened: tuple[Datab
     assert said(db.checkpointer())[-2:] == ["again", "an answer"]
 
 
-def test_a_rival_on_a_new_thread_wins_and_the_run_is_told(opened: tuple[Database, Watched]) -> None:
+def test_a_rival_on_a_new_thread_wins_and_the_run_is_told(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
     saver, rival = db.checkpointer(), db.checkpointer()
 
@@ -86,7 +86,7 @@ def test_a_rival_on_a_new_thread_wins_and_the_run_is_told(opened: tuple[Database
 
 
 def test_an_opening_that_is_refused_for_a_collection_is_stored_apart(
-    opened: tuple[Database, Watched],
+    opened: tuple[SyncDatabase, Watched],
 ) -> None:
     db, driver = opened
     saver = db.checkpointer()
@@ -103,7 +103,7 @@ def test_an_opening_that_is_refused_for_a_collection_is_stored_apart(
     assert said(db.checkpointer()) == ["before", "an answer", "after", "an answer"]
 
 
-def test_a_write_that_the_backend_cannot_take_fails_alone(opened: tuple[Database, Watched]) -> None:
+def test_a_write_that_the_backend_cannot_take_fails_alone(opened: tuple[SyncDatabase, Watched]) -> None:
     """Here it is the step: what it builds on is stored, as it would be without it."""
     db, driver = opened
 
@@ -164,7 +164,7 @@ def test_what_an_opening_that_failed_would_have_stored_is_not_taken_for_stored()
             assert said(db.checkpointer()) == ["before", "an answer", long, "an answer"]
 
 
-def test_a_database_that_is_closed_meanwhile_fails_the_run(opened: tuple[Database, Watched]) -> None:
+def test_a_database_that_is_closed_meanwhile_fails_the_run(opened: tuple[SyncDatabase, Watched]) -> None:
     with watched("sqlite") as (db, driver):
 
         async def before(effect: Effect[Any]) -> None:
@@ -180,7 +180,7 @@ def test_a_database_that_is_closed_meanwhile_fails_the_run(opened: tuple[Databas
 
 @pytest.mark.parametrize("rounds", range(12))
 def test_an_event_loop_that_ends_at_any_moment_leaves_all_or_nothing(
-    opened: tuple[Database, Watched], rounds: int
+    opened: tuple[SyncDatabase, Watched], rounds: int
 ) -> None:
     db, _ = opened
     saver = db.checkpointer()
@@ -202,7 +202,7 @@ def test_an_event_loop_that_ends_at_any_moment_leaves_all_or_nothing(
     assert said(db.checkpointer())[-2:] == ["again", "an answer"]
 
 
-def test_an_event_loop_that_is_dropped_leaves_nothing_behind(opened: tuple[Database, Watched]) -> None:
+def test_an_event_loop_that_is_dropped_leaves_nothing_behind(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
     calls = Direct(db, driver)
     loop = asyncio.new_event_loop()
@@ -243,7 +243,7 @@ def test_a_call_that_carries_and_is_cancelled_fails_the_others() -> None:
         within(20, run())
 
 
-def test_a_blocked_run_does_not_hold_up_another_thread(opened: tuple[Database, Watched]) -> None:
+def test_a_blocked_run_does_not_hold_up_another_thread(opened: tuple[SyncDatabase, Watched]) -> None:
     db, driver = opened
     saver = db.checkpointer()
     calls = Direct(db, driver)

@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
 import perdure
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.langgraph.serde import Serde
 from perdure.model.ops import Commit, Committed, Fetch, Put
 from perdure.model.program import Effect

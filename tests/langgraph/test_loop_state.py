@@ -26,7 +26,7 @@ from tests.langgraph.session import config as thread
 
 
 @pytest.fixture
-def database() -> Iterator[perdure.Database]:
+def database() -> Iterator[perdure.SyncDatabase]:
     with perdure.connect_sync("memory://") as database:
         yield database
 
@@ -44,7 +44,7 @@ def loops() -> int:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_runs_that_are_over_leave_no_loops_behind(database: perdure.Database, mode: str) -> None:
+def test_runs_that_are_over_leave_no_loops_behind(database: perdure.SyncDatabase, mode: str) -> None:
     graph = chain(database.checkpointer())
     before = loops()
     for n in range(20):
@@ -56,7 +56,7 @@ def test_runs_that_are_over_leave_no_loops_behind(database: perdure.Database, mo
     assert loops() - before == 4
 
 
-def test_a_paused_run_and_the_snapshots_of_it_leave_none_either(database: perdure.Database) -> None:
+def test_a_paused_run_and_the_snapshots_of_it_leave_none_either(database: perdure.SyncDatabase) -> None:
     graph = asking(database.checkpointer())
     before = loops()
     graph.invoke({"said": ["x"]}, thread())
@@ -67,7 +67,7 @@ def test_a_paused_run_and_the_snapshots_of_it_leave_none_either(database: perdur
     assert loops() - before == 1
 
 
-def test_a_config_that_is_copied_stands_for_the_same_loop(database: perdure.Database) -> None:
+def test_a_config_that_is_copied_stands_for_the_same_loop(database: perdure.SyncDatabase) -> None:
     saver = database.checkpointer()
     put(saver, {"a": [1]})
     thread = loaded(saver)["thread_id"]
@@ -87,7 +87,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_a_config_that_was_written_down_is_plain_text_and_nothing_of_a_load(
-    database: perdure.Database, form: Callable[[Any], Any]
+    database: perdure.SyncDatabase, form: Callable[[Any], Any]
 ) -> None:
     saver = database.checkpointer()
     put(saver, {"a": [1]})
@@ -103,7 +103,7 @@ def test_a_config_that_was_written_down_is_plain_text_and_nothing_of_a_load(
         put(saver, {"a": [1, 3]}, {"configurable": mine}, name="c4")
 
 
-def test_a_config_of_the_id_alone_is_nothing_of_a_load(database: perdure.Database) -> None:
+def test_a_config_of_the_id_alone_is_nothing_of_a_load(database: perdure.SyncDatabase) -> None:
     saver = database.checkpointer()
     put(saver, {"a": [1]})
     late = loaded(saver)
@@ -115,7 +115,7 @@ def test_a_config_of_the_id_alone_is_nothing_of_a_load(database: perdure.Databas
     assert loaded(saver)["checkpoint_id"] == "d1"
 
 
-def test_a_config_in_a_value_is_stored_as_what_it_says(database: perdure.Database) -> None:
+def test_a_config_in_a_value_is_stored_as_what_it_says(database: perdure.SyncDatabase) -> None:
     saver = database.checkpointer()
     put(saver, {"a": [1]})
     at = loaded(saver)
@@ -127,7 +127,7 @@ def test_a_config_in_a_value_is_stored_as_what_it_says(database: perdure.Databas
     assert type(kept[1]) is str
 
 
-def test_what_a_lost_race_was_about_is_not_kept(database: perdure.Database) -> None:
+def test_what_a_lost_race_was_about_is_not_kept(database: perdure.SyncDatabase) -> None:
     class Big(str):
         """A value of which it can be asked whether it is still there."""
 
@@ -146,7 +146,7 @@ def test_what_a_lost_race_was_about_is_not_kept(database: perdure.Database) -> N
     assert [type(error) for error in saver.conflicts(THREAD)] == [perdure.HeadConflict]
 
 
-def test_what_one_saver_knows_of_a_loop_is_nothing_to_another(database: perdure.Database) -> None:
+def test_what_one_saver_knows_of_a_loop_is_nothing_to_another(database: perdure.SyncDatabase) -> None:
     """Another database may have a thread and a checkpoint of these names, and a history of its own."""
     with perdure.connect_sync("memory://") as elsewhere:
         saver, other = database.checkpointer(), elsewhere.checkpointer()
@@ -183,7 +183,7 @@ def parent(saver: perdure.PerdureSaver) -> Any:
     return outer.compile(checkpointer=saver)
 
 
-def test_users_see_no_key_of_ours(database: perdure.Database) -> None:
+def test_users_see_no_key_of_ours(database: perdure.SyncDatabase) -> None:
     graph = parent(database.checkpointer())
     modes = ["debug", "checkpoints", "tasks", "values", "updates"]
     parts = list(graph.stream({"said": ["x"]}, thread(), stream_mode=modes, subgraphs=True))

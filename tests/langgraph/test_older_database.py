@@ -20,7 +20,8 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from perdure.database import Database, open_database
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.errors import PerdureError
 from perdure.storage.port import Driver
 from tests.backends import EMPTY
@@ -90,7 +91,7 @@ def replaying(saver: Any) -> Any:
 
 
 @contextmanager
-def living(backend: str, at: int = 0, to: int = 0) -> Iterator[tuple[Database, Rewinding]]:
+def living(backend: str, at: int = 0, to: int = 0) -> Iterator[tuple[SyncDatabase, Rewinding]]:
     """A database that comes back older."""
     drivers: list[Rewinding] = []
 
@@ -106,7 +107,7 @@ def living(backend: str, at: int = 0, to: int = 0) -> Iterator[tuple[Database, R
             db.close()
 
 
-def converse(db: Database, driver: Rewinding, durability: Any) -> int:
+def converse(db: SyncDatabase, driver: Rewinding, durability: Any) -> int:
     """Converse in one process that lives on; the number of turns that were acknowledged. Whatever it
     acknowledges before the loss or after is read by another process that knows nothing; of the turn in which
     the loss happens only that the thread can be read."""
@@ -175,7 +176,7 @@ def asking(saver: Any, *, keeps: bool | None) -> Any:
     return graph.compile(checkpointer=saver)
 
 
-def ask_and_answer(db: Database, driver: Rewinding, keeps: bool | None, durability: Any) -> None:
+def ask_and_answer(db: SyncDatabase, driver: Rewinding, keeps: bool | None, durability: Any) -> None:
     """A turn with two questions. Each call that is acknowledged is read by another process as it was, also
     the one in which the loss happens: a commit came after it."""
     graph = asking(db.checkpointer(), keeps=keeps)
@@ -210,7 +211,7 @@ def test_a_question_that_is_acknowledged_can_be_answered(durability: str, keeps:
     assert not broken, "\n".join(map(str, broken))
 
 
-def replay(db: Database, driver: Rewinding, durability: Any) -> int:
+def replay(db: SyncDatabase, driver: Rewinding, durability: Any) -> int:
     """Two turns of a graph whose state is replayed; the number of commits of the first. What is acknowledged
     is read by another process as it was, also of the turn in which the loss happens."""
     graph = replaying(db.checkpointer())
@@ -247,7 +248,7 @@ def test_writes_that_a_state_is_replayed_from_are_there_or_it_is_refused(durabil
     assert not broken, "\n".join(map(str, broken))
 
 
-def prune_after_two_turns(db: Database, driver: Rewinding) -> int:
+def prune_after_two_turns(db: SyncDatabase, driver: Rewinding) -> int:
     """The number of commits before the prune. Whatever becomes of the prune, the thread can be read."""
     graph = talking(db.checkpointer())
     for turn in range(2):

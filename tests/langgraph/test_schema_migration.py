@@ -42,7 +42,7 @@ SCHEMA = Schema(
 )
 
 
-def old_graph(db: perdure.Database) -> Any:
+def old_graph(db: perdure.SyncDatabase) -> Any:
     def ask(state: Before) -> Before:
         return {"topic": state["topic"] + interrupt("why?"), "count": state.get("count", 0) + 1}
 
@@ -50,7 +50,7 @@ def old_graph(db: perdure.Database) -> Any:
     return builder.compile(checkpointer=db.checkpointer())
 
 
-def new_graph(db: perdure.Database, schema: Schema = SCHEMA) -> Any:
+def new_graph(db: perdure.SyncDatabase, schema: Schema = SCHEMA) -> Any:
     def question(state: After) -> After:
         return {"subject": state["subject"] + interrupt("why?"), "count": state.get("count", 0) + 1}
 
@@ -100,7 +100,7 @@ def test_a_thread_goes_on_after_a_declared_change(driver: str, tmp_path: Path) -
         assert db.fsck("t") == []
 
 
-def test_a_thread_that_is_only_read_stays_byte_for_byte(db: perdure.Database) -> None:
+def test_a_thread_that_is_only_read_stays_byte_for_byte(db: perdure.SyncDatabase) -> None:
     one_turn(old_graph(db))
     before = db.digest("t")
     graph = new_graph(db)
@@ -111,7 +111,7 @@ def test_a_thread_that_is_only_read_stays_byte_for_byte(db: perdure.Database) ->
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-def test_an_answer_arrives_in_a_renamed_node(db: perdure.Database, by_id: bool) -> None:
+def test_an_answer_arrives_in_a_renamed_node(db: perdure.SyncDatabase, by_id: bool) -> None:
     old = old_graph(db)
     old.invoke({"topic": "x", "notes": "n"}, config())
     graph = new_graph(db)
@@ -122,7 +122,7 @@ def test_an_answer_arrives_in_a_renamed_node(db: perdure.Database, by_id: bool) 
     assert graph.invoke(Command(resume=answer), config())["subject"] == "x!"
 
 
-def test_the_older_application_refuses_what_the_newer_one_has_stored(db: perdure.Database) -> None:
+def test_the_older_application_refuses_what_the_newer_one_has_stored(db: perdure.SyncDatabase) -> None:
     old = old_graph(db)
     one_turn(old)
     new_graph(db).invoke({"subject": "y", "notes": []}, config())
@@ -135,7 +135,7 @@ def test_the_older_application_refuses_what_the_newer_one_has_stored(db: perdure
             read(config())
 
 
-def test_time_travel_into_an_older_version_forks_from_it(db: perdure.Database) -> None:
+def test_time_travel_into_an_older_version_forks_from_it(db: perdure.SyncDatabase) -> None:
     one_turn(old_graph(db))
     graph = new_graph(db)
     one = new_graph(db).invoke({"subject": "y"}, config())

@@ -16,6 +16,7 @@ from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.engine import schema_pin
 from perdure.errors import MigrationFailed, NotFound, ThreadPinned
 from perdure.model.records import Partition
@@ -36,7 +37,7 @@ class Words(TypedDict, total=False):
     done: int
 
 
-def nested(db: perdure.Database, schema: Schema | None, *, is_kept: bool, names: tuple[str, str]) -> Any:
+def nested(db: perdure.SyncDatabase, schema: Schema | None, *, is_kept: bool, names: tuple[str, str]) -> Any:
     """A graph whose subgraph counts a step, then asks; ``names`` are those of the node and the inner one."""
     steps: list[str] = []
 
@@ -62,7 +63,7 @@ def nested(db: perdure.Database, schema: Schema | None, *, is_kept: bool, names:
 @pytest.mark.parametrize("by_id", [False, True], ids=["value", "id"])
 @pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])
 def test_an_answer_arrives_in_a_subgraph_of_a_renamed_node(
-    db: perdure.Database, is_kept: bool, names: tuple[str, str], by_id: bool, is_cold: bool
+    db: perdure.SyncDatabase, is_kept: bool, names: tuple[str, str], by_id: bool, is_cold: bool
 ) -> None:
     before = nested(db, None, is_kept=is_kept, names=("agent", "inquire"))
     before.invoke({"said": ""}, CONFIG)
@@ -92,7 +93,7 @@ class Order:
     item: str
 
 
-def test_a_value_of_a_renamed_type_is_found(db: perdure.Database) -> None:
+def test_a_value_of_a_renamed_type_is_found(db: perdure.SyncDatabase) -> None:
     class Cart(TypedDict, total=False):
         orders: list[Any]
         note: str
@@ -129,7 +130,7 @@ def joined(held: list[str], updates: list[Any]) -> list[str]:
     return [*held, *(word for update in updates for word in update)]
 
 
-def talk(db: perdure.Database, channel: str, schema: Schema | None = None, every: int = 1000) -> Any:
+def talk(db: perdure.SyncDatabase, channel: str, schema: Schema | None = None, every: int = 1000) -> Any:
     reducer = DeltaChannel(joined, list, snapshot_frequency=every)
     state = TypedDict("state", {channel: Annotated[list[str], reducer], "n": int}, total=False)  # type: ignore[misc]
 
@@ -143,7 +144,7 @@ def talk(db: perdure.Database, channel: str, schema: Schema | None = None, every
 @pytest.mark.parametrize("every", [1000, 2])
 @pytest.mark.parametrize("is_pruned", [False, True])
 def test_a_delta_channel_is_replayed_across_versions(
-    db: perdure.Database, every: int, is_pruned: bool
+    db: perdure.SyncDatabase, every: int, is_pruned: bool
 ) -> None:
     old = talk(db, "lines", every=every)
     for word in ("a", "b"):
@@ -165,11 +166,11 @@ def test_a_delta_channel_is_replayed_across_versions(
     assert db.fsck("t") == []
 
 
-def test_a_pinned_thread_is_not_migrated(db: perdure.Database) -> None:
+def test_a_pinned_thread_is_not_migrated(db: perdure.SyncDatabase) -> None:
     old = talk(db, "lines")
     old.invoke({"lines": ["a"]}, CONFIG)
     schema = Schema(2, [rename_channel(2, "lines", "words")])
-    db.run(schema_pin.pin(Partition("", "t"), 1, now=1))
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=1))
     before = db.digest("t")
     graph = talk(db, "words", schema)
     for refused in (lambda: graph.get_state(CONFIG), lambda: graph.invoke({"words": ["b"]}, CONFIG)):
@@ -177,23 +178,23 @@ def test_a_pinned_thread_is_not_migrated(db: perdure.Database) -> None:
             refused()
     assert db.digest("t") == before
     assert talk(db, "lines", schema.at(1)).invoke({"lines": ["b"]}, CONFIG)["n"] == 2
-    db.run(schema_pin.pin(Partition("", "t"), None, now=2))
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), None, now=2))
     assert graph.invoke({"words": ["c"]}, CONFIG)["words"] == ["a", "re a", "b", "re b", "c", "re c"]
     with pytest.raises(NotFound):
-        db.run(schema_pin.pin(Partition("", "none"), 1, now=1))
+        handle_of(db).run(schema_pin.pin(Partition("", "none"), 1, now=1))
 
 
-def test_a_pin_set_meanwhile_stops_a_run_that_would_migrate(db: perdure.Database) -> None:
+def test_a_pin_set_meanwhile_stops_a_run_that_would_migrate(db: perdure.SyncDatabase) -> None:
     talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
     saver = db.checkpointer(schema=Schema(2))
     found = saver.get_tuple(CONFIG)
-    db.run(schema_pin.pin(Partition("", "t"), 1, now=1))
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=1))
     checkpoint = {**found.checkpoint, "id": "1f000000-0000-6000-8000-000000000000"}
     with pytest.raises(ThreadPinned):
         saver.put(found.config, checkpoint, {"source": "loop", "step": 9}, {})
 
 
-def test_a_step_that_fails_names_itself_and_changes_nothing(db: perdure.Database) -> None:
+def test_a_step_that_fails_names_itself_and_changes_nothing(db: perdure.SyncDatabase) -> None:
     talk(db, "lines").invoke({"lines": ["secret text"]}, CONFIG)
     before = db.digest("t")
     graph = talk(db, "lines", Schema(2, [convert(2, "lines", lambda _: 1 / 0)]))

@@ -13,6 +13,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.errors import Unreadable, Unserialisable
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord
@@ -28,7 +29,7 @@ def file(tmp_path: Path) -> File:
     return File(tmp_path / "threads.db")
 
 
-def load(db: perdure.Database, thread: str = THREAD) -> Any:
+def load(db: perdure.SyncDatabase, thread: str = THREAD) -> Any:
     return db.checkpointer().get_tuple(config(thread))
 
 
@@ -80,7 +81,7 @@ def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
     with file.open() as db:
         at = put(db.checkpointer(), {"messages": [HumanMessage("x", id="1")], "text": "y"})
         db.checkpointer().put_writes(at, [("messages", "z")], "task")
-        thread, driver = Partition(db.tenant, THREAD), db._driver
+        thread, driver = Partition(db.tenant, THREAD), handle_of(db).driver
         (checkpoint,), (write,) = driver.perform(Fetch(thread, (Range(CHECKPOINT), Range(WRITE))))
         record = CheckpointRecord.read(checkpoint)
         digest = Digester()(body)

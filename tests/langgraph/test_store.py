@@ -16,6 +16,7 @@ from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore, Op, PutOp
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.errors import DecryptionError, Unavailable, Unserialisable
 from perdure.langgraph.store import PerdureStore, _side_by_side
 from perdure.model.ops import Commit
@@ -58,7 +59,7 @@ def remembering(store: BaseStore, checkpointer: Any, awaited: bool) -> Any:
 
 
 @pytest.fixture(params=BACKENDS)
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Database]:
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.SyncDatabase]:
     with opened(request.param, tmp_path) as database:
         yield database
 
@@ -69,7 +70,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
         yield driver
 
 
-def test_a_graph_remembers_across_threads(db: perdure.Database) -> None:
+def test_a_graph_remembers_across_threads(db: perdure.SyncDatabase) -> None:
     store, checkpointer = db.store(), db.checkpointer()
     graph, agraph = (remembering(store, checkpointer, awaited) for awaited in (False, True))
 
@@ -86,7 +87,7 @@ def test_a_graph_remembers_across_threads(db: perdure.Database) -> None:
     assert say("t3", "bob", "coffee") == []
     assert asyncio.run(asay("t4", "ada", "scones")) == ["not coffee", "tea"]
     assert asyncio.run(asay("t1", "ada", "more")) == ["scones", "not coffee", "tea"]
-    assert sorted(t.thread_id for t in db.threads_sync()) == ["t1", "t2", "t3", "t4"]
+    assert sorted(t.thread_id for t in db.threads()) == ["t1", "t2", "t3", "t4"]
     assert db.store().list_namespaces() == [("users", "ada"), ("users", "bob")]
 
 
@@ -142,7 +143,7 @@ def test_what_is_awaited_together_costs_as_much_as_one_batch() -> None:
         assert {item.value["n"] for item in store.search(("d",), limit=400)} == {*range(100)} - {41}
 
 
-def test_threads_and_loops_share_a_store(db: perdure.Database) -> None:
+def test_threads_and_loops_share_a_store(db: perdure.SyncDatabase) -> None:
     store = db.store()
 
     def blocking(n: int) -> None:
@@ -240,7 +241,8 @@ def test_a_sweeper_runs_until_the_database_closes() -> None:
         store.start_ttl_sweeper(0.0005)
         (thread,) = [store._sweeper._thread]  # type: ignore[union-attr]
         deadline = time.monotonic() + 20
-        while db._driver._inner._partitions[next(iter(db._driver._inner._partitions))]["item"]:  # type: ignore[attr-defined]
+        held = handle_of(db).driver._inner._partitions  # type: ignore[attr-defined]
+        while held[next(iter(held))]["item"]:
             assert time.monotonic() < deadline, "nothing was swept"
             time.sleep(0.01)
         store.start_ttl_sweeper()

@@ -11,12 +11,12 @@ import pytest
 from langgraph.store.base import InvalidNamespaceError
 
 import perdure
-from perdure.database import Database
+from perdure.database.blocking import SyncDatabase
 from perdure.testing.conformance.backend import at, put
 
 TEXTS: list[Any] = ["ab", b"ab", bytearray(b"ab")]
 
-Calls = dict[str, Callable[[Database, Any], object]]
+Calls = dict[str, Callable[[SyncDatabase, Any], object]]
 
 CALLS: Calls = {
     "prune": lambda db, text: db.checkpointer().prune(text, strategy="delete"),
@@ -48,7 +48,7 @@ CALLS: Calls = {
 STORE = [name for name in CALLS if name.startswith("store")]
 
 
-async def _called(call: Callable[[Database, Any], object], db: Database, text: Any) -> None:
+async def _called(call: Callable[[SyncDatabase, Any], object], db: SyncDatabase, text: Any) -> None:
     called = call(db, text)
     if isinstance(called, Awaitable):
         await called

@@ -18,7 +18,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
-from perdure.database import Database, open_database
+from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
+from perdure.database.opening import open_database
 from perdure.errors import Unavailable
 from perdure.model.chunks import Digester
 from perdure.model.messages import Reply
@@ -253,7 +255,7 @@ class Storage:
         self.backend = backend
         self.url = url
         self._memory = MemoryDriver()
-        self._opened: list[Database] = []
+        self._opened: list[SyncDatabase] = []
         self.driver: Driver
         _, line = self.open()
         self.driver = line
@@ -262,7 +264,7 @@ class Storage:
     def is_near(self) -> bool:
         return self.backend in NEAR
 
-    def open(self, *, tenant: str = "") -> tuple[Database, Line]:
+    def open(self, *, tenant: str = "") -> tuple[SyncDatabase, Line]:
         """A process's own way to the storage."""
         lines: list[Line] = []
 
@@ -271,13 +273,16 @@ class Storage:
             return lines[0]
 
         if self.backend == "memory":
-            database = Database(wrap(EncryptedDriver(self._memory, None)), tenant=tenant, digest=Digester())
+            handle = DatabaseHandle(
+                wrap(EncryptedDriver(self._memory, None)), tenant=tenant, digest=Digester()
+            )
+            database = SyncDatabase(handle)
         else:
             database = open_database(self.url, migrate=not self._opened, tenant=tenant, wrap=wrap)
         self._opened.append(database)
         return database, lines[0]
 
-    def database(self, *, tenant: str = "") -> Database:
+    def database(self, *, tenant: str = "") -> SyncDatabase:
         return self.open(tenant=tenant)[0]
 
     def rows(self, thread: str, *kinds: Any, tenant: str = "") -> list[Record]:
@@ -341,14 +346,14 @@ def deafen(runtime: Runtime) -> None:
 # ---------------------------------------------------------------- looking
 
 
-async def values(database: Database, graph: Pregel[Any, Any, Any, Any], thread: str) -> dict[str, Any]:
+async def values(database: SyncDatabase, graph: Pregel[Any, Any, Any, Any], thread: str) -> dict[str, Any]:
     """The state of a thread."""
     app = graph.copy(update={"checkpointer": database.checkpointer()})
     state = await app.aget_state({"configurable": {"thread_id": thread}})
     return dict(state.values)
 
 
-async def spoken(database: Database, graph: Pregel[Any, Any, Any, Any], thread: str) -> list[str]:
+async def spoken(database: SyncDatabase, graph: Pregel[Any, Any, Any, Any], thread: str) -> list[str]:
     """What was said on a thread, by whom it may be."""
     return [message.text for message in (await values(database, graph, thread)).get("messages", ())]
 
@@ -384,7 +389,7 @@ class Post:
 
 
 @asynccontextmanager
-async def working(database: Database, graph: Any, **options: Any) -> AsyncIterator[Runtime]:
+async def working(database: SyncDatabase, graph: Any, **options: Any) -> AsyncIterator[Runtime]:
     """A runtime with the tests' settings."""
     async with Runtime(database, graph, **{"settings": settings(), "observers": [], **options}) as runtime:
         yield runtime

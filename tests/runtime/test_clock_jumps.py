@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.runtime import Runtime, Ticket
 from tests.backends import BACKENDS, EMPTY
 from tests.runtime import jumping

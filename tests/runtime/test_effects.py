@@ -21,7 +21,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import RetryPolicy, Send
 
 import perdure
-from perdure.database import Database
+from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine import journal
 from perdure.errors import Fenced, NotAllowed, Unserialisable
 from perdure.runtime import (
@@ -53,7 +53,9 @@ def graph(*nodes: Any) -> Pregel[Any, Any, Any, Any]:
 
 
 @asynccontextmanager
-async def working(database: Database, agent: Agent | Pregel[Any, Any, Any, Any]) -> AsyncIterator[Runtime]:
+async def working(
+    database: DatabaseBase, agent: Agent | Pregel[Any, Any, Any, Any]
+) -> AsyncIterator[Runtime]:
     async with asyncio.timeout(60), Runtime(database, agent, settings=QUICK, observers=()) as app:
         yield app
 
@@ -127,13 +129,15 @@ def test_who_lost_the_run_notes_nothing() -> None:
     backend = Backend(MemoryDriver())
     database = backend.database()
     epoch = backend.open_run("run")
-    assert database.run(journal.note(AT, "run", "task:charge", 0, b"1", epoch)) == b"1"
-    assert database.run(journal.note(AT, "run", "task:charge", 0, b"2", epoch)) == b"1", "the first counts"
+    assert handle_of(database).run(journal.note(AT, "run", "task:charge", 0, b"1", epoch)) == b"1"
+    assert handle_of(database).run(journal.note(AT, "run", "task:charge", 0, b"2", epoch)) == b"1", (
+        "the first counts"
+    )
     later = backend.open_run("run")
     with pytest.raises(Fenced, match="not held under epoch"):
-        database.run(journal.note(AT, "run", "task:other", 0, b"1", epoch))
-    assert database.run(journal.recall(AT, "run", "task:other", 0)) is None
-    assert database.run(journal.note(AT, "run", "task:other", 0, b"3", later)) == b"3"
+        handle_of(database).run(journal.note(AT, "run", "task:other", 0, b"1", epoch))
+    assert handle_of(database).run(journal.recall(AT, "run", "task:other", 0)) is None
+    assert handle_of(database).run(journal.note(AT, "run", "task:other", 0, b"3", later)) == b"3"
 
 
 def test_outside_of_a_runtime_an_effect_is_just_called() -> None:

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import perdure
 import perdure.runtime
-from perdure.database import open_database
+from perdure.database.base import handle_of
+from perdure.database.opening import open_database
 from perdure.engine.runs import Claim
 from perdure.errors import MissingExtra, QueueFull
 from perdure.model.messages import Reply
@@ -120,10 +121,12 @@ def test_a_run_that_another_worker_takes(registry: CollectorRegistry, noticed_by
 
         async def slow(state: MessagesState) -> dict[str, Any]:
             during.append(registry.get_sample_value("perdure_runs_open", {"graph": "agent"}))
-            now = await db.arun(ask(Now()))
+            now = await handle_of(db).arun(ask(Now()))
             later = now + 60_000_000
-            thief = Claim(Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, db.fresh())
-            assert await db.arun(thief.take(None)) is not None
+            thief = Claim(
+                Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, handle_of(db).fresh()
+            )
+            assert await handle_of(db).arun(thief.take(None)) is not None
             try:
                 await asyncio.sleep(5 if noticed_by == "the renewal" else 0)
             finally:

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from perdure.database import Database, open_database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
+from perdure.database.opening import open_database
 from perdure.model.chunks import Digester
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
@@ -37,9 +40,9 @@ class Place:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._opened: list[Database] = []
+        self._opened: list[SyncDatabase] = []
 
-    def database(self, **options: Any) -> Database:
+    def database(self, **options: Any) -> SyncDatabase:
         bell = options.pop("notify", "on")
         database = open_database(f"{self.url}&notify={bell}", migrate=not self._opened, **options)
         self._opened.append(database)
@@ -68,16 +71,16 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-async def listening(*databases: Database) -> None:
+async def listening(*databases: SyncDatabase) -> None:
     """Wait until every one of them hears all others. A listener that connects misses what was rung before."""
     for hearing in databases:
         heard: set[str] = set()
-        stop = hearing.listen(heard.add)
+        stop = handle_of(hearing).listen(heard.add)
         for other in databases:
             word = f"ready:{id(other)}"
             async with asyncio.timeout(BOUND_S):
                 while word not in heard:
-                    other.ring(word)
+                    handle_of(other).ring(word)
                     await asyncio.sleep(0.05)
         stop()
 
@@ -204,7 +207,7 @@ def test_a_worker_that_has_no_room_lets_others_know(place: Place, monkeypatch: p
 def test_whoever_waits_for_events_hears_that_some_are_stored(place: Place) -> None:
     async def main() -> None:
         here, there = place.database(), place.database()
-        teller, hearer = Notifications(here, ""), Notifications(there, "")
+        teller, hearer = Notifications(handle_of(here), ""), Notifications(handle_of(there), "")
         thread, other = Partition("", "ada"), Partition("", "bob")
         hearer.listen()
         await listening(here, there)
@@ -235,7 +238,7 @@ def test_words_tell_nothing_of_whom_they_are_about(place: Place, talk: Talk, key
         here, there = place.database(**options), place.database(**options)
         heard: list[str] = []
         post = Post()
-        there.listen(heard.append)
+        handle_of(there).listen(heard.append)
         async with (
             working(here, talk.graph, works=False, channels={"chat": post.channel()}) as front,
             working(there, talk.graph, channels={"chat": post.channel()}),
@@ -253,7 +256,9 @@ def test_words_tell_nothing_of_whom_they_are_about(place: Place, talk: Talk, key
             assert kind in ("in", "run", "stop", "ev")
             assert len(digest) == 16
             assert not set(digest) - set("0123456789abcdef")
-        guess = Database(MemoryDriver(), tenant="", digest=Digester()).alias("Canary Bank", "canary thread")
+        guess = DatabaseHandle(MemoryDriver(), tenant="", digest=Digester()).alias(
+            "Canary Bank", "canary thread"
+        )
         assert any(guess in word for word in words) is (key is None)
 
     go(main())
@@ -263,13 +268,13 @@ def test_words_tell_nothing_of_whom_they_are_about(place: Place, talk: Talk, key
 
 
 def test_names_do_not_run_into_each_other() -> None:
-    database = Database(MemoryDriver(), tenant="", digest=Digester())
+    database = DatabaseHandle(MemoryDriver(), tenant="", digest=Digester())
     aliases = {database.alias(*names) for names in (("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), ())}
     assert len(aliases) == 5
     assert database.alias("\ud800") == database.alias("\ud800")
 
 
-class Told(Database):
+class Told(DatabaseHandle):
     """A database whose bell is in its hand."""
 
     def __init__(self) -> None:

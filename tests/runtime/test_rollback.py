@@ -13,7 +13,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
-from perdure.database import Database
+from perdure.database.blocking import SyncDatabase
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
@@ -47,7 +47,7 @@ async def turns(runtime: Runtime, count: int) -> list[str]:
     return [text for n in range(count) for text in (f"turn {n}", f"echo: turn {n}")]
 
 
-def at(database: Database, talk: Talk, messages: int) -> str:
+def at(database: SyncDatabase, talk: Talk, messages: int) -> str:
     """The newest checkpoint with this many messages."""
     app = talk.graph.copy(update={"checkpointer": database.checkpointer()})
     history = app.get_state_history({"configurable": {"thread_id": "ada"}})

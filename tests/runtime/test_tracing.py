@@ -21,6 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 import perdure
 import perdure.runtime
+from perdure.database.base import handle_of
 from perdure.engine.runs import Claim
 from perdure.errors import MissingExtra
 from perdure.model.messages import Reply
@@ -170,9 +171,11 @@ def test_a_lost_run_says_so(traces: Traces) -> None:
         taken = asyncio.Event()
 
         async def slow(state: MessagesState) -> dict[str, Any]:
-            later = await db.arun(ask(Now())) + 60_000_000
-            thief = Claim(Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, db.fresh())
-            assert await db.arun(thief.take(None)) is not None
+            later = await handle_of(db).arun(ask(Now())) + 60_000_000
+            thief = Claim(
+                Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, handle_of(db).fresh()
+            )
+            assert await handle_of(db).arun(thief.take(None)) is not None
             taken.set()
             return {"messages": [AIMessage("too late")]}
 

@@ -317,7 +317,7 @@ def test_one_tenant_of_the_application_is_the_routes_tenant_too(near: str) -> No
 
     run(work())
     with perdure.connect_sync(near) as db:
-        assert [thread.thread_id for thread in db.threads_sync()] == []
+        assert [thread.thread_id for thread in db.threads()] == []
 
 
 def test_two_applications_share_nothing(near: str) -> None:

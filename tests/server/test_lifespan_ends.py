@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
+from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, GraphLoadError, PerdureError, Unavailable
 from perdure.runtime import Runtime
 from perdure.server import compile_graph, perdure_app
@@ -181,13 +182,13 @@ def test_it_stops_in_order_and_goes_on_when_a_step_fails(
 
     noted(ServerState, "close", "streams")
     noted(Runtime, "__aexit__", "runtime")
-    close = perdure.Database.close
+    close = DatabaseHandle.close
 
-    def closed(self: perdure.Database) -> None:
+    def closed(self: DatabaseHandle) -> None:
         order.append("database")
         close(self)
 
-    monkeypatch.setattr(perdure.Database, "close", closed)
+    monkeypatch.setattr(DatabaseHandle, "close", closed)
 
     async def work() -> None:
         await asyncio.to_thread(gc.collect)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from perdure.database import connect
+from perdure.database.opening import connect
 from perdure.errors import NotFound
 from perdure.model.records import OUTBOX, Partition
 from perdure.runtime import Runtime, Ticket

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perdure.cli.app import app
-from perdure.database import connect
+from perdure.database.opening import connect
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.server.thread_index import THERE, ThreadIndex, contains

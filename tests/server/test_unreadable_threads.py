@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 import perdure
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
 from tests.server.listening import place
@@ -111,7 +111,7 @@ def test_a_listing_by_id_goes_on_behind_a_thread_that_cannot_be_read(url: str, k
     asyncio.run(fill())
     damage(url, DAMAGES[kind])
     with perdure.connect_sync(url) as database:
-        assert [thread.thread_id for thread in database.threads_sync()] == [BROKEN, *SOUND]
+        assert [thread.thread_id for thread in database.threads()] == [BROKEN, *SOUND]
     database = open_database(url)
     try:
         assert {finding.thread_id for finding in database.fsck()} == {BROKEN}

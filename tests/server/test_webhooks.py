@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perdure.database import connect
+from perdure.database.opening import connect
 from perdure.model.messages import DEAD, READY, SENT
 from perdure.runtime import Agent, Options
 from perdure.runtime.options import WEBHOOK

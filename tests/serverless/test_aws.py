@@ -19,7 +19,7 @@ import pytest
 from fastapi import FastAPI
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.model.ops import Fetch, Range
 from perdure.model.queue import IN
 from perdure.model.records import LANE, Partition

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.database import Database
+from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
 from perdure.model.chunks import Digester
 from perdure.storage.port import Driver
 from perdure.testing.conformance.backend import at, load, long, put
@@ -10,7 +11,7 @@ from perdure.testing.conformance.backend import at, load, long, put
 
 def live(driver: Driver) -> None:
     """Write a thread, read, list, tag, find, prune, copy and delete it."""
-    database = Database(driver, tenant="", digest=Digester())
+    database = SyncDatabase(DatabaseHandle(driver, tenant="", digest=Digester()))
     saver = database.checkpointer()
     step = at()
     for n in range(6):
@@ -22,7 +23,7 @@ def live(driver: Driver) -> None:
     list(saver.list(at(namespace="inner"), before=at("c3")))
     database.tag("thread", "mine", "c1")
     database.tags("thread")
-    assert len(list(database.threads_sync())) == 1
+    assert len(list(database.threads())) == 1
     saver.prune(["thread"])
     saver.delete_for_runs(["run"])
     saver.copy_thread("thread", "copy")

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-from perdure.database import connect_sync
+from perdure.database.base import handle_of
+from perdure.database.opening import connect_sync
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
 from perdure.storage.port import Driver
@@ -96,7 +97,7 @@ def _attempts(path: Path) -> dict[str, Any]:
     try:
         with connect_sync(f"sqlite:///{path}") as database:
             out["open"] = "ok"
-            driver = database._driver
+            driver = handle_of(database).driver
             for name, act in (("read", lambda: state(driver)), ("write", lambda: driver.perform(fat(2)))):
                 try:
                     act()

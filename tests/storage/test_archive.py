@@ -13,7 +13,8 @@ import ormsgpack
 import pytest
 
 import perdure
-from perdure.database import new_archive, open_archive
+from perdure import admin
+from perdure.admin import new_archive, open_archive
 from perdure.engine.transfer import State
 from perdure.errors import BadArchive, DecryptionError, NotFound, Unavailable
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Find, Get, Put, Range, Refused
@@ -33,12 +34,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "threads.perdure"
 
 
-def export(path: Path, *, key: bytes | None = None) -> perdure.Database:
+def export(path: Path, *, key: bytes | None = None) -> perdure.SyncDatabase:
     source = in_memory()
     grow(source, "t", 3)
     source.tag("t", "tag")
     with new_archive(path, encryption_key=key) as archive:
-        source.move(Partition("", "t"), archive)
+        admin.move(source, Partition("", "t"), archive)
     return source
 
 
@@ -49,11 +50,11 @@ def test_what_was_written_is_read(path: Path, key: bytes | None) -> None:
     assert list(path.parent.iterdir()) == [path]
     assert (b"turn 1" in path.read_bytes()) == (key is None)
     with open_archive(path, encryption_key=KEY) as archive:
-        assert archive.partitions(None) == [Partition("", "t")]
+        assert admin.partitions(archive, None) == [Partition("", "t")]
         assert archive.digest("t").agrees(source.digest("t"))
         assert archive.fsck("t") == []
         target = in_memory(bytes(32))
-        assert archive.move(Partition("", "t"), target, Partition("x", "y")).found is State.ABSENT
+        assert admin.move(archive, Partition("", "t"), target, Partition("x", "y")).found is State.ABSENT
     saver = target.checkpointer(tenant="x")
     after = graphs.chain(saver).get_state(config("y")).values
     assert after == graphs.chain(source.checkpointer()).get_state(config("t")).values
@@ -134,7 +135,7 @@ def test_a_file_in_the_clear_is_refused_where_a_sealed_one_is_expected(path: Pat
 def test_of_two_exports_to_one_name_the_second_is_refused(path: Path) -> None:
     source = export(path)
     with new_archive(path) as first:
-        source.move(Partition("", "t"), first)
+        admin.move(source, Partition("", "t"), first)
         with pytest.raises(Unavailable, match=r"another export to .* is under way"), new_archive(path):
             pass
     with open_archive(path) as archive:
@@ -149,7 +150,7 @@ def test_what_an_earlier_export_left_open_to_all_is_made_private(path: Path) -> 
     with new_archive(path) as archive:
         assert stat.S_IMODE(part.stat().st_mode) == 0o600
         assert part.stat().st_size < 1000
-        assert archive.partitions(None) == []
+        assert admin.partitions(archive, None) == []
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     Archive.read(path).close()
 
@@ -226,8 +227,8 @@ def test_a_malformed_file_with_a_right_checksum_is_refused_before_anything_is_wr
     path.write_bytes(packed(content))
     target = in_memory()
     with pytest.raises(BadArchive), open_archive(path) as archive:
-        archive.move(Partition("", "t"), target)
-    assert target.partitions(None) == []
+        admin.move(archive, Partition("", "t"), target)
+    assert admin.partitions(target, None) == []
 
 
 def test_it_keeps_the_verbs_of_a_backend(path: Path) -> None:

@@ -208,7 +208,7 @@ def test_an_agent_works_on_it_through_its_url_alone(url: str) -> None:
     with pytest.raises(MigrationRequired), perdure.connect_sync(url):
         pass
     with perdure.connect_sync(url, migrate=True) as db:
-        assert list(db.threads_sync()) == []
+        assert list(db.threads()) == []
 
 
 def test_a_closed_driver_is_unavailable(url: str) -> None:

@@ -65,7 +65,7 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str, tmp_path: Pa
 def test_threads_of_the_first_format_are_all_there_and_go_on(url: str, state: str) -> None:
     with perdure.connect_sync(url, migrate=True) as db:
         talk, asks = f"{state} talk", f"{state} asks"
-        assert {t.thread_id for t in db.threads_sync()} >= {talk, asks}
+        assert {t.thread_id for t in db.threads()} >= {talk, asks}
         assert db.fsck() == []
         graph = talking(db.checkpointer(), state, asks=False)
         turns = [n for n in range(6) for _ in range(4)]

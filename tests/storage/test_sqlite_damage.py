@@ -13,6 +13,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 
 import perdure
+from perdure import admin
 from perdure.engine.fsck_report import Damage
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
 from perdure.model.records import HEAD, KINDS, Kind, Partition
@@ -26,7 +27,7 @@ class State(TypedDict):
     said: Annotated[list[str], operator.add]
 
 
-def graph(db: perdure.Database) -> Any:
+def graph(db: perdure.SyncDatabase) -> Any:
     builder = StateGraph(State)
     builder.add_node("answer", lambda _: {"said": ["an answer"]})
     builder.add_edge(START, "answer")
@@ -176,7 +177,7 @@ def test_a_catalogue_whose_index_lies_serves_no_empty_thread(url: str, path: Pat
     with perdure.connect_sync(url) as db:
         with pytest.raises(perdure.Corrupt, match=r"thread 'ada': .*catalogue"):
             graph(db).get_state(of("ada"))
-        assert any("integrity check" in line for line in db.examine())
+        assert any("integrity check" in line for line in admin.examine(db))
 
 
 def test_a_page_that_sqlite_itself_refuses_names_the_thread_and_the_command(url: str, path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_page_that_sqlite_itself_refuses_names_the_thread_and_the_command(url:
             graph(db).get_state(of("ada"))
         assert isinstance(caught.value.__cause__, apsw.CorruptError)
         assert {f.thread_id for f in db.fsck()} == {"ada", "bob"}
-        assert db.examine()
+        assert admin.examine(db)
 
 
 def test_text_that_is_no_text_is_damage_and_is_not_shown(url: str, path: Path) -> None:
@@ -206,12 +207,12 @@ def test_text_that_is_no_text_is_damage_and_is_not_shown(url: str, path: Path) -
 def test_items_of_the_store_are_verified_and_checked(path: Path) -> None:
     with perdure.connect_sync(f"sqlite:///{path}") as db:
         db.store().put(("memories",), "a", {"text": "likes tea"})
-        assert db.examine() == []
+        assert admin.examine(db) == []
     change(path, "UPDATE perdure_item SET body = body || x'00'")
     with perdure.connect_sync(f"sqlite:///{path}") as db:
         with pytest.raises(perdure.Corrupt, match=r"memories.*item a is damaged"):
             db.store().get(("memories",), "a")
-        assert any("item a" in line for line in db.examine())
+        assert any("item a" in line for line in admin.examine(db))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -223,7 +224,7 @@ def test_fsck_reports_records_whose_columns_are_of_other_types(every_kind: Path,
         for other in ("NULL", "'other'", "x'ff00'", "7"):
             change(every_kind, f"UPDATE {table} SET {column} = {other}")
             with perdure.connect_sync(f"sqlite:///{every_kind}", tenant=rows.HERE.tenant) as db:
-                assert [*db.fsck(), *db.examine()], f"{column} = {other}"
+                assert [*db.fsck(), *admin.examine(db)], f"{column} = {other}"
         change(every_kind, f"DELETE FROM {table}", f"INSERT INTO {table} SELECT * FROM a_copy")
 
 
@@ -249,7 +250,7 @@ def test_items_that_a_search_finds_are_verified(path: Path, column: str) -> None
 def test_a_catalogue_with_names_that_are_no_text_is_refused(url: str, path: Path, column: str) -> None:
     change(path, f"UPDATE perdure_thread SET {column} = CAST({column} AS BLOB) WHERE pk = 1")
     with perdure.connect_sync(url) as db, pytest.raises(perdure.Corrupt, match="run `perdure fsck`"):
-        db.partitions(None)
+        admin.partitions(db, None)
 
 
 def test_a_file_from_before_checksums_is_read_and_gets_them_as_it_is_written(url: str, path: Path) -> None:
@@ -277,7 +278,7 @@ def test_nothing_of_a_head_is_lost_when_its_thread_is_deleted(path: Path) -> Non
             db.checkpointer().delete_thread("ada")
             assert graph(db).get_state(of("ada")).values == {}
             assert db.fsck() == []
-            assert db.examine() == []
+            assert admin.examine(db) == []
 
 
 def test_the_head_of_the_catalogue_follows_every_commit(path: Path) -> None:

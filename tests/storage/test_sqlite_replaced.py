@@ -17,6 +17,7 @@ import apsw
 import pytest
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.errors import DatabaseReplaced
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Now, Put
 from perdure.model.records import GC, Partition
@@ -352,10 +353,10 @@ def test_an_older_copy_written_over_it_within_one_tick_of_the_clock_is_noticed(
 
 def test_a_saver_whose_file_was_replaced_says_so(path: Path) -> None:
     with perdure.connect_sync(f"sqlite:///{path}") as db:
-        db.run(perdure_write(THREAD))
+        handle_of(db).run(perdure_write(THREAD))
         replaced_by_a_new_one(path)
         with pytest.raises(perdure.Unavailable, match="was replaced"):
-            db.run(perdure_write(Partition("", "other")))
+            handle_of(db).run(perdure_write(Partition("", "other")))
 
 
 def perdure_write(partition: Partition) -> Any:

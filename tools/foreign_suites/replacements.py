@@ -12,8 +12,9 @@ from typing import Any, Self
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from perdure import Database, PerdureSaver, PerdureStore
-from perdure.database import DEFAULT_METADATA_KEYS, open_database
+from perdure import PerdureSaver, PerdureStore, SyncDatabase
+from perdure.database.base import DEFAULT_METADATA_KEYS
+from perdure.database.opening import open_database
 
 _KEY = bytes(range(32))
 _METADATA_KEYS = (*DEFAULT_METADATA_KEYS, "test_config_1", "test_config_2", "test_config_3", "test_config_4")
@@ -28,7 +29,7 @@ def open_databases() -> None:
 
 
 @cache
-def _database(encrypted: bool) -> Database:
+def _database(encrypted: bool) -> SyncDatabase:
     """The database of this process; each saver and each store has a tenant in it."""
     url = os.environ["PERDURE_SUITE_SEALED_URL" if encrypted else "PERDURE_SUITE_URL"]
     return open_database(url, migrate=True, encryption_key=_KEY if encrypted else None)

@@ -16,7 +16,8 @@ from perdure.errors import BadUrl, DecryptionError
 from perdure.storage.url import SCHEMES, redacted
 
 if TYPE_CHECKING:
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
+    from perdure.database.handle import DatabaseHandle
 
 app = typer.Typer(
     name="perdure",
@@ -81,7 +82,7 @@ def jsonable(value: Any) -> Any:
 @contextmanager
 def opened(
     url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None
-) -> Iterator[Database]:
+) -> Iterator[SyncDatabase]:
     """Open the database of a command.
 
     Args:
@@ -92,10 +93,17 @@ def opened(
     Raises:
         BadUrl: There is no URL.
     """
-    from perdure.database import connect_sync
+    from perdure.database.opening import connect_sync
 
     with connect_sync(url_of(url), tenant=tenant, encryption_key=key_of(key)) as database:
         yield database
+
+
+def handle_in(database: SyncDatabase) -> DatabaseHandle:
+    """Return the internal handle of an open database."""
+    from perdure.database.base import handle_of
+
+    return handle_of(database)
 
 
 def url_of(url: str | None) -> str:

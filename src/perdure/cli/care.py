@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, opened, out, print_json
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, handle_in, key_of, opened, out, print_json
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
     from perdure.config.retention import Sweeping
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
     from perdure.engine.sweep import SweepState, Swept
 
 care = typer.Typer(
@@ -91,7 +91,7 @@ def status(
     from perdure.engine import sweep
 
     with opened(db, tenant, key_file) as database:
-        state, _ = database.run(sweep.read_state(None if all_tenants else tenant))
+        state, _ = handle_in(database).run(sweep.read_state(None if all_tenants else tenant))
     if as_json:
         print_json(state.body())
         return
@@ -107,7 +107,7 @@ def status(
 
 
 def prune_threads(
-    database: Database,
+    database: SyncDatabase,
     thread_ids: list[str] | None,
     keep_last: int | None,
     older_than: str | None,

@@ -27,7 +27,7 @@ from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
@@ -115,7 +115,7 @@ def copy(
 
     Exit code 0 when everything is at the target, 1 when something is not, 130 after Ctrl-C.
     """
-    from perdure.database import connect_sync
+    from perdure.database.opening import connect_sync
 
     if source == target:
         raise BadUrl("--from and --to are the same database; there is nothing to copy")
@@ -148,8 +148,10 @@ def copy(
         raise typer.Exit(1)
 
 
-def _chosen(here: Database, tenant: str | None, threads: list[str] | None) -> list[Partition]:
-    partitions = here.partitions(tenant)
+def _chosen(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
+    from perdure import admin
+
+    partitions = admin.partitions(here, tenant)
     if not threads:
         return partitions
     chosen = [p for p in partitions if p.space == THREADS and p.thread in threads]
@@ -161,16 +163,18 @@ def _chosen(here: Database, tenant: str | None, threads: list[str] | None) -> li
 
 def _one(
     partition: Partition,
-    here: Database,
-    there: Database,
+    here: SyncDatabase,
+    there: SyncDatabase,
     replace: bool,
     dry_run: bool,
     tally: CopyCounts,
     progress: ProgressReport,
 ) -> None:
+    from perdure import admin
+
     name = label(partition)
     try:
-        moved = here.move(partition, there, replace=replace, dry_run=dry_run, report=progress.bytes)
+        moved = admin.move(here, partition, there, replace=replace, dry_run=dry_run, report=progress.bytes)
     except Unavailable:
         raise
     except NotFound:

@@ -67,11 +67,13 @@ def fsck(
 
     Exit code 0 when everything is sound (or was repaired), 1 when damage is left.
     """
+    from perdure import admin
+
     with opened(db, tenant, key_file) as database:
-        threads = (p.thread for p in database.partitions(tenant) if p.space == THREADS)
+        threads = (p.thread for p in admin.partitions(database, tenant) if p.space == THREADS)
         names = thread_ids or list(threads)
         damaged = 0
-        for detail in [] if thread_ids else database.examine():
+        for detail in [] if thread_ids else admin.examine(database):
             err.print(f"database: {escape(detail)}; restore it from a backup", soft_wrap=True)
             damaged += 1
         for name in names:

@@ -16,7 +16,7 @@ from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
 from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
 
 
 def export(
@@ -43,6 +43,8 @@ def export(
     of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
     which the import needs; --clear writes it unencrypted.
     """
+    from perdure import admin
+
     key = key_of(key_file)
     with opened(db, tenant, key) as database:
         if output is None:
@@ -50,24 +52,24 @@ def export(
             return
         if output.exists() and not force:
             raise NotAllowed(f"{output} exists; pass --force to write over it")
-        names = [p.thread for p in database.partitions(tenant) if p.space == THREADS]
+        names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
         wanted = names if everything else list(dict.fromkeys(thread_ids or []))
         if not wanted:
             raise NotFound("which thread? Name one or more, or pass --all")
         for name in wanted:
             if name not in names:
                 raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
-        from perdure.database import new_archive
-
-        with new_archive(output, encryption_key=None if clear else key) as archive:
-            digests = [(name, database.move(Partition(tenant, name), archive).digest) for name in wanted]
+        with admin.new_archive(output, encryption_key=None if clear else key) as archive:
+            digests = [
+                (name, admin.move(database, Partition(tenant, name), archive).digest) for name in wanted
+            ]
     for name, digest in digests:
         out.print(f"{digest.hex}  {escape(name)}, {digest.checkpoints} checkpoints", soft_wrap=True)
     sealed = "in the clear" if clear or key is None else "sealed with the database's key"
     err.print(escape(f"{len(digests)} threads are in {output}, {sealed}"), soft_wrap=True)
 
 
-def _export_json(database: Database, thread_ids: list[str] | None, everything: bool) -> None:
+def _export_json(database: SyncDatabase, thread_ids: list[str] | None, everything: bool) -> None:
     if everything or thread_ids is None or len(thread_ids) != 1:
         raise NotAllowed("JSON is written for one thread; name one, or pass --output FILE for several")
     data = database.export(thread_ids[0])
@@ -96,17 +98,19 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     different one (unless ``replace``); then nothing is changed. In an encrypted database the threads are
     encrypted with its key, even if the file is not encrypted.
     """
-    from perdure.database import open_archive
+    from perdure import admin
 
     file, dry_run = Path(name), options.dry_run
     key = key_of(options.key_file)
     file_key = key_of(options.file_key_file) or key
     with (
         opened(options.db, options.tenant, key) as database,
-        open_archive(file, encryption_key=file_key, sealed_only=options.file_key_file is not None) as archive,
+        admin.open_archive(
+            file, encryption_key=file_key, sealed_only=options.file_key_file is not None
+        ) as archive,
     ):
         moves = _moves(archive, file, options.threads, options.rename, options.tenant)
-        found = [(into, archive.move(each, database, into, dry_run=True)) for each, into in moves]
+        found = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
         taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
         if taken and not options.replace:
             raise Conflict(
@@ -116,7 +120,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
         for (each, into), (_, before) in zip(moves, found, strict=True):
             digest = before.digest
             if not dry_run:
-                digest = archive.move(each, database, into, replace=options.replace).digest
+                digest = admin.move(archive, each, database, into, replace=options.replace).digest
             text = (
                 "is there already"
                 if before.found is State.SAME
@@ -131,10 +135,12 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
 
 
 def _moves(
-    archive: Database, file: Path, threads: list[str] | None, rename: str | None, tenant: str
+    archive: SyncDatabase, file: Path, threads: list[str] | None, rename: str | None, tenant: str
 ) -> list[tuple[Partition, Partition]]:
     """Return the chosen threads of a file, each with its target."""
-    there = [p for p in archive.partitions(None) if p.space == THREADS]
+    from perdure import admin
+
+    there = [p for p in admin.partitions(archive, None) if p.space == THREADS]
     chosen = [p for p in there if not threads or p.thread in threads]
     missing = [name for name in threads or [] if name not in {p.thread for p in chosen}]
     if missing or not chosen:

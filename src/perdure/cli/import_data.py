@@ -40,7 +40,7 @@ from perdure.imports.kinds import SourceKind, open_source
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
     from perdure.imports.importer import ImportCounts, Importer, ImportOptions, ThreadReport
     from perdure.imports.items import ItemCounts
     from perdure.imports.source import Source
@@ -138,7 +138,7 @@ def _threads(
         progress.thread(report)
 
 
-def _items(source: Source, database: Database, options: ImportOptions) -> ItemCounts:
+def _items(source: Source, database: SyncDatabase, options: ImportOptions) -> ItemCounts:
     from perdure.imports.items import ItemImporter
 
     return ItemImporter(database, options, time.time_ns() // 1000).run(source.items())

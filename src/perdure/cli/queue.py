@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out, print_json
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, handle_in, opened, out, print_json
 from perdure.engine import inbox as inboxes
 from perdure.engine import outbox as outboxes
 from perdure.engine import runs as running
@@ -28,7 +28,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
 
 _PAGE = 100
 
@@ -117,16 +117,18 @@ def dead(
 
     Send a reply again with `perdure threads retry`; the inbox has the messages of a failed run.
     """
+    from perdure import admin
+
     rows: list[dict[str, Any]] = []
     with opened(db, tenant, key_file) as database:
         partitions = (
-            [p for p in database.partitions(tenant) if p.space == THREADS]
+            [p for p in admin.partitions(database, tenant) if p.space == THREADS]
             if thread_id is None
             else [Partition(tenant, thread_id)]
         )
         hidden = len(partitions) == 1 or not sys.stderr.isatty()
         for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
-            found = database.run(inboxes.given_up(partition))
+            found = handle_in(database).run(inboxes.given_up(partition))
             if thread_id is not None:
                 _known(database, partition, [*found.runs, *found.replies])
             name = partition.thread
@@ -190,8 +192,8 @@ def retry(
     delivers it once. A worker with its channel sends it.
     """
     with opened(db, tenant, key_file) as database:
-        now = database.run(ask(Now()))
-        again = database.run(outboxes.retry(Partition(tenant, thread_id), reply, now))
+        now = handle_in(database).run(ask(Now()))
+        again = handle_in(database).run(outboxes.retry(Partition(tenant, thread_id), reply, now))
     out.print(
         f"{escape(thread_id)}: reply {reply} is to be sent again, as number {again.seq} under the key "
         f"{escape(again.id)}",
@@ -200,12 +202,12 @@ def retry(
 
 
 def _newest(
-    database: Database, limit: int, page: Callable[[int, R | None], Program[tuple[R, ...]]]
+    database: SyncDatabase, limit: int, page: Callable[[int, R | None], Program[tuple[R, ...]]]
 ) -> Iterator[R]:
     """Yield at most ``limit`` results of ``page``, read in parts, as each may be large."""
     last: R | None = None
     while limit > 0:
-        found = database.run(page(min(limit, _PAGE), last))
+        found = handle_in(database).run(page(min(limit, _PAGE), last))
         yield from found
         limit -= len(found)
         if len(found) < _PAGE:
@@ -213,9 +215,11 @@ def _newest(
         last = found[-1]
 
 
-def _known(database: Database, partition: Partition, found: Sequence[object]) -> None:
+def _known(database: SyncDatabase, partition: Partition, found: Sequence[object]) -> None:
     """Raise ``NotFound`` for a thread that does not exist; an empty list would hide a mistyped id."""
-    if not found and partition not in database.partitions(partition.tenant):
+    from perdure import admin
+
+    if not found and partition not in admin.partitions(database, partition.tenant):
         raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
 
 

@@ -10,7 +10,19 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, opened, out, print_json, printable
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    ThreadId,
+    err,
+    handle_in,
+    opened,
+    out,
+    print_json,
+    printable,
+)
 
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
@@ -139,7 +151,7 @@ def plan(
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
     with opened(db, tenant, key_file) as database:
-        names = [thread.thread_id for thread in database.threads_sync()]
+        names = [thread.thread_id for thread in database.threads()]
         tried = names if sample is None else names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
         with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
@@ -203,7 +215,7 @@ def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) ->
     from perdure.model.records import Partition
 
     with opened(*database) as db:
-        db.run(pin_thread(Partition(database[1], thread_id), version, time.time_ns() // 1000))
+        handle_in(db).run(pin_thread(Partition(database[1], thread_id), version, time.time_ns() // 1000))
 
 
 def _loaded(place: str, schema_place: str | None) -> tuple[Pregel[Any, Any, Any, Any], Schema]:

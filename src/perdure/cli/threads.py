@@ -48,7 +48,7 @@ def list_threads(
     """List the threads of a tenant, by id, with the time of their latest checkpoint."""
     with opened(db, tenant, key_file) as database:
         count = 0
-        for count, thread in enumerate(database.threads_sync(), 1):
+        for count, thread in enumerate(database.threads(), 1):
             if as_json:
                 entry = {"thread_id": thread.thread_id, "updated_at": thread.updated_at}
                 if thread.error is not None:
@@ -148,7 +148,7 @@ def digest(
     """
     with opened(db, tenant, key_file) as database:
         unreadable = 0
-        for name in thread_ids or [thread.thread_id for thread in database.threads_sync()]:
+        for name in thread_ids or [thread.thread_id for thread in database.threads()]:
             try:
                 found = database.digest(name)
             except Corrupt as error:
@@ -223,8 +223,10 @@ def delete(
     key_file: KeyFile = None,
 ) -> None:
     """Remove a thread with everything in it, or the parts of one that was copied incompletely."""
+    from perdure import admin
+
     with opened(db, tenant, key_file) as database:
-        if Partition(tenant, thread_id) not in database.partitions(tenant):
+        if Partition(tenant, thread_id) not in admin.partitions(database, tenant):
             database.show(thread_id)
         if not yes and not typer.confirm(f"Remove the thread {thread_id} with everything in it?"):
             err.print("Nothing was removed.")

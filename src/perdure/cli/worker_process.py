@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from perdure.cli.signals import asked_to_stop, leave
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.worker import HostPort, WorkerConfig
-from perdure.database import Database, connect
+from perdure.database.asynchronous import Database
+from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
 from perdure.runtime.loading import LoadedGraph, find, load_agent, load_channels

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Literal, TypeVar
 
-from perdure.database import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import importing
 from perdure.engine.importing import Arrival, CheckpointKey, StoredThread
 from perdure.engine.threads import HeadView
-from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
@@ -94,11 +95,11 @@ class Importer:
         options: The options.
     """
 
-    def __init__(self, source: Source, database: Database, options: ImportOptions) -> None:
+    def __init__(self, source: Source, database: SyncDatabase, options: ImportOptions) -> None:
         self.source = source
-        self._db = database
+        self._db = handle_of(database)
         self._options = options
-        self._budget = Budget(database.limits.ops, database.limits.bytes)
+        self._budget = self._db.budget
 
     def has(self, thread: str) -> bool:
         """Return True if the source has a thread."""
@@ -142,14 +143,14 @@ class Importer:
             plan.refuse_diverged()
         numbers = importing.last_numbers(found)
         if self._options.dry_run:
-            encoder = ThreadEncoder(partition, self._db.digester, 0, numbers, found.heads)
+            encoder = ThreadEncoder(partition, self._db.digest, 0, numbers, found.heads)
             touched: set[CheckpointKey] = set()
             written = self._write(plan, encoder, None, touched)
             return ThreadReport(thread, plan.state if any(written) or heads else "unchanged", *written)
         added = Counter(entry.namespace for entry in new)
         arrival = self._db.run(importing.begin(partition, found, added, self._db.fresh(), self._budget))
         try:
-            encoder = ThreadEncoder(partition, self._db.digester, arrival.generation, numbers, found.heads)
+            encoder = ThreadEncoder(partition, self._db.digest, arrival.generation, numbers, found.heads)
             touched = set()
             written = self._write(plan, encoder, arrival, touched)
             if not any(written) and not heads:
@@ -194,7 +195,7 @@ class Importer:
         return len(plan.new), writes
 
     def _verify(self, plan: _Plan, touched: set[CheckpointKey]) -> int:
-        digest, partition = self._db.digester, plan.partition
+        digest, partition = self._db.digest, plan.partition
         new = plan.not_arrived()
         entries = [e for e in plan.outline.checkpoints if e[:2] in new or e[:2] in touched]
         for namespace, group in groupby(sorted(entries), key=lambda e: e.namespace):
@@ -274,7 +275,9 @@ def _heads_to_move(latest: dict[str, str], plan: _Plan) -> dict[str, str]:
 class _Batch:
     """Rows and chunks that are stored together; nothing is stored without an arrival."""
 
-    def __init__(self, database: Database, arrival: Arrival | None, report: Callable[[int], None]) -> None:
+    def __init__(
+        self, database: DatabaseHandle, arrival: Arrival | None, report: Callable[[int], None]
+    ) -> None:
         self._db = database
         self._arrival = arrival
         self._report = report

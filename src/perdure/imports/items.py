@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from perdure.database import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
 from perdure.engine.importing_items import ArrivingItem, put_items
-from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.imports.importer import ImportOptions
 from perdure.imports.source import SourceItem
@@ -39,11 +39,11 @@ class ItemImporter:
         now: The time in microseconds since 1970.
     """
 
-    def __init__(self, database: Database, options: ImportOptions, now: int) -> None:
-        self._db = database
+    def __init__(self, database: SyncDatabase, options: ImportOptions, now: int) -> None:
+        self._db = handle_of(database)
         self._options = options
         self._now = now
-        self._budget = Budget(database.limits.ops, database.limits.bytes)
+        self._budget = self._db.budget
         self.counts = ItemCounts()
 
     def run(self, items: Iterable[SourceItem]) -> ItemCounts:

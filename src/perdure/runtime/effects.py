@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import journal
 from perdure.engine.runs import HeldRun
 from perdure.errors import NotAllowed
@@ -36,13 +36,13 @@ R = TypeVar("R")
 class EffectJournal:
     """Journal of the side effects of a held run."""
 
-    database: Database
+    database: DatabaseHandle
     partition: Partition
     run_id: str
     epoch: int
 
     @classmethod
-    def of(cls, database: Database, held: HeldRun) -> EffectJournal:
+    def of(cls, database: DatabaseHandle, held: HeldRun) -> EffectJournal:
         return cls(database, held.partition, held.run.id, held.epoch)
 
 

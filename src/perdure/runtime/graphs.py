@@ -10,7 +10,8 @@ from typing import Any
 from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
-from perdure.database import Database
+from perdure.database.asynchronous import Database
+from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
@@ -23,7 +24,7 @@ from perdure.runtime.users import GraphUser
 
 
 def saver_for(
-    database: Database,
+    database: Database | SyncDatabase,
     agents: Sequence[Agent],
     graphs: Iterable[Pregel[Any, Any, Any, Any]],
     tenant: str | None = None,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from weakref import WeakValueDictionary
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.model.records import Partition
 from perdure.runtime.jitter import spread
 
@@ -39,7 +39,7 @@ class Notifications:
     due queues that it is notified of, ``None`` to none. Without support by the database they reach one
     process."""
 
-    def __init__(self, database: Database, tenant: str | None) -> None:
+    def __init__(self, database: DatabaseHandle, tenant: str | None) -> None:
         self._database = database
         self._expected: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._later: dict[Partition, asyncio.TimerHandle] = {}

@@ -14,7 +14,9 @@ from typing import Any, Self
 from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
-from perdure.database import Database
+from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
 from perdure.engine import inbox, outbox, removal, retention, runs, scheduled
 from perdure.engine.events import Event
 from perdure.engine.inbox import Accept, Accepted, Standing, Strategy
@@ -67,7 +69,7 @@ class Runtime(OnDemand):
 
     def __init__(
         self,
-        database: Database,
+        database: Database | SyncDatabase,
         graphs: Mapping[str, Agent | Pregel[Any, Any, Any, Any]] | Agent | Pregel[Any, Any, Any, Any],
         *,
         channels: Mapping[str, Channel] | None = None,
@@ -78,7 +80,7 @@ class Runtime(OnDemand):
         name: str | None = None,
         store_ttl: TTLConfig | None = None,
     ) -> None:
-        self._database = database
+        self._database = handle = handle_of(database)
         self._agents = agents(graphs)
         self._settings = settings or Settings()
         for channel, how in (channels or {}).items():
@@ -93,14 +95,14 @@ class Runtime(OnDemand):
         self._works = works
         self._observers = Observers((Logs(),) if observers is None else observers)
         self._lanes = QueueCache()
-        self._clock = DatabaseClock(lambda: database.arun(ask(Now())))
+        self._clock = DatabaseClock(lambda: handle.arun(ask(Now())))
         owner = name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        relay = Delivery(database, channels or {}, self._settings, self._clock, self._observers, owner)
+        relay = Delivery(handle, channels or {}, self._settings, self._clock, self._observers, owner)
         self._owner = owner
-        self._signals = Notifications(database, None if all_tenants else self._tenant)
-        self._following = Subscriptions(database, self._signals, self._clock, self._observers)
+        self._signals = Notifications(handle, None if all_tenants else self._tenant)
+        self._following = Subscriptions(handle, self._signals, self._clock, self._observers)
         self._worker = Worker(
-            database,
+            handle,
             self._agents,
             self._settings,
             self._clock,
@@ -437,7 +439,7 @@ class Runtime(OnDemand):
     @property
     def database(self) -> Database:
         """Database of this runtime."""
-        return self._database
+        return Database(self._database)
 
     @property
     def settings(self) -> Settings:

@@ -12,7 +12,8 @@ from langgraph.pregel import Pregel
 from langgraph.types import Send, StateSnapshot
 from pydantic import BaseModel, ValidationError
 
-from perdure.database import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
 from perdure.engine import checkpoints, schema_pin
 from perdure.errors import PerdureError
 from perdure.langgraph.graph_facts import read
@@ -49,7 +50,7 @@ class ThreadPlan:
 
 
 def plan(
-    database: Database,
+    database: SyncDatabase,
     agent: Agent,
     schema: Schema,
     thread_ids: Iterable[str],
@@ -75,7 +76,7 @@ def plan(
 
 
 def _plan(
-    database: Database,
+    database: SyncDatabase,
     graph: Pregel[Any, Any, Any, Any],
     saver: PerdureSaver,
     thread_id: str,
@@ -87,9 +88,9 @@ def _plan(
     pinned: int | None = None
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
-        found = database.run(checkpoints.load(partition, "", None))
+        found = handle_of(database).run(checkpoints.load(partition, "", None))
         version = None if found.checkpoint is None else found.checkpoint.schema
-        pinned = database.run(schema_pin.pinned(partition))
+        pinned = handle_of(database).run(schema_pin.pinned(partition))
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = graph.get_state(config, subgraphs=True)

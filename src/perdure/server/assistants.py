@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perdure.database.base import handle_of
 from perdure.engine import versioned
 from perdure.engine.versioned import Versioned
 from perdure.errors import NotFound
@@ -64,7 +65,7 @@ class Assistants:
         self._runtime = runtime
         self._configs = configs or {}
         self._descriptions = descriptions or {}
-        self._database = runtime.database
+        self._database = handle_of(runtime.database)
         self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
 
     def id_of(self, named: str) -> str | None:

@@ -13,7 +13,8 @@ from urllib.parse import unquote
 from fastapi import Depends, Path, Request
 from langgraph.pregel import Pregel
 
-from perdure.database import Database
+from perdure.database.base import handle_of
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import inbox
 from perdure.errors import NotFound
 from perdure.model.records import Partition
@@ -95,9 +96,9 @@ class ServerState:
         return cls(runtime, gate, assistants, catalogue, limits or RequestLimits(), webhooks, headers)
 
     @property
-    def database(self) -> Database:
-        """The runtime's database."""
-        return self.runtime.database
+    def database(self) -> DatabaseHandle:
+        """Internal handle of the runtime's database."""
+        return handle_of(self.runtime.database)
 
     def apart(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a task that a request started and that continues after its client disconnects."""

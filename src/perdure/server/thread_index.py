@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from perdure.database.base import handle_of
 from perdure.engine import documents, removal
 from perdure.engine.documents import Document
 from perdure.errors import NotFound
@@ -35,7 +36,7 @@ class ThreadIndex:
     def __init__(self, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
         self._runtime = runtime
         self._usual = None if ttl is None else {"ttl": ttl.default_ttl, "strategy": ttl.strategy}
-        self._database = runtime.database
+        self._database = handle_of(runtime.database)
 
     async def create(
         self,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.model.ops import Find, IndexHit, ListedThread
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -42,7 +42,7 @@ class Order(NamedTuple):
 
 
 async def places(
-    database: Database, tenant: str, order: Order, status: Status | None = None, skip: int = 0
+    database: DatabaseHandle, tenant: str, order: Order, status: Status | None = None, skip: int = 0
 ) -> AsyncIterator[SortedThread]:
     """Yield the places of a tenant's threads in order.
 
@@ -73,7 +73,7 @@ async def places(
         yield place
 
 
-async def count(database: Database, tenant: str, status: Status | None = None) -> int:
+async def count(database: DatabaseHandle, tenant: str, status: Status | None = None) -> int:
     """Return the number of a tenant's threads with a status, or, if it is None, with any."""
     if not database.has_listing:
         return len([place async for place in places(database, tenant, Order(), status)])
@@ -85,7 +85,7 @@ async def count(database: Database, tenant: str, status: Status | None = None) -
     return number
 
 
-async def _size(database: Database, tenant: str, status: str) -> int:
+async def _size(database: DatabaseHandle, tenant: str, status: str) -> int:
     """Return the number of rows in the listing, found by bisection over the offset."""
 
     async def has_more(skip: int) -> bool:
@@ -100,7 +100,7 @@ async def _size(database: Database, tenant: str, status: str) -> int:
     return low
 
 
-async def rows(database: Database, found: Sequence[SortedThread]) -> list[ThreadRow]:
+async def rows(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[ThreadRow]:
     """Return the threads at these places as they are now."""
     out: list[ThreadRow] = []
     for at in range(0, len(found), _AT_ONCE):
@@ -115,7 +115,7 @@ def sort_rows(found: Sequence[ThreadRow], order: Order) -> list[ThreadRow]:
 
 
 async def _listed(
-    database: Database, tenant: str, order: Order, status: Status | None, skip: int = 0
+    database: DatabaseHandle, tenant: str, order: Order, status: Status | None, skip: int = 0
 ) -> AsyncIterator[SortedThread]:
     """Yield places from the listing. Threads whose status is unsure are read, and merged in order."""
     unsure: list[SortedThread] = []
@@ -145,7 +145,7 @@ async def _listed(
 
 
 async def _pages(
-    database: Database, tenant: str, order: Order, status: str, skip: int
+    database: DatabaseHandle, tenant: str, order: Order, status: str, skip: int
 ) -> AsyncIterator[SortedThread]:
     by: Literal["updated_at", "created_at"] = "created_at" if order.by == "created_at" else "updated_at"
     size = _FIRST_PAGE
@@ -164,7 +164,7 @@ async def _pages(
         size = _PAGE
 
 
-async def _scanned(database: Database, tenant: str) -> AsyncIterator[SortedThread]:
+async def _scanned(database: DatabaseHandle, tenant: str) -> AsyncIterator[SortedThread]:
     after: Partition | None = None
     page: tuple[IndexHit, ...] = ()
     while after is None or len(page) == _PAGE:
@@ -179,7 +179,7 @@ async def _scanned(database: Database, tenant: str) -> AsyncIterator[SortedThrea
                 yield place._replace(row=None)
 
 
-async def _read(database: Database, found: Sequence[SortedThread]) -> list[SortedThread | None]:
+async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[SortedThread | None]:
     """Return the same places with rows, and times and statuses read from them; None for threads that no
     longer exist."""
     out: list[SortedThread | None] = []

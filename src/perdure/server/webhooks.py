@@ -22,6 +22,7 @@ from langgraph.types import StateSnapshot
 
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_environment, value_of
+from perdure.database.base import handle_of
 from perdure.engine import outbox, runs
 from perdure.model.messages import FAILED, READY, SENDING, Reply, Run
 from perdure.model.records import Partition
@@ -162,7 +163,7 @@ async def _values_of(
     (latest,) = await runtime.runs(partition.thread, limit=1, tenant=partition.tenant)
     if latest.id == run.id:
         return responses.outcome(here) if here.created_at is not None else {}
-    for earlier in await runtime.database.arun(runs.latest(partition, _EARLIER, run.first)):
+    for earlier in await handle_of(runtime.database).arun(runs.latest(partition, _EARLIER, run.first)):
         if (before := await _last_of(graph, partition.thread, earlier)) is not None:
             return responses.outcome(before)
     return {}

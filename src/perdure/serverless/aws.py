@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from perdure.database import Database
+from perdure.database.base import DatabaseBase, handle_of
 from perdure.errors import MissingExtra, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
@@ -203,8 +203,8 @@ async def _check(app: object) -> None:
 
 
 async def _check_resource(resource: object) -> None:
-    if isinstance(resource, Database):
-        await resource.arun(ask(Now()))
+    if isinstance(resource, DatabaseBase):
+        await handle_of(resource).arun(ask(Now()))
 
 
 def _refusal(status: int, detail: str) -> Any:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.database import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import over
 from perdure.errors import PerdureError
-from perdure.model.chunks import Digester
 from perdure.model.messages import Reply
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
@@ -20,7 +21,6 @@ from perdure.runtime.jitter import seeded
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.worker.delivery import Channel
-from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.port import Driver
 from perdure.testing.history import Expected, audit, logging_agent
 from perdure.testing.simulation import Faults, Process, Simulation
@@ -121,7 +121,7 @@ def simulate(
             return False
         return all(_rests(database, Partition("", thread)) for thread in expected.acknowledged)
 
-    database = Database(EncryptedDriver(simulation.driver, None), tenant="", digest=Digester())
+    database = over(simulation.driver)
     with seeded(seed), simulation:
         for n in range(workers):
             skew_s = simulation.random.choice((-3600.0, 0.0, 3600.0))
@@ -135,6 +135,6 @@ def simulate(
     return Outcome(seed, wrong, simulation.counts, tuple(simulation.trace))
 
 
-def _rests(database: Database, at: Partition) -> bool:
-    lanes = database.run(ask(Fetch(at, (Get(LANE, (IN,)), Get(LANE, (OUT,))))))
+def _rests(database: SyncDatabase, at: Partition) -> bool:
+    lanes = handle_of(database).run(ask(Fetch(at, (Get(LANE, (IN,)), Get(LANE, (OUT,))))))
     return all(not lane or lane[0].fields["due_at"] is None for lane in lanes)

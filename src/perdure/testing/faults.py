@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, TypeVar, cast
 
-from perdure.database import Database, open_database
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
@@ -174,7 +175,7 @@ def faulty(
     migrate: bool = False,
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
-) -> Iterator[tuple[Database, FaultyDriver]]:
+) -> Iterator[tuple[SyncDatabase, FaultyDriver]]:
     """Open a database as ``perdure.connect_sync`` does, with faults; yields the database and the driver that
     makes them. Arguments are those of ``connect_sync`` and ``FaultyDriver``."""
     made: list[FaultyDriver] = []

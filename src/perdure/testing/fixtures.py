@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from perdure.database import Database, connect_sync
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import connect_sync
 
-Cold = Callable[..., AbstractContextManager[Database]]
+Cold = Callable[..., AbstractContextManager[SyncDatabase]]
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def cold(tmp_path: Path) -> Cold:
     url = f"sqlite:///{tmp_path / 'threads.db'}"
 
     @contextmanager
-    def opened(**options: Any) -> Iterator[Database]:
+    def opened(**options: Any) -> Iterator[SyncDatabase]:
         with connect_sync(url, migrate=True, **options) as database:
             yield database
 

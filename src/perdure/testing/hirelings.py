@@ -27,7 +27,9 @@ from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-from perdure.database import Database, open_database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.engine import runs
 from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
@@ -172,7 +174,7 @@ def _of_a_run(effect: Effect[Any]) -> Commit | None:
 
 
 @contextmanager
-def _opened(job: ProcessJob, journal: JsonLines) -> Iterator[tuple[Database, FaultyDriver]]:
+def _opened(job: ProcessJob, journal: JsonLines) -> Iterator[tuple[SyncDatabase, FaultyDriver]]:
     made: list[FaultyDriver] = []
 
     def wrap(driver: Driver) -> Driver:
@@ -215,7 +217,7 @@ def _provider(journal: JsonLines) -> Callable[[str, Reply], Any]:
     return send
 
 
-def _runtime(job: ProcessJob, database: Database, agent: Agent, journal: JsonLines) -> Runtime:
+def _runtime(job: ProcessJob, database: SyncDatabase, agent: Agent, journal: JsonLines) -> Runtime:
     return Runtime(
         database,
         agent,
@@ -355,17 +357,17 @@ async def _live(job: ProcessJob) -> None:
                         await app.answer(thread, "this", dedupe_key="answer", channel="chat")
                         await _over(clean, thread, 2)
                 # No event exists for this: the state is in the database.
-                while await clean.arun(ask(Find("due", "", until=FOREVER))):  # noqa: ASYNC110
+                while await handle_of(clean).arun(ask(Find("due", "", until=FOREVER))):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 _note(job, "effects", str(driver.count))
     finally:
         clean.close()
 
 
-async def _over(database: Database, thread: str, count: int) -> None:
+async def _over(database: SyncDatabase, thread: str, count: int) -> None:
     """Wait until a thread has ``count`` runs that are not open."""
     while True:
-        found = await database.arun(runs.latest(Partition("", thread), 10))
+        found = await handle_of(database).arun(runs.latest(Partition("", thread), 10))
         if len(found) >= count and found[-count].state != OPEN:
             if count == 1 and found[-1].state != WAITING:
                 raise AssertionError(f"the first run is {found[-1].state}, and waits for no answer")

@@ -18,7 +18,8 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.database import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
 from perdure.engine import outbox, runs
 from perdure.model.messages import DONE, OPEN, SENT, Message, Run
 from perdure.model.ops import Fetch, Get, Range
@@ -84,7 +85,7 @@ class Expected:
     delivered: Counter[str] = field(default_factory=Counter)
 
 
-def audit(database: Database, expected: Expected, *, tenant: str = "") -> list[str]:
+def audit(database: SyncDatabase, expected: Expected, *, tenant: str = "") -> list[str]:
     """Return everything that is wrong with the threads of a history at rest; empty if all guarantees hold."""
     wrong = foreign(database, expected, tenant=tenant)
     for thread, texts in expected.acknowledged.items():
@@ -95,9 +96,11 @@ def audit(database: Database, expected: Expected, *, tenant: str = "") -> list[s
     return wrong
 
 
-def _audit_thread(database: Database, at: Partition, texts: Sequence[str], expected: Expected) -> list[str]:
+def _audit_thread(
+    database: SyncDatabase, at: Partition, texts: Sequence[str], expected: Expected
+) -> list[str]:
     wrong: list[str] = []
-    lanes, outs, rows, heads, checkpoints = database.run(
+    lanes, outs, rows, heads, checkpoints = handle_of(database).run(
         ask(
             Fetch(
                 at,
@@ -123,7 +126,7 @@ def _audit_thread(database: Database, at: Partition, texts: Sequence[str], expec
         wrong.append(f"I1 numbers of messages have a gap: {[m.seq for m in messages]} up to {lane.last}")
     if lane.pending or lane.due_at is not None or out.pending or out.due_at is not None:
         wrong.append(f"I11 stuck: inbox {lane}, outbox {out}")
-    newest = database.run(runs.latest(at, 10_000))
+    newest = handle_of(database).run(runs.latest(at, 10_000))
     covered = [seq for run in reversed(newest) for seq in range(run.first, run.last + 1)]
     if covered != list(range(1, lane.bound + 1)):
         wrong.append(f"I2 runs cover {covered}, not 1 to {lane.bound} once each")
@@ -135,7 +138,7 @@ def _audit_thread(database: Database, at: Partition, texts: Sequence[str], expec
         {c.key[1]: c.fields["parent_id"] for c in checkpoints},
         heads[0].fields["checkpoint_id"] if heads else None,
     )
-    replies = database.run(outbox.replies(at, 10_000))
+    replies = handle_of(database).run(outbox.replies(at, 10_000))
     if sorted((r.run_id, r.ord) for r in replies) != sorted(
         (run.id, 0) for run in newest if run.state == DONE
     ):
@@ -145,12 +148,12 @@ def _audit_thread(database: Database, at: Partition, texts: Sequence[str], expec
     return wrong
 
 
-def foreign(database: Database, expected: Expected, *, tenant: str = "") -> list[str]:
+def foreign(database: SyncDatabase, expected: Expected, *, tenant: str = "") -> list[str]:
     """Return deliveries under a key that no reply has."""
     own = {
         reply.id
         for thread in expected.acknowledged
-        for reply in database.run(outbox.replies(Partition(tenant, thread), 10_000))
+        for reply in handle_of(database).run(outbox.replies(Partition(tenant, thread), 10_000))
     }
     return [
         f"I9 something was delivered under the key {key!r}, of no reply"
@@ -160,7 +163,7 @@ def foreign(database: Database, expected: Expected, *, tenant: str = "") -> list
 
 
 def _audit_log(
-    database: Database,
+    database: SyncDatabase,
     at: Partition,
     messages: Sequence[Message],
     newest: Sequence[Run],

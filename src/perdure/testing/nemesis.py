@@ -21,7 +21,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from perdure.database import Database, open_database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import open_database
 from perdure.engine import runs
 from perdure.model.ops import Fetch, Find, Range
 from perdure.model.program import ask
@@ -285,7 +287,7 @@ class _Run:
         database = open_database(self.url)
         try:
             end = time.monotonic() + _REST_S
-            while database.run(ask(Find("due", "", until=FOREVER))) and time.monotonic() < end:
+            while handle_of(database).run(ask(Find("due", "", until=FOREVER))) and time.monotonic() < end:
                 for _ in range(5):
                     self._tend()
         finally:
@@ -322,13 +324,13 @@ class _Run:
         figures.stuck = sum("I11" in what for what in found)
         self.wrong += found + repeated
 
-    def _count(self, database: Database, at: Partition, texts: Sequence[str]) -> None:
+    def _count(self, database: SyncDatabase, at: Partition, texts: Sequence[str]) -> None:
         """Count lost and repeated entries of a thread by its log alone."""
         figures = self.figures
         tuple_ = database.checkpointer().get_tuple({"configurable": {"thread_id": at.thread}})
         log: list[str] = [] if tuple_ is None else tuple_.checkpoint["channel_values"].get("log", [])
         entries = Counter(log)
-        count = len(database.run(runs.latest(at, 10_000)))
+        count = len(handle_of(database).run(runs.latest(at, 10_000)))
         figures.runs += count
         figures.lost += sum(not entries[f"m:{text}"] for text in texts)
         figures.twice += sum(entries[f"m:{text}"] > 1 for text in texts)
@@ -336,9 +338,9 @@ class _Run:
         figures.forks += len(forks(database, at))
 
 
-def forks(database: Database, at: Partition) -> list[str]:
+def forks(database: SyncDatabase, at: Partition) -> list[str]:
     """Return the checkpoints of a thread that have more than one child."""
-    (found,) = database.run(ask(Fetch(at, (Range(CHECKPOINT, ("",), bodies=False),))))
+    (found,) = handle_of(database).run(ask(Fetch(at, (Range(CHECKPOINT, ("",), bodies=False),))))
     children = Counter(record.fields["parent_id"] for record in found)
     return [f"{at.thread}: {parent} has {n} children" for parent, n in children.items() if n > 1]
 

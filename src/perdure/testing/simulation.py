@@ -20,14 +20,13 @@ from typing import Any, Self, TypeVar, cast
 
 from langgraph.checkpoint.base import id as checkpoint_ids
 
-from perdure.database import Database
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import over
 from perdure.errors import Unavailable
-from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Now, Put, Refused
 from perdure.model.program import Effect
 from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE
-from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver
 
@@ -153,9 +152,9 @@ class Simulation:
         """Time of the database, in microseconds."""
         return EPOCH_US + round(self._loop.now * 1_000_000)
 
-    def database(self, process: Process, *, tenant: str = "") -> Database:
+    def database(self, process: Process, *, tenant: str = "") -> SyncDatabase:
         """Return the database as a process has it open."""
-        return Database(EncryptedDriver(_Driver(self, process), None), tenant=tenant, digest=Digester())
+        return over(_Driver(self, process), tenant=tenant)
 
     def spawn(
         self, name: str, main: Callable[[Process], Coroutine[Any, Any, None]], *, skew_s: float = 0.0

@@ -20,7 +20,7 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.database import open_database
+from perdure.database.opening import open_database
 from perdure.errors import Unserialisable
 from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import Narrow
@@ -85,7 +85,7 @@ def new_thread() -> str:
 
 @QUICK
 @given(state=STATES)
-def test_cold_and_warm_reads_give_what_the_stock_saver_would(db: perdure.Database, state: Any) -> None:
+def test_cold_and_warm_reads_give_what_the_stock_saver_would(db: perdure.SyncDatabase, state: Any) -> None:
     thread, warm = new_thread(), db.checkpointer(allow=OWN)
     put(warm, config(thread), state, 1)
     wanted = {name: likeness(stock(value)) for name, value in state.items()}
@@ -100,7 +100,7 @@ def test_cold_and_warm_reads_give_what_the_stock_saver_would(db: perdure.Databas
 @QUICK
 @given(state=STATES, seed=SEEDS)
 def test_what_a_caller_does_to_a_loaded_value_stays_with_the_caller(
-    db: perdure.Database, state: Any, seed: int
+    db: perdure.SyncDatabase, state: Any, seed: int
 ) -> None:
     rng, thread, warm = random.Random(seed), new_thread(), db.checkpointer(allow=OWN)
     put(warm, config(thread), state, 1)
@@ -117,7 +117,7 @@ def test_what_a_caller_does_to_a_loaded_value_stays_with_the_caller(
 @QUICK
 @given(state=STATES, seed=SEEDS, steps=st.integers(1, 5))
 def test_a_change_made_before_a_put_is_stored(
-    db: perdure.Database, state: Any, seed: int, steps: int
+    db: perdure.SyncDatabase, state: Any, seed: int, steps: int
 ) -> None:
     """Objects that were loaded or put before are changed in place, moved and doubled; each put says so."""
     rng, thread, warm = random.Random(seed), new_thread(), db.checkpointer(allow=OWN)
@@ -151,7 +151,9 @@ def test_a_change_made_before_a_put_is_stored(
 
 @QUICK
 @given(written=LISTS, seed=SEEDS)
-def test_pending_writes_give_what_was_written(db: perdure.Database, written: list[Any], seed: int) -> None:
+def test_pending_writes_give_what_was_written(
+    db: perdure.SyncDatabase, written: list[Any], seed: int
+) -> None:
     rng, thread, warm = random.Random(seed), new_thread(), db.checkpointer(allow=OWN)
     at = put(warm, config(thread), {"messages": written}, 1)
     wanted = [likeness(stock(written)), *(likeness(stock(value)) for value in written)]
@@ -200,7 +202,7 @@ MESSAGE_CHANGES: dict[str, Any] = {
 @pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "put"])
 @pytest.mark.parametrize("name", MESSAGE_CHANGES)
 def test_a_message_changed_in_place_is_stored_as_it_is_now(
-    db: perdure.Database, name: str, loaded: bool
+    db: perdure.SyncDatabase, name: str, loaded: bool
 ) -> None:
     thread, warm = new_thread(), db.checkpointer()
     meta = {"a": {"b": [1], "n": 1}, "one": 1, "last": 0}
@@ -222,7 +224,7 @@ def test_a_message_changed_in_place_is_stored_as_it_is_now(
 @pytest.mark.parametrize("left", [{"a": 1, "b": 2}, {"b": 2}, {"b": [1]}])
 @pytest.mark.parametrize("right", [{"c": 3}, {}])
 def test_an_item_that_wanders_to_the_next_element_is_seen(
-    db: perdure.Database, left: dict[str, Any], right: dict[str, Any], loaded: bool
+    db: perdure.SyncDatabase, left: dict[str, Any], right: dict[str, Any], loaded: bool
 ) -> None:
     thread, warm = new_thread(), db.checkpointer()
     documents = [dict(left), dict(right)]
@@ -237,7 +239,7 @@ def test_an_item_that_wanders_to_the_next_element_is_seen(
     assert likeness(values_of(warm, thread)["documents"]) == wanted
 
 
-def test_one_object_in_many_places_is_stored_in_all_and_loaded_apart(db: perdure.Database) -> None:
+def test_one_object_in_many_places_is_stored_in_all_and_loaded_apart(db: perdure.SyncDatabase) -> None:
     thread, warm = new_thread(), db.checkpointer()
     shared: dict[str, Any] = {"list": [1]}
     message = HumanMessage("x", id="1", additional_kwargs=shared)
@@ -257,7 +259,7 @@ def test_one_object_in_many_places_is_stored_in_all_and_loaded_apart(db: perdure
         assert likeness(values_of(saver, thread)["elements"]) == likeness(stock([*elements, message]))
 
 
-def test_the_fields_that_a_caller_marks_as_set_stay_with_the_caller(db: perdure.Database) -> None:
+def test_the_fields_that_a_caller_marks_as_set_stay_with_the_caller(db: perdure.SyncDatabase) -> None:
     thread, warm = new_thread(), db.checkpointer()
     put(warm, config(thread), {"messages": [HumanMessage("x", id="1")]}, 1)
     wanted = likeness(values_of(warm, thread))
@@ -265,7 +267,7 @@ def test_the_fields_that_a_caller_marks_as_set_stay_with_the_caller(db: perdure.
     assert likeness(values_of(warm, thread)) == wanted
 
 
-def test_a_thread_made_again_does_not_believe_what_its_predecessor_stored(db: perdure.Database) -> None:
+def test_a_thread_made_again_does_not_believe_what_its_predecessor_stored(db: perdure.SyncDatabase) -> None:
     """Two processes share a thread; one deletes it, and the other remembers its chunks."""
     thread, mine, theirs = new_thread(), db.checkpointer(), db.checkpointer()
     state = {"messages": [HumanMessage("long enough for a chunk " * 9, id="1")], "text": "and this " * 30}
@@ -280,7 +282,7 @@ def test_a_thread_made_again_does_not_believe_what_its_predecessor_stored(db: pe
     [{"\ud800": 1}, {"a": {"\ud800": 1}}, [{"\ud800": "x" * 5000}], {"a" * 5000: {"\ud800": "x" * 5000}}],
 )
 def test_a_key_that_would_not_come_back_is_refused_before_it_is_stored(
-    db: perdure.Database, value: Any
+    db: perdure.SyncDatabase, value: Any
 ) -> None:
     thread, saver = new_thread(), db.checkpointer()
     with pytest.raises(Unserialisable, match=f"{thread}.*surrogate"):
@@ -288,14 +290,14 @@ def test_a_key_that_would_not_come_back_is_refused_before_it_is_stored(
     assert saver.get_tuple(config(thread)) is None
 
 
-def test_a_huge_key_comes_back(db: perdure.Database) -> None:
+def test_a_huge_key_comes_back(db: perdure.SyncDatabase) -> None:
     thread, value = new_thread(), {"k" * 700_000: 1, "state": {"l" * 300_000: ["x"]}}
     put(db.checkpointer(), config(thread), {"state": value}, 1)
     assert values_of(db.checkpointer(), thread) == {"state": value}
 
 
 def test_a_message_that_would_not_pass_validation_comes_back_as_from_the_stock_saver(
-    db: perdure.Database,
+    db: perdure.SyncDatabase,
 ) -> None:
     """Fields that were set after validation must not make the thread unreadable."""
     thread = new_thread()
@@ -311,7 +313,7 @@ def test_a_message_that_would_not_pass_validation_comes_back_as_from_the_stock_s
     assert likeness(values_of(db.checkpointer(), thread)["messages"]) == wanted
 
 
-def test_writes_on_a_thread_made_again_bring_their_chunks(db: perdure.Database) -> None:
+def test_writes_on_a_thread_made_again_bring_their_chunks(db: perdure.SyncDatabase) -> None:
     thread, mine, theirs = new_thread(), db.checkpointer(), db.checkpointer()
     state = {"messages": [HumanMessage("long enough for a chunk " * 9, id="1")]}
     at = put(mine, config(thread), state, 1)

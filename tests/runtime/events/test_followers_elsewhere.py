@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from perdure.database import open_database
+from perdure.database.base import handle_of
+from perdure.database.opening import open_database
 from perdure.engine import followers
 from perdure.engine.events import END, Event
 from perdure.model.queue import FOLLOWED
@@ -175,9 +176,9 @@ COST = (11, 10)
 def test_a_follower_record_that_was_renewed_is_not_removed(near: Storage) -> None:
     database = near.database()
     at = Partition("", "ada")
-    database.run(followers.note(at, 100, database.fresh()))
-    database.run(followers.note(at, 200, database.fresh()))
-    assert database.run(followers.forget(at, 150)) is False
+    handle_of(database).run(followers.note(at, 100, handle_of(database).fresh()))
+    handle_of(database).run(followers.note(at, 200, handle_of(database).fresh()))
+    assert handle_of(database).run(followers.forget(at, 150)) is False
     assert is_followed(near)
-    database.run(followers.forget(at, 200))
+    handle_of(database).run(followers.forget(at, 200))
     assert not is_followed(near)

@@ -11,6 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
+from perdure.database.base import handle_of
 from perdure.engine import events
 from perdure.engine.events import Event
 from perdure.engine.transact import Budget
@@ -146,7 +147,7 @@ def test_a_stale_holder_tells_nothing_more(near: Storage) -> None:
         partition = Partition("", "ada")
         event = Event(7, "run", "values", "{}")
         with pytest.raises(Exception, match="not held under epoch"):
-            await database.arun(events.append(partition, "run", [event], 3, Budget(100, 1 << 20)))
+            await handle_of(database).arun(events.append(partition, "run", [event], 3, Budget(100, 1 << 20)))
         assert near.rows("ada", EVENT) == []
 
     go(main())
@@ -291,9 +292,9 @@ def test_what_a_run_tells_stays_while_it_is_open(near: Storage, talk: Talk) -> N
             await eventually(lambda: talk.under_way)
             await eventually(lambda: len({r.fields["run_id"] for r in near.rows("ada", EVENT)}) == 2)
             line.ahead_us = HOUR_US
-            now = line.ahead_us + await DatabaseClock(lambda: database.arun(ask(Now()))).now()
-            budget = Budget(database.limits.ops, database.limits.bytes)
-            while await database.arun(events.forget(Partition("", "ada"), now, 1, budget)):
+            now = line.ahead_us + await DatabaseClock(lambda: handle_of(database).arun(ask(Now()))).now()
+            budget = Budget(handle_of(database).limits.ops, handle_of(database).limits.bytes)
+            while await handle_of(database).arun(events.forget(Partition("", "ada"), now, 1, budget)):
                 pass
             assert {r.fields["run_id"] for r in near.rows("ada", EVENT)} == {ticket.id}
             talk.gate.set()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.database.base import handle_of
 from perdure.model.ops import Commit
 from perdure.model.records import Partition
 from perdure.runtime.worker import backlog as backlogs
@@ -55,7 +56,7 @@ def test_however_many_lanes_are_foreign_the_one_behind_them_is_tried(
         for n in range(100):
             due(near, f"t{n}", n)
         wanted = due(near, "wanted", 1000)
-        backlog = Backlog(near.database(), tenant, 1.0)
+        backlog = Backlog(handle_of(near.database()), tenant, 1.0)
         assert await looks(backlog, wanted, 12) <= 12, "a page behind the first one is read in each look"
         assert 80 < backlog.counts[FOREIGN] <= 100
 
@@ -65,7 +66,7 @@ def test_however_many_lanes_are_foreign_the_one_behind_them_is_tried(
 def test_lanes_due_at_one_moment_hide_nobody(near: Storage) -> None:
     async def main() -> None:
         lanes = {due(near, f"t{n}", 5) for n in range(35)} | {due(near, "behind", 6)}
-        backlog = Backlog(near.database(), None, 1.0)
+        backlog = Backlog(handle_of(near.database()), None, 1.0)
         tried: set[Due] = set()
         for _ in range(4):
             await backlog.look(1 << 40, 0.0, {}, 100)
@@ -83,7 +84,7 @@ def test_tenants_take_turns_beyond_the_first_page(near: Storage) -> None:
         for n in range(60):
             due(near, f"t{n}", n, "many")
         few = due(near, "one", 100, "few")
-        backlog = Backlog(near.database(), None, 1.0)
+        backlog = Backlog(handle_of(near.database()), None, 1.0)
         looked = 0
         while few not in backlog.take({"many": 3}, 1, None):
             await backlog.look(1 << 40, 0.0, {}, 4)
@@ -96,7 +97,7 @@ def test_tenants_take_turns_beyond_the_first_page(near: Storage) -> None:
 def test_what_was_put_off_comes_behind_what_was_not_and_is_not_forgotten(near: Storage) -> None:
     async def main() -> None:
         first, second, third = (due(near, f"t{n}", n) for n in range(3))
-        backlog = Backlog(near.database(), None, 1.0)
+        backlog = Backlog(handle_of(near.database()), None, 1.0)
         await backlog.look(10, 0.0, {}, 4)
         assert backlog.take({}, 1, None) == [first]
         backlog.in_vain(first, 0.0, failed=True)
@@ -122,7 +123,7 @@ def test_what_was_put_off_comes_behind_what_was_not_and_is_not_forgotten(near: S
 def test_a_lane_that_has_moved_on_is_tried_at_once(near: Storage) -> None:
     async def main() -> None:
         lane = due(near, "t", 1)
-        backlog = Backlog(near.database(), None, 1.0)
+        backlog = Backlog(handle_of(near.database()), None, 1.0)
         await backlog.look(10, 0.0, {}, 4)
         (item,) = backlog.take({}, 1, None)
         backlog.in_vain(item, 0.0, FOREIGN)

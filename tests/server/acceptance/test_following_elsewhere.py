@@ -10,7 +10,8 @@ import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 
-from perdure.database import open_database
+from perdure.database.base import handle_of
+from perdure.database.opening import open_database
 from perdure.engine import followers
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
@@ -52,7 +53,7 @@ FOLLOWS = pytest.mark.parametrize("follow", [_joined, _phases], ids=["join_strea
 def _stored(server: Server, thread_id: str, kind: Kind) -> tuple[Record, ...]:
     database = open_database(server.database)
     try:
-        (found,) = database.run(ask(Fetch(Partition("", thread_id), (Range(kind),))))
+        (found,) = handle_of(database).run(ask(Fetch(Partition("", thread_id), (Range(kind),))))
         return found
     finally:
         database.close()
@@ -113,6 +114,6 @@ async def test_nobody_renews_the_record_of_a_follower_whose_server_was_killed(se
             assert await asyncio.to_thread(_stored, server, thread_id, EVENT)
             assert await asyncio.to_thread(_lasts, server, thread_id) == lasts
     database = open_database(server.database)
-    database.run(followers.forget(Partition("", thread_id), lasts[0]))
+    handle_of(database).run(followers.forget(Partition("", thread_id), lasts[0]))
     database.close()
     assert not _is_followed(server, thread_id)

@@ -20,7 +20,7 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import events
 from perdure.engine.events import Event
 from perdure.engine.transact import Budget
@@ -50,7 +50,7 @@ class EventBuffer:
 
     def __init__(
         self,
-        database: Database,
+        database: DatabaseHandle,
         partition: Partition,
         run_id: str,
         epoch: int,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, followers, inbox
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
@@ -34,7 +34,7 @@ class Subscriptions:
     """Event buffers of this process, and access to the events that other processes publish."""
 
     def __init__(
-        self, database: Database, signals: Notifications, clock: DatabaseClock, observers: Observers
+        self, database: DatabaseHandle, signals: Notifications, clock: DatabaseClock, observers: Observers
     ) -> None:
         self._database = database
         self._signals = signals

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.model.ops import Find
 from perdure.model.program import ask
 from perdure.runtime.worker.fairness import Due, in_turn
@@ -58,7 +58,7 @@ class Backlog:
     """Due queues of a tenant, or of all tenants without one. ``pause`` is the seconds for which a queue is
     put off the first time."""
 
-    def __init__(self, database: Database, tenant: str | None, pause: float) -> None:
+    def __init__(self, database: DatabaseHandle, tenant: str | None, pause: float) -> None:
         self._database = database
         self._tenant = tenant
         self._pause = pause

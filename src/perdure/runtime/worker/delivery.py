@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import outbox
 from perdure.engine.outbox import DeliveryOutcome, Sending
 from perdure.engine.runs import Unserved
@@ -85,7 +85,7 @@ class Delivery:
 
     def __init__(
         self,
-        database: Database,
+        database: DatabaseHandle,
         channels: Mapping[str, Channel],
         settings: Settings,
         clock: DatabaseClock,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from typing import Any
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.errors import Unavailable
 from perdure.model.queue import IN, Lane
 from perdure.model.records import Partition
@@ -42,7 +42,7 @@ class Dispatch:
 
     def __init__(
         self,
-        database: Database,
+        database: DatabaseHandle,
         settings: Settings,
         clock: DatabaseClock,
         observers: Observers,

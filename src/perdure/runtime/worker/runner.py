@@ -13,7 +13,8 @@ from typing import Any
 
 from langgraph.store.base import TTLConfig
 
-from perdure.database import Database
+from perdure.database.asynchronous import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, queue_retention, runs
 from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Followed, HeldRun, Unserved
@@ -85,7 +86,7 @@ class Runner:
 
     def __init__(
         self,
-        database: Database,
+        database: DatabaseHandle,
         agents: Mapping[str, Agent],
         settings: Settings,
         clock: DatabaseClock,
@@ -112,7 +113,9 @@ class Runner:
         self._buffers: dict[str, EventBuffer] = {}
         self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
         sizes = self.sizes
-        self.graphs = Graphs(database, agents, store_ttl, sizes.stored, sizes.older, sizes.undeclared)
+        self.graphs = Graphs(
+            Database(database), agents, store_ttl, sizes.stored, sizes.older, sizes.undeclared
+        )
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
         """Return the run of a message if it is the latest of its thread that ended in this process."""

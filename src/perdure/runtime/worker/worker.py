@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from langgraph.store.base import TTLConfig
 
-from perdure.database import Database
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, followers, scheduled
 from perdure.engine.transact import Budget
 from perdure.errors import NotFound
@@ -37,7 +37,7 @@ class Worker:
 
     def __init__(
         self,
-        database: Database,
+        database: DatabaseHandle,
         agents: Mapping[str, Agent],
         settings: Settings,
         clock: DatabaseClock,

@@ -26,7 +26,8 @@ from langgraph.store.base import BaseStore
 from perdure.config.resolve import DEVELOPMENT_URL, make_folder_of
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import GivenValue, value_of
-from perdure.database import Database, connect
+from perdure.database.asynchronous import Database
+from perdure.database.opening import connect
 from perdure.errors import BadSetting, NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore

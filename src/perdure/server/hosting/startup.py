@@ -16,7 +16,8 @@ from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
-from perdure.database import Database, connect
+from perdure.database.asynchronous import Database
+from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.loading import LoadedGraph, find, load_agent

@@ -7,6 +7,7 @@ import logging
 from types import TracebackType
 from typing import Self
 
+from perdure.admin import partitions
 from perdure.errors import Conflict, Corrupt
 from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
 from perdure.runtime import Runtime
@@ -80,7 +81,7 @@ class Sweeper:
 
     async def _tenants(self) -> tuple[list[str], list[str]]:
         """Return the tenants that have threads, and those that have a store or histories."""
-        found = await asyncio.to_thread(self._runtime.database.partitions, None)
+        found = await asyncio.to_thread(partitions, self._runtime.database, None)
         with_threads = {p.tenant for p in found if p.space == THREADS}
         with_threads |= {p.tenant for p in found if p.space == SERVER and p.thread == "threads"}
         return sorted(with_threads), sorted({p.tenant for p in found if p.space in OF_ITEMS})

@@ -151,7 +151,7 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
         if strategy == "delete":
             await caller.host.catalogue.remove(caller.partition(thread_id))
         else:
-            saver = caller.host.database.checkpointer(tenant=caller.user.tenant)
+            saver = caller.host.runtime.database.checkpointer(tenant=caller.user.tenant)
             await saver.aprune([thread_id], strategy="keep_latest")
         pruned += 1
     return Json({"pruned_count": pruned})
@@ -206,7 +206,7 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     target = Partition(caller.user.tenant, value["thread_id"])
     if await caller.host.catalogue.create(target, value["metadata"]) is None:
         raise Conflict(f"Thread {target.thread!r} already exists.")
-    saver = caller.host.database.checkpointer(tenant=caller.user.tenant)
+    saver = caller.host.runtime.database.checkpointer(tenant=caller.user.tenant)
     await saver.acopy_thread(thread_id, target.thread)
     return Json(await _shown(caller, await caller.host.catalogue.get(target)))
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 
-from perdure.database import Database
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import over
 from perdure.errors import PerdureError
 from perdure.langgraph import loop_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import Clock, PerdureStore, TTLConfig
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, EPOCH, Partition
@@ -37,10 +37,9 @@ class Backend:
     keyring: Keyring | None = None
     finds_expired: bool = True
 
-    def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> Database:
+    def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> SyncDatabase:
         driver = self.driver if wrap is None else wrap(self.driver)
-        keys = () if self.keyring is None else self.keyring.digest_keys
-        return Database(EncryptedDriver(driver, self.keyring), tenant=tenant, digest=Digester(*keys))
+        return over(driver, tenant=tenant, keyring=self.keyring)
 
     def saver(
         self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None, **options: Any

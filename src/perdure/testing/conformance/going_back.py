@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
+from perdure.database.base import handle_of
 from perdure.errors import CannotTakeBack, Conflict, Corrupt, Fenced
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Delete
@@ -52,8 +53,8 @@ def step(
 
 def take_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
     """Remove what a run stored."""
-    database = backend.database()
-    asyncio.run(database.take_back(_HERE, run_id, epoch=epoch))
+    handle = handle_of(backend.database())
+    asyncio.run(handle.take_back(_HERE, run_id, epoch=epoch))
 
 
 def lose(backend: Backend, checkpoint_id: str, namespace: str = "") -> None:

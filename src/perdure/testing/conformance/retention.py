@@ -11,6 +11,7 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.serde.types import ERROR
 from langgraph.graph import START, StateGraph
 
+from perdure.database.base import handle_of
 from perdure.engine.inbox import Accept, look
 from perdure.errors import NotFound
 from perdure.langgraph.saver import PerdureSaver
@@ -197,8 +198,8 @@ class Pruning:
 
         def waiting() -> list[object]:
             accept = Accept(AT, Message("id", {"input": 1}, "g"), 1, Debounce(), "enqueue", 100, 1 << 30)
-            number = database.run(accept.store(None)).seq
-            return [number, database.run(look(AT, number)).message.payload]
+            number = handle_of(database).run(accept.store(None)).seq
+            return [number, handle_of(database).run(look(AT, number)).message.payload]
 
         removals: list[Callable[[], None]] = [
             lambda: saver.prune([THREAD], strategy="delete"),
@@ -209,7 +210,7 @@ class Pruning:
             assert waiting() == [number, {"input": 1}]
             remove()
             assert saver.get_tuple(at()) is None
-            assert database.run(look(AT, number)).message.id == "id"
+            assert handle_of(database).run(look(AT, number)).message.id == "id"
         saver.delete_thread(THREAD)
         assert waiting() == [1, {"input": 1}], "a deleted thread kept its messages"
 

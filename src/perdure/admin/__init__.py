@@ -1,0 +1,31 @@
+"""Administration of databases: listing, comparing and moving what they hold, archives, and backend checks.
+
+>>> with perdure.connect_sync(OLD) as old, perdure.connect_sync(NEW, migrate=True) as new:
+...     for partition in admin.partitions(old, tenant=None):
+...         admin.move(old, partition, new)
+
+These functions take a ``Database`` or a ``SyncDatabase`` and block until they are done; in a program with an
+event loop, call them by ``asyncio.to_thread``.
+"""
+
+from perdure.admin.archives import new_archive, open_archive
+from perdure.admin.listing import partitions, tenants
+from perdure.admin.moving import digest_of, move
+from perdure.admin.whole_check import examine
+from perdure.engine.content import Digest
+from perdure.engine.transfer import State, TransferResult
+from perdure.model.records import Partition
+
+__all__ = [
+    "Digest",
+    "Partition",
+    "State",
+    "TransferResult",
+    "digest_of",
+    "examine",
+    "move",
+    "new_archive",
+    "open_archive",
+    "partitions",
+    "tenants",
+]

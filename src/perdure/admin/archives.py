@@ -1,0 +1,63 @@
+"""Archives: files that hold whole threads, used as databases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perdure.database.blocking import SyncDatabase
+from perdure.database.opening import over
+from perdure.errors import DecryptionError
+from perdure.model.ops import Fetch, Get
+from perdure.model.records import RESERVED, SEAL
+from perdure.storage.archive import Archive
+from perdure.storage.encryption import Keyring, admit
+
+
+@contextmanager
+def new_archive(
+    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None
+) -> Iterator[SyncDatabase]:
+    """Create a file to move threads into. It appears at ``path``, complete, when the block ends without an
+    error. With a key everything that a user could have typed is encrypted."""
+    archive = Archive.create(path)
+    try:
+        yield _opened(archive, path, encryption_key)
+        archive.finish()
+    finally:
+        archive.close()
+
+
+@contextmanager
+def open_archive(
+    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None, sealed_only: bool = False
+) -> Iterator[SyncDatabase]:
+    """Open the threads in a file as a read-only database.
+
+    Args:
+        path: The file.
+        encryption_key: Used if the file is encrypted.
+        sealed_only: Refuse a file that is not encrypted.
+
+    Raises:
+        BadArchive: The file is not complete.
+        DecryptionError: The key is another one, or the file is refused.
+    """
+    archive = Archive.read(path)
+    try:
+        (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
+        if sealed_only and not sealed:
+            raise DecryptionError(
+                f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
+                "trust its author, import it without that key"
+            )
+        yield _opened(archive, path, encryption_key if sealed else None)
+    finally:
+        archive.close()
+
+
+def _opened(archive: Archive, path: Path, key: bytes | Collection[bytes] | None) -> SyncDatabase:
+    keyring = None if key is None else Keyring.of(key)
+    admit(archive, keyring, str(path))
+    return over(archive, keyring=keyring)

@@ -1,0 +1,100 @@
+"""Transfer of threads and of the store's namespaces between two open databases, and their digests."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.engine import content, transfer, transfer_items
+from perdure.engine.content import Digest, Report
+from perdure.engine.transfer import OnSide, Side, TransferOptions, TransferResult
+from perdure.model.program import Effect
+from perdure.model.records import OF_ITEMS, Partition
+from perdure.storage.port import Driver, run
+
+R = TypeVar("R")
+
+
+def digest_of(
+    database: Database | SyncDatabase, partition: Partition, report: Report = content.silent
+) -> Digest:
+    """Return the digest of any tenant's thread, or of a namespace of its store.
+
+    Args:
+        database: The database.
+        partition: The thread or namespace.
+        report: Called with the number of bytes just read.
+    """
+    handle = handle_of(database)
+    if partition.space in OF_ITEMS:
+        return handle.run(transfer_items.digest_items(partition, _now(), report))
+    return handle.run(content.digest_thread(partition, handle.digest, report))
+
+
+def move(
+    source: Database | SyncDatabase,
+    partition: Partition,
+    target: Database | SyncDatabase,
+    into: Partition | None = None,
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+    report: Report = content.silent,
+) -> TransferResult:
+    """Transfer a thread, or a namespace of the store, to another database and compare its digest there.
+
+    An interrupted transfer can be repeated and continues. Content that is there already and equal stays. The
+    source is not changed.
+
+    Args:
+        source: The database that holds it.
+        partition: The thread or namespace.
+        target: The database that receives it.
+        into: Name at the target; the same unless given.
+        replace: Replace different content at the target.
+        dry_run: Compare only.
+        report: Called with the number of bytes just read.
+
+    Raises:
+        Conflict: The target has different content and ``replace`` is false, or a message is under way.
+        NotFound: There is no such thread.
+    """
+    here, there = handle_of(source), handle_of(target)
+    options = TransferOptions(here.digest, there.digest, there.budget, here.fresh(), replace, report)
+    into = into or partition
+    if partition.space in OF_ITEMS:
+        items = transfer_items.compare_items if dry_run else transfer_items.move_items
+        program = items(partition, into, options, _now)
+    else:
+        program = (transfer.compare_thread if dry_run else transfer.move_thread)(partition, into, options)
+    return run(program, _Between(here.driver, there.driver))
+
+
+class _Between:
+    """Two drivers, for programs whose effects name the side at which they are performed."""
+
+    def __init__(self, source: Driver, target: Driver) -> None:
+        self._drivers = {Side.SOURCE: source, Side.TARGET: target}
+        self.limits = target.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        if not isinstance(effect, OnSide):
+            raise TypeError(f"not a request to one of two databases: {type(effect).__name__}")
+        answer: R = self._drivers[effect.place].perform(effect.effect)
+        return answer
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        if not isinstance(effect, OnSide):
+            raise TypeError(f"not a request to one of two databases: {type(effect).__name__}")
+        answer: R = await self._drivers[effect.place].aperform(effect.effect)
+        return answer
+
+    def close(self) -> None:
+        """Leave the databases open: their owners close them."""
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

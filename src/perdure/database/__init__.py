@@ -1,0 +1,1 @@
+"""Open databases: by URL, with the same operations for programs with and without an event loop."""

@@ -1,0 +1,107 @@
+"""Base of ``Database`` and ``SyncDatabase``: what neither of them awaits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from perdure.care.sweeper import RetentionSweeper, SweepOptions
+from perdure.database.handle import DatabaseHandle
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.datatypes import Allow, by_default
+from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
+from perdure.langgraph.store import PerdureStore, TTLConfig
+from perdure.model.arguments import refuse_text
+from perdure.model.retention_policy import RetentionRules
+from perdure.schema.schema import Schema
+
+DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langgraph_auth_user_id")
+"""Configurable values that are stored in checkpoint metadata by default."""
+
+
+class DatabaseBase:
+    """An open database, made by ``connect`` or ``connect_sync``; it can be shared between threads and event
+    loops."""
+
+    def __init__(self, handle: DatabaseHandle) -> None:
+        self._handle = handle
+
+    @property
+    def tenant(self) -> str:
+        """Tenant of these threads unless a call names another."""
+        return self._handle.tenant
+
+    @property
+    def retention(self) -> RetentionRules:
+        """Retention policies of these threads."""
+        return self._handle.retention
+
+    def sweeper(self, options: SweepOptions | None = None) -> RetentionSweeper:
+        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
+        have it."""
+        options = options or SweepOptions()
+        rules = self._handle.retention if options.rules is None else options.rules
+        return RetentionSweeper.of(self._handle.driver, self._handle.digest, self.tenant, rules, options)
+
+    def checkpointer(
+        self,
+        *,
+        tenant: str | None = None,
+        allow: Allow | None = None,
+        codecs: Collection[Codec] = (),
+        on_conflict: OnConflict = "raise",
+        may_list_all_threads: bool = False,
+        metadata_keys: Collection[str] = DEFAULT_METADATA_KEYS,
+        schema: Schema | None = None,
+        serde: None = None,
+    ) -> PerdureSaver:
+        """Return a checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
+
+        Args:
+            tenant: Owner of the threads; that of the database unless given.
+            allow: Types that checkpoints may hold beyond LangChain's messages and the standard library's
+                values. ``"imported"``: every pydantic model, dataclass, enum and named tuple that this
+                program has imported. ``"listed"``: none. A list: those in it, classes (the types of their
+                fields are included) or ``(module, name)``. The default is ``"imported"``, or ``"listed"`` if
+                ``LANGGRAPH_STRICT_MSGPACK`` is set.
+            codecs: Store objects of other types.
+            on_conflict: With ``"raise"`` a run that loses the race for its thread gets ``HeadConflict``;
+                ``"fork"`` keeps both, as the stock savers do.
+            may_list_all_threads: Permits ``list(None)``.
+            metadata_keys: Configurable values that are stored as metadata; all others are left out.
+            schema: Version of the graph, and the steps by which threads of older versions are migrated when
+                they are read; version 1 unless given.
+            serde: Not supported; anything but ``None`` raises ``TypeError``.
+        """
+        if serde is not None:
+            raise TypeError(SERDE)
+        refuse_text("metadata_keys", metadata_keys)
+        if on_conflict not in ("raise", "fork"):
+            raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
+        return PerdureSaver(
+            self._handle.driver,
+            tenant=self.tenant if tenant is None else tenant,
+            digest=self._handle.digest,
+            allow=by_default() if allow is None else allow,
+            codecs=codecs,
+            on_conflict=on_conflict,
+            may_list_all_threads=may_list_all_threads,
+            metadata_keys=metadata_keys,
+            schema=schema,
+        )
+
+    def store(self, *, tenant: str | None = None, ttl: TTLConfig | None = None) -> PerdureStore:
+        """Return a store for ``graph.compile(store=…)``, sync and async.
+
+        Args:
+            tenant: Owner of the items; that of the database unless given.
+            ttl: LangGraph's ``TTLConfig``: ``default_ttl`` and ``sweep_interval_minutes`` in minutes,
+                ``refresh_on_read``. An expired item is never returned, swept or not.
+        """
+        store = PerdureStore(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
+        self._handle.add_store(store)
+        return store
+
+
+def handle_of(database: DatabaseBase) -> DatabaseHandle:
+    """Return the internal handle of a database, for Perdure's own packages."""
+    return database._handle  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,145 @@
+"""Operations of an open database, for programs without an event loop.
+
+Generated from ``perdure.database.asynchronous`` by ``python -m tools.write_sync``; do not edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from perdure.database import thread_entries
+from perdure.database.base import DatabaseBase
+from perdure.database.thread_entries import Thread
+from perdure.engine import content, fsck, fsck_report, retention, tags
+from perdure.engine.content import Digest
+from perdure.engine.fsck_report import Damage, Finding, Repaired
+from perdure.engine.measure import Measure, measure
+from perdure.engine.stuck import Survey, survey
+from perdure.errors import Corrupt
+from perdure.history.histories import SyncHistories
+from perdure.langgraph import inspect
+from perdure.langgraph.inspect import CheckpointView
+from perdure.model.records import Partition
+
+
+class SyncDatabase(DatabaseBase):
+    """An open database, made by ``perdure.connect_sync``, for any number of threads and event loops."""
+
+    def history(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> SyncHistories:
+        """Return the histories of sessions: conversations as plain messages, without checkpoints.
+
+        Args:
+            tenant: Owner of the sessions; that of the database unless given.
+            ttl: Time from its last turn after which a session reads as absent; ``None`` for no end.
+        """
+        return SyncHistories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
+
+    def threads(self) -> Iterator[Thread]:
+        """Iterate over the tenant's threads, by id."""
+        after: Partition | None = None
+        while page := self._handle.run(thread_entries.page(self.tenant, after)):
+            for found in page:
+                yield self._handle.run(thread_entries.entry(found))
+            after = page[-1].partition
+
+    def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
+        """Tag a checkpoint, the latest if no id is given, so that it is never pruned; return its id."""
+        at = self._handle.partition(thread_id)
+        return self._handle.run(tags.set_tag(at, name, checkpoint_id=checkpoint_id))
+
+    def untag(self, thread_id: str, name: str) -> None:
+        """Remove a tag; raises ``NotFound`` if there is none."""
+        self._handle.run(tags.remove_tag(self._handle.partition(thread_id), name))
+
+    def tags(self, thread_id: str) -> dict[str, str]:
+        """Return the tags of a thread: name to checkpoint id."""
+        found = self._handle.run(tags.list_tags(self._handle.partition(thread_id)))
+        return {record.key[0]: record.fields["checkpoint_id"] for record in found}
+
+    def show(self, thread_id: str, checkpoint_id: str | None = None, namespace: str = "") -> CheckpointView:
+        """Return a checkpoint of a thread in plain data, the latest without an id; no type is built.
+
+        Args:
+            thread_id: The thread.
+            checkpoint_id: The checkpoint; the latest by default.
+            namespace: A subgraph's namespace; empty for the graph itself.
+
+        Raises:
+            NotFound: There is no such checkpoint.
+        """
+        at = self._handle.partition(thread_id)
+        return self._handle.run(inspect.load(at, namespace, checkpoint_id, self._handle.digest))
+
+    def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
+        """Return the newest checkpoints of a thread's namespace, newest first, without values.
+
+        Args:
+            thread_id: The thread.
+            namespace: A subgraph's namespace; empty for the graph itself.
+            limit: The most checkpoints.
+        """
+        return self._handle.run(inspect.timeline(self._handle.partition(thread_id), namespace, limit))
+
+    def export(self, thread_id: str) -> dict[str, Any]:
+        """Return a thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
+        at = self._handle.partition(thread_id)
+        return self._handle.run(inspect.export(at, self._handle.digest))
+
+    def fsck(self, thread_id: str | None = None) -> list[Finding]:
+        """Check a thread, or every thread of the tenant, and return what is wrong; nothing is changed.
+
+        The check reads everything: links, heads, tags, references, chunks against their names, and the queue.
+        """
+        if thread_id is not None:
+            return self._check(self._handle.partition(thread_id))
+        found: list[Finding] = []
+        for at in self._handle.run(retention.all_threads(self.tenant)):
+            try:
+                found += self._check(at)
+            except Corrupt as error:
+                damage = Damage.UNREADABLE
+                found.append(Finding(at.thread, "", None, damage, str(error), fsck_report.RESTORE))
+        return found
+
+    def _check(self, at: Partition) -> list[Finding]:
+        found = self._handle.run(fsck.check(at, self._handle.digest))
+        for detail in self._handle.examine(at):
+            found.append(Finding(at.thread, "", None, Damage.CHANGED, detail, fsck_report.RESTORE))
+        return found
+
+    def repair(self, thread_id: str) -> Repaired:
+        """Repair the holes and heads of a thread that ``fsck`` finds.
+
+        Nothing is invented: lost bytes stay lost and are reported.
+
+        Raises:
+            Fenced: A run is open.
+        """
+        at = self._handle.partition(thread_id)
+        return self._handle.run(fsck.repair(at, self._handle.digest))
+
+    def stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
+        """Count, by graph or channel, work that no worker has taken or that fails again and again.
+
+        Args:
+            older: Seconds after which due work counts as not taken.
+            all_tenants: Include the other tenants.
+            most: Most queues to examine, those due longest first.
+        """
+        tenant = None if all_tenants else self.tenant
+        return self._handle.run(survey(tenant, round(older * 1_000_000), most))
+
+    def digest(self, thread_id: str) -> Digest:
+        """Return the digest of a thread's content, which is the same under every key and on every backend."""
+        at = self._handle.partition(thread_id)
+        return self._handle.run(content.digest_thread(at, self._handle.digest, content.silent))
+
+    def measure(self, thread_id: str) -> Measure:
+        """Measure the bytes of a thread, by channel, by reading all of it."""
+        return self._handle.run(measure(self._handle.partition(thread_id), self._handle.digest))
+
+    def close(self) -> None:
+        """Finish accepted writes and close; repeatable. Leaving the block of ``connect`` does it."""
+        self._handle.close()

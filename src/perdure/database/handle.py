@@ -1,0 +1,145 @@
+"""Internal handle of an open database, through which the runtime, the server and the commands run programs.
+
+Not part of the public surface: ``perdure.database.base.handle_of`` returns the handle of a ``Database`` or
+``SyncDatabase``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakSet
+
+from perdure.engine import retention
+from perdure.engine.measure import Measure, measure
+from perdure.engine.transact import Budget
+from perdure.langgraph.store import PerdureStore
+from perdure.model.chunks import Digester
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.model.retention_policy import RetentionRules
+from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, run
+
+R = TypeVar("R")
+
+
+class DatabaseHandle:
+    """An open driver with its tenant and digests; it can be shared between threads and event loops.
+
+    Args:
+        driver: The driver, which ``close`` closes.
+        tenant: The tenant of threads unless a call names another.
+        digest: Names chunks of stored values.
+        retention: What is kept of the threads; everything by default.
+    """
+
+    def __init__(
+        self, driver: Driver, *, tenant: str, digest: Digester, retention: RetentionRules | None = None
+    ) -> None:
+        self.driver = driver
+        self.tenant = tenant
+        self.digest = digest
+        self.retention = retention or RetentionRules()
+        self._stores: WeakSet[PerdureStore] = WeakSet()
+
+    def run(self, program: Program[R]) -> R:
+        """Run a use case of ``perdure.engine`` on this database, blocking."""
+        return run(program, self.driver)
+
+    async def arun(self, program: Program[R]) -> R:
+        """Run a use case of ``perdure.engine`` on this database, awaiting each request."""
+        return await arun(program, self.driver)
+
+    def partition(self, thread_id: str) -> Partition:
+        """Return the partition of a thread of the handle's tenant."""
+        return Partition(self.tenant, thread_id)
+
+    def examine(self, partition: Partition | None) -> list[str]:
+        """Return the damage that the backend's own check finds in a partition, or, with ``None``, in the
+        database as a whole."""
+        return examine(self.driver, partition)
+
+    async def aexamine(self, partition: Partition | None) -> list[str]:
+        """Return the same as ``examine``, without blocking the event loop."""
+        return await asyncio.to_thread(examine, self.driver, partition)
+
+    @property
+    def limits(self) -> CommitLimits:
+        """Limits of one commit."""
+        return self.driver.limits
+
+    @property
+    def budget(self) -> Budget:
+        """Limits of one commit, for programs that divide their work."""
+        return Budget(self.driver.limits.ops, self.driver.limits.bytes)
+
+    def fresh(self) -> int:
+        """Return a start for the versions of a thread that may be new, far from any version of an earlier
+        thread of its name."""
+        return (1 + secrets.randbelow(1 << 30)) << 24
+
+    @property
+    def has_listing(self) -> bool:
+        """True if threads can be listed by time and status without reading them."""
+        return has_listing(self.driver)
+
+    @property
+    def has_bell(self) -> bool:
+        """True if processes on this database can notify each other of changes."""
+        return bell_of(self.driver) is not None
+
+    def ring(self, *words: str) -> None:
+        """Notify all processes on this database, soon but without a guarantee; a no-op without a bell.
+
+        It neither blocks nor raises. Words are short, have no spaces, and are visible to all.
+        """
+        if (bell := bell_of(self.driver)) is not None:
+            bell.ring(words)
+
+    def listen(self, notify: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``notify``, in another thread, for every word that any process rings; a no-op without a bell.
+
+        The returned function ends the subscription.
+        """
+        bell = bell_of(self.driver)
+        return (lambda: None) if bell is None else bell.listen(notify)
+
+    def alias(self, *names: str) -> str:
+        """Return 16 hex digits that stand for names. With an encryption key, the first key makes them, and
+        they reveal nothing without it."""
+        text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
+        return self.digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
+
+    async def take_back(self, partition: Partition, run_id: str, *, epoch: int | None = None) -> None:
+        """Roll back a run: remove what it stored in a thread, which is then as before the run.
+
+        Args:
+            partition: The thread.
+            run_id: The run.
+            epoch: Lease under which the caller holds the run, ``None`` for a run that is over.
+
+        Raises:
+            Fenced: The lease is over.
+            CannotTakeBack: The checkpoint to return to was pruned since.
+        """
+        await self.arun(retention.take_back(partition, run_id, self.digest, self.budget, epoch))
+
+    async def measure(self, partition: Partition) -> Measure:
+        """Measure the bytes of a thread, by channel, by reading all of it."""
+        return await self.arun(measure(partition, self.digest))
+
+    def add_store(self, store: PerdureStore) -> None:
+        """Stop a store's sweeper when the database is closed."""
+        self._stores.add(store)
+
+    def close(self) -> None:
+        """Finish accepted writes and close; repeatable."""
+        for store in list(self._stores):
+            store.stop_ttl_sweeper()
+        self.driver.close()
+
+    async def aclose(self) -> None:
+        """Close without blocking the event loop."""
+        await asyncio.to_thread(self.close)

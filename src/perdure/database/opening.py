@@ -1,0 +1,134 @@
+"""Opening of a database by URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
+from perdure.model.chunks import Digester
+from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.storage.encryption import EncryptedDriver, Keyring, admit
+from perdure.storage.port import Driver
+from perdure.storage.url import open_driver, redacted
+
+
+def open_database(
+    url: str,
+    *,
+    migrate: bool = False,
+    tenant: str = "",
+    encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
+    wrap: Callable[[Driver], Driver] = lambda driver: driver,
+) -> SyncDatabase:
+    """Open a database; the caller closes it. Prefer ``connect`` and ``connect_sync``.
+
+    Arguments are those of ``connect``; ``wrap`` may return another driver around that of the URL, e.g. one
+    that fails on purpose.
+    """
+    keyring = None if encryption_key is None else Keyring.of(encryption_key)
+    driver = open_driver(url, migrate=migrate)
+    try:
+        admit(driver, keyring, redacted(url))
+    except BaseException:
+        driver.close()
+        raise
+    return over(driver, tenant=tenant, keyring=keyring, retention=RetentionRules.of(retention), wrap=wrap)
+
+
+def over(
+    driver: Driver,
+    *,
+    tenant: str = "",
+    keyring: Keyring | None = None,
+    retention: RetentionRules | None = None,
+    wrap: Callable[[Driver], Driver] = lambda driver: driver,
+) -> SyncDatabase:
+    """Return an open driver as a database. Closing it closes the driver.
+
+    Args:
+        driver: The driver.
+        tenant: As for ``connect``.
+        keyring: The encryption keys, which ``admit`` has checked.
+        retention: What is kept of the threads; everything by default.
+        wrap: As for ``open_database``: a driver around the encrypting one.
+    """
+    digest = Digester(*(keyring.digest_keys if keyring is not None else ()))
+    sealed = wrap(EncryptedDriver(driver, keyring))
+    return SyncDatabase(DatabaseHandle(sealed, tenant=tenant, digest=digest, retention=retention))
+
+
+@contextmanager
+def connect_sync(
+    url: str,
+    *,
+    migrate: bool = False,
+    tenant: str = "",
+    encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
+) -> Iterator[SyncDatabase]:
+    """Open a database for the length of a ``with`` block, for programs without an event loop.
+
+    Arguments and errors are those of ``connect``.
+    """
+    database = open_database(
+        url, migrate=migrate, tenant=tenant, encryption_key=encryption_key, retention=retention
+    )
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    migrate: bool = False,
+    tenant: str = "",
+    encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
+) -> AsyncIterator[Database]:
+    """Open a database for the length of an ``async with`` block.
+
+    Args:
+        url: ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db``, ``memory://`` or a server's URL.
+        migrate: Create or upgrade the schema.
+        tenant: Separates threads of equal names.
+        encryption_key: 32 bytes, or several such keys of which the first encrypts and all decrypt.
+        retention: What is kept of the threads; everything by default.
+
+    Raises:
+        BadUrl: The URL cannot be used.
+        Unavailable: The database does not answer.
+        MigrationRequired: The schema is not this release's, and ``migrate`` is false.
+        DecryptionError: The database is encrypted with other keys, or not at all.
+    """
+    opening = asyncio.create_task(
+        asyncio.to_thread(
+            open_database,
+            url,
+            migrate=migrate,
+            tenant=tenant,
+            encryption_key=encryption_key,
+            retention=retention,
+        )
+    )
+    try:
+        opened = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread cannot be stopped, and no other code would close what it opens.
+        await asyncio.wait([opening])
+        if opening.exception() is None:
+            await asyncio.to_thread(opening.result().close)
+        raise
+    database = Database(handle_of(opened))
+    try:
+        yield database
+    finally:
+        await database.close()

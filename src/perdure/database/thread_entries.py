@@ -1,0 +1,53 @@
+"""Entries of the list of threads, read from the backend's listing or from each thread's latest checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from perdure.engine import checkpoints
+from perdure.errors import Corrupt
+from perdure.model.ops import Find, IndexHit
+from perdure.model.program import Program, ask
+from perdure.model.records import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """Entry of the thread listing.
+
+    ``updated_at`` is the time of the last change, ISO 8601. If it is read from the latest checkpoint, and
+    that cannot be read, it is ``None`` and ``error`` is the reason.
+    """
+
+    tenant: str
+    thread_id: str
+    updated_at: str | None
+    error: str | None = None
+
+
+def page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
+    """Return the tenant's next threads, by id, after one of them."""
+    return (yield from ask(Find("threads", tenant, after=after)))
+
+
+def entry(found: IndexHit) -> Program[Thread]:
+    """Return the entry of a thread of a page."""
+    if found.listed is None:
+        return (yield from _read(found.partition))
+    try:
+        at = datetime.fromtimestamp(found.listed.updated_at / 1_000_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return Thread(*found.partition[:2], None, "the time in the listing is none: run `perdure fsck`")
+    return Thread(found.partition.tenant, found.partition.thread, at.isoformat(timespec="microseconds"))
+
+
+def _read(partition: Partition) -> Program[Thread]:
+    try:
+        found = yield from checkpoints.load(partition, "", None)
+    except Corrupt as error:
+        return Thread(partition.tenant, partition.thread, None, str(error))
+    if found.checkpoint is None and found.view.head is not None:
+        missing = f"its head names checkpoint {found.view.head.checkpoint_id}, which is not stored"
+        return Thread(partition.tenant, partition.thread, None, missing)
+    return Thread(partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None)

@@ -1,0 +1,110 @@
+"""The operations of an open database, awaited and blocking: the same names, arguments and results."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.database.base import DatabaseBase, handle_of
+from perdure.model.ops import Now
+from perdure.model.program import ask
+
+
+def talk(db: DatabaseBase, thread: str, *texts: str) -> None:
+    builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [("ai", "yes")]})
+    graph = builder.add_edge(START, "answer").compile(checkpointer=db.checkpointer())
+    for text in texts:
+        graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": thread}})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    with perdure.connect_sync(url, migrate=True) as db:
+        talk(db, "ada", "one", "two")
+        talk(db, "bob", "one")
+    return url
+
+
+AT_ONCE = {"checkpointer", "store", "history", "sweeper"}
+"""What does not touch the database, and so is not awaited."""
+
+
+def operations(cls: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(value)
+        for name, value in inspect.getmembers(cls, callable)
+        if not name.startswith("_")
+    }
+
+
+def test_both_databases_have_the_same_operations() -> None:
+    awaited, blocking = operations(perdure.Database), operations(perdure.SyncDatabase)
+    assert {name: s.parameters for name, s in awaited.items()} == {
+        name: s.parameters for name, s in blocking.items()
+    }
+    assert set(awaited) > {"checkpointer", "store", "threads", "tag", "fsck", "close"}
+    for name in set(awaited) - AT_ONCE:
+        method = getattr(perdure.Database, name)
+        assert inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method), name
+        assert not inspect.iscoroutinefunction(getattr(perdure.SyncDatabase, name)), name
+        assert inspect.getdoc(method), name
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "tag": ("ada", "first"),
+    "tags": ("ada",),
+    "show": ("ada",),
+    "timeline": ("ada",),
+    "export": ("ada",),
+    "fsck": (),
+    "repair": ("ada",),
+    "stuck": (),
+    "digest": ("ada",),
+    "measure": ("ada",),
+    "untag": ("ada", "first"),
+}
+
+
+def test_awaited_operations_return_what_blocking_ones_do(url: str) -> None:
+    async def awaited() -> list[Any]:
+        async with perdure.connect(url) as db:
+            results: list[Any] = [[thread async for thread in db.threads()]]
+            for name, given in CALLS.items():
+                results.append(await getattr(db, name)(*given))
+            return results
+
+    with perdure.connect_sync(url) as db:
+        threads = list(db.threads())
+        blocking = [threads, *(getattr(db, name)(*given) for name, given in CALLS.items())]
+    assert set(CALLS) == set(operations(perdure.Database)) - AT_ONCE - {"threads", "close"}
+    assert asyncio.run(awaited()) == blocking
+    assert [thread.thread_id for thread in threads] == ["ada", "bob"]
+
+
+def test_a_closed_database_refuses_work(url: str) -> None:
+    async def main() -> None:
+        async with perdure.connect(url) as db:
+            await db.close()
+            with pytest.raises(perdure.PerdureError):
+                await db.tag("ada", "late")
+            await db.close()
+
+    asyncio.run(main())
+
+
+def test_a_handle_runs_programs_of_either(url: str) -> None:
+    async def main() -> int:
+        async with perdure.connect(url, tenant="acme") as db:
+            assert handle_of(db).tenant == db.tenant == "acme"
+            return await handle_of(db).arun(ask(Now()))
+
+    assert asyncio.run(main()) > 0
+    with perdure.connect_sync(url) as db:
+        assert handle_of(db).run(ask(Now())) > 0

@@ -124,9 +124,8 @@ def assert_sound(db: perdure.SyncDatabase) -> None:
 
 
 def tenant_of(db: perdure.SyncDatabase, tenant: str) -> perdure.SyncDatabase:
-    return perdure.SyncDatabase(
-        DatabaseHandle(handle_of(db).driver, tenant=tenant, digest=handle_of(db).digest)
-    )
+    handle = handle_of(db)
+    return perdure.SyncDatabase(DatabaseHandle(handle.driver, tenant=tenant, digest=handle.digest))
 
 
 def rows(db: perdure.SyncDatabase, partition: Partition, kind: Kind) -> tuple[Record, ...]:
@@ -230,16 +229,12 @@ def test_a_move_that_is_cut_short_anywhere_goes_on(house: perdure.SyncDatabase, 
             made.append(FaultyDriver(driver, *faults))
             return made[0]
 
-        clean = perdure.SyncDatabase(DatabaseHandle(store, tenant="", digest=handle_of(house).digest))
+        clean = database(store)
         source, target = house, clean
         if side == "target":
-            target = perdure.SyncDatabase(
-                DatabaseHandle(wrap(store), tenant="", digest=handle_of(house).digest)
-            )
+            target = database(wrap(store))
         else:
-            source = perdure.SyncDatabase(
-                DatabaseHandle(wrap(handle_of(house).driver), tenant="", digest=handle_of(house).digest)
-            )
+            source = database(wrap(handle_of(house).driver))
         error = None
         try:
             admin.move(source, FORK, target)

@@ -190,7 +190,8 @@ class Workers:
     ) -> list[Ticket]:
         async def go(runtime: Runtime) -> list[Ticket]:
             return [
-                await runtime.accept(thread, text, channel=channel, tenant=tenant) for thread, text in said
+                await runtime.for_tenant(tenant).accept(thread, text, channel=channel)
+                for thread, text in said
             ]
 
         return self._with_runtime(go, graph)

@@ -39,7 +39,7 @@ def anywhere(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 
 def put(driver: Driver, name: str, expect: Any = Expect.ABSENT, now: int = NOW, **body: Any) -> Any:
-    return run(documents.put(AT, "c", name, body, now, expect, FRESH), driver)
+    return run(documents.put(AT, "c", name, body, now, expect, fresh=FRESH), driver)
 
 
 def get(driver: Driver, name: str) -> Document | None:
@@ -91,7 +91,7 @@ def test_one_that_was_removed_and_made_anew_is_not_met_under_an_old_version(driv
     assert run(documents.remove(AT, "c", "a"), driver)
     assert not run(documents.remove(AT, "c", "a"), driver)
     assert get(driver, "a") is None
-    new = run(documents.put(AT, "c", "a", {"n": 9}, NOW, Expect.ABSENT, 2 * FRESH), driver)
+    new = run(documents.put(AT, "c", "a", {"n": 9}, NOW, Expect.ABSENT, fresh=2 * FRESH), driver)
     assert new == Document("a", {"n": 9}, NOW, 2 * FRESH)
     assert put(driver, "a", old.version, n=2) is None
     assert get(driver, "a") == new
@@ -147,7 +147,7 @@ def test_a_change_may_make_a_document_or_leave_things_as_they_are(driver: Memory
 
 def test_what_is_answered_is_what_the_next_reader_is_told(driver: MemoryDriver) -> None:
     body = {"list": [1]}
-    stored = run(documents.put(AT, "c", "a", body, NOW, Expect.ABSENT, FRESH), driver)
+    stored = run(documents.put(AT, "c", "a", body, NOW, Expect.ABSENT, fresh=FRESH), driver)
     body["list"].append(2)
     assert stored is not None
     assert stored.body == {"list": [1]}
@@ -211,8 +211,8 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
     for door, at in ((driver, AT), (sealed, AT._replace(thread="sealed"))):
         for n, name in enumerate(rows.NAMES):
             body = {"text": name, "n": n}
-            assert run(documents.put(at, "c", name, body, NOW + n, Expect.ABSENT, FRESH), door)
-        assert run(documents.put(at, "c", "a", {}, NOW, Expect.ABSENT, FRESH), door) is None
+            assert run(documents.put(at, "c", name, body, NOW + n, Expect.ABSENT, fresh=FRESH), door)
+        assert run(documents.put(at, "c", "a", {}, NOW, Expect.ABSENT, fresh=FRESH), door) is None
         found = run(documents.newest(at, "c", 100, None), door)
         assert [(d.name, d.body["text"]) for d in found] == [(name, name) for name in rows.NAMES[::-1]]
         on = run(documents.newest(at, "c", 2, NOW + 3), door)

@@ -33,7 +33,7 @@ def opened(*, key: bytes | None = None) -> perdure.SyncDatabase:
 
 
 def document(db: perdure.SyncDatabase, name: str, **body: Any) -> None:
-    handle_of(db).run(documents.put(AT, "meta", name, body, 7, Expect.ANY, 1 << 30))
+    handle_of(db).run(documents.put(AT, "meta", name, body, 7, Expect.ANY, fresh=1 << 30))
 
 
 def event(db: perdure.SyncDatabase, seq: int) -> None:
@@ -118,7 +118,7 @@ def test_documents_of_a_thread_at_the_target_are_not_lost_without_being_asked() 
     admin.move(source, AT, target, replace=True)
     assert said(target) == said(source)
     assert admin.move(source, AT, target).found is State.SAME
-    over = documents.put(AT, "meta", "title", {}, 8, read.version, 1 << 31)
+    over = documents.put(AT, "meta", "title", {}, 8, read.version, fresh=1 << 31)
     assert handle_of(target).run(over) is None, "who read the one before overwrites what arrived"
 
 

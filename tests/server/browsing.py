@@ -94,7 +94,9 @@ class Site:
                 perdure.connect(self._database, migrate=True) as database,
                 Runtime(database, self._graphs, settings=settings, all_tenants=True) as runtime,
             ):
-                app.state.perdure = self.host = ServerState.over(runtime, self._gate or Open(), self._limits)
+                app.state.perdure = self.host = ServerState.over(
+                    runtime, self._gate or Open(), limits=self._limits
+                )
                 yield
                 await self.host.close()
 

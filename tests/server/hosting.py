@@ -149,7 +149,7 @@ async def serving(
         perdure.connect(url, migrate=True) as db,
         Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers) as runtime,
     ):
-        host = ServerState.over(runtime, gate or Open(), limits)
+        host = ServerState.over(runtime, gate or Open(), limits=limits)
         async with served(create_app(None, http), host) as address:
             yield Served(address, host, clients)
 

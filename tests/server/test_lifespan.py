@@ -288,7 +288,7 @@ def test_tenants_share_neither_threads_nor_a_store(near: str) -> None:
             assert (await http.get("/agents/threads/t", headers={"x-org": "a"})).status_code == 200
             assert (await http.get("/agents/threads/t", headers={"x-org": "b"})).status_code == 404
             runtime = app.state.perdure.host.runtime
-            stores = {id(runtime.graph("chat", tenant=tenant).store) for tenant in ("a", "b")}
+            stores = {id(runtime.for_tenant(tenant).graph("chat").store) for tenant in ("a", "b")}
             assert len({*stores, id(app.state.perdure.store)}) == 3
             said = {"assistant_id": "chat", "input": {"messages": ["hi"]}}
             ran = await http.post("/agents/threads/t/runs/wait", json=said, headers={"x-org": "a"})
@@ -298,7 +298,7 @@ def test_tenants_share_neither_threads_nor_a_store(near: str) -> None:
                 perdure.connect(near) as db,
                 Runtime(db, {"chat": chat.compile()}, works=False) as elsewhere,
             ):
-                ticket = await elsewhere.submit("u", {"messages": ["hi"]}, tenant="a")
+                ticket = await elsewhere.for_tenant("a").submit("u", {"messages": ["hi"]})
                 assert (await elsewhere.wait(ticket, timeout=30)).state == DONE
 
     run(work())

@@ -14,11 +14,11 @@ import pytest
 
 from perdure.database.opening import connect
 from perdure.errors import NotFound
-from perdure.model.records import OUTBOX, Partition
+from perdure.model.records import OUTBOX
 from perdure.runtime import Runtime, Ticket
-from perdure.server.config import ThreadTtl
+from perdure.runtime.threads.threads import THERE
+from perdure.runtime.threads.ttl import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
-from perdure.server.thread_index import THERE, ThreadIndex
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -34,24 +34,24 @@ def test_what_is_over_is_swept_and_nothing_else(storage: Storage, talk: Talk) ->
     async def main() -> None:
         database, line = storage.open()
         async with working(database, talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
-            await catalogue.create(Partition("", "stays"), {})
-            await catalogue.create(Partition("", "goes"), {}, {"ttl": 30})
-            await catalogue.create(Partition("other", "goes, too"), {}, {"ttl": 30})
-            await catalogue.create(Partition("", "shrinks"), {}, {"ttl": 30, "strategy": "keep_latest"})
-            await catalogue.create(Partition("", "lives"), {}, {"ttl": 90})
+            threads = runtime.threads
+            await threads.create("stays", {})
+            await threads.create("goes", {}, {"ttl": 30})
+            await runtime.for_tenant("other").threads.create("goes, too", {}, {"ttl": 30})
+            await threads.create("shrinks", {}, {"ttl": 30, "strategy": "keep_latest"})
+            await threads.create("lives", {}, {"ttl": 90})
             for name in ("goes", "shrinks"):
                 await runtime.wait(await runtime.submit(name, {"messages": []}, precondition=THERE), 30)
             before = len(storage.rows("shrinks"))
-            assert await Sweeper(catalogue, runtime).sweep() == 0
+            assert await Sweeper(runtime).sweep() == 0
         again, line = storage.open()
         line.ahead_us = HOUR_US
         async with working(again, talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
-            sweeper = Sweeper(catalogue, runtime)
+            threads = runtime.threads
+            sweeper = Sweeper(runtime)
             assert await sweeper.sweep() == 3
-            assert {row.thread_id async for row in catalogue.search("")} == {"stays", "lives", "shrinks"}
-            assert [row async for row in catalogue.search("other")] == []
+            assert {row.thread_id async for row in threads.index.search()} == {"stays", "lives", "shrinks"}
+            assert [row async for row in runtime.for_tenant("other").threads.index.search()] == []
             assert storage.rows("goes") == []
             assert 0 < len(storage.rows("shrinks")) < before
             assert await sweeper.sweep() == 0, "what shrank has time again"
@@ -64,20 +64,20 @@ def test_a_thread_that_is_spoken_to_lives_on_and_one_at_work_is_not_swept(
 ) -> None:
     async def main() -> None:
         database, line = memory.open()
-        async with working(database, talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime, ThreadTtl(default_ttl=30))
+        async with working(database, talk.graph, thread_ttl=ThreadTtl(default_ttl=30)) as runtime:
+            threads = runtime.threads
             for name in ("spoken to", "at work"):
-                await catalogue.create(Partition("", name), {})
+                await threads.create(name, {})
             line.ahead_us = HOUR_US
-            runtime._clock._asked_at = None
-            await catalogue.touched(Partition("", "spoken to"))
+            runtime._context.clock._asked_at = None
+            await threads.touched("spoken to")
             held = await runtime.submit("at work", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
-            assert await Sweeper(catalogue, runtime).sweep() == 0
+            assert await Sweeper(runtime).sweep() == 0
             talk.gate.set()
             await runtime.wait(held, 30)
-            assert await Sweeper(catalogue, runtime).sweep() == 1
-            assert [row.thread_id async for row in catalogue.search("")] == ["spoken to"]
+            assert await Sweeper(runtime).sweep() == 1
+            assert [row.thread_id async for row in threads.index.search()] == ["spoken to"]
 
     go(main())
 
@@ -87,20 +87,20 @@ def test_what_waits_for_its_time_or_is_to_be_sent_is_not_swept(close: Storage, t
 
     async def main() -> None:
         database, line = close.open()
-        async with working(database, talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime, ThreadTtl(default_ttl=30))
+        async with working(database, talk.graph, thread_ttl=ThreadTtl(default_ttl=30)) as runtime:
+            threads = runtime.threads
             for name in ("later", "unsent", "idle"):
-                await catalogue.create(Partition("", name), {})
+                await threads.create(name, {})
             late = await runtime.submit("later", {"messages": []}, precondition=THERE, delay=7200.0)
             await runtime.wait(await runtime.accept("unsent", "hello", channel="post"), 30)
             line.ahead_us = HOUR_US
-            runtime._clock._asked_at = None
-            assert await Sweeper(catalogue, runtime).sweep() == 1
-            assert {row.thread_id async for row in catalogue.search("")} == {"later", "unsent"}
+            runtime._context.clock._asked_at = None
+            assert await Sweeper(runtime).sweep() == 1
+            assert {row.thread_id async for row in threads.index.search()} == {"later", "unsent"}
             assert (await runtime.look(late)).message.id == late.id
             assert len(close.rows("unsent", OUTBOX)) == 1
             await runtime.cancel("later", late.id)
-            assert await Sweeper(catalogue, runtime).sweep() == 1
+            assert await Sweeper(runtime).sweep() == 1
 
     go(main())
 
@@ -129,16 +129,16 @@ def test_a_run_that_is_accepted_at_any_moment_of_a_sweep_is_kept(
             working(database, talk.graph, works=False) as front,
             working(sweeping, talk.graph, works=False) as back,
         ):
-            await ThreadIndex(front).create(Partition("", thread), {}, {"ttl": 1})
+            await front.threads.create(thread, {}, {"ttl": 1})
             line.ahead_us = HOUR_US
-            back._clock._asked_at = None
+            back._context.clock._asked_at = None
 
             async def between(effect: object) -> None:
                 if next(moments) == moment:
                     tickets.append(await accept(front, thread))
 
             line.before = between
-            await Sweeper(ThreadIndex(back), back).sweep()
+            await Sweeper(back).sweep()
             line.before = None
             for ticket in tickets:
                 if ticket is not None:
@@ -172,11 +172,11 @@ def test_of_many_runs_accepted_during_sweeps_none_is_gone(storage: Storage, talk
             working(database, talk.graph, works=False) as front,
             working(sweeping, talk.graph, works=False) as back,
         ):
-            catalogue = ThreadIndex(front)
+            threads = front.threads
             for n in range(most):
-                await catalogue.create(Partition("", f"t{n}"), {}, {"ttl": 1})
+                await threads.create(f"t{n}", {}, {"ttl": 1})
             line.ahead_us = HOUR_US
-            back._clock._asked_at = None
+            back._context.clock._asked_at = None
 
             async def accept(n: int) -> Ticket | None:
                 await asyncio.sleep(0.0004 * n)
@@ -185,7 +185,7 @@ def test_of_many_runs_accepted_during_sweeps_none_is_gone(storage: Storage, talk
                 except NotFound:
                     return None
 
-            sweeper = Sweeper(ThreadIndex(back), back)
+            sweeper = Sweeper(back)
             swept, *tickets = await asyncio.gather(sweeper.sweep(), *(accept(n) for n in range(most)))
             kept = [ticket for ticket in tickets if ticket is not None]
             for ticket in kept:
@@ -203,14 +203,18 @@ def test_items_whose_time_is_over_are_swept_for_every_tenant(tmp_path: Path, tal
             Runtime(database, {"agent": talk.graph}, observers=(), works=False) as runtime,
         ):
             for tenant in ("", "other"):
-                store = runtime.store(tenant=tenant)
+                store = runtime.for_tenant(tenant).store()
                 await store.aput(("notes",), "short", {"n": 1}, ttl=0.0001)
                 await store.aput(("notes",), "long", {"n": 2}, ttl=60)
             await asyncio.sleep(0.05)
-            assert await Sweeper(ThreadIndex(runtime), runtime).sweep() == 0
+            assert await Sweeper(runtime).sweep() == 0
             for tenant in ("", "other"):
-                assert await runtime.store(tenant=tenant).asweep_ttl() == 0, "nothing was left to be swept"
-                assert [i.key for i in await runtime.store(tenant=tenant).asearch(("notes",))] == ["long"]
+                assert await runtime.for_tenant(tenant).store().asweep_ttl() == 0, (
+                    "nothing was left to be swept"
+                )
+                assert [i.key for i in await runtime.for_tenant(tenant).store().asearch(("notes",))] == [
+                    "long"
+                ]
 
     go(main())
 
@@ -223,8 +227,8 @@ def test_a_thread_of_the_library_is_not_swept_because_its_hosts_clock_was_set_ba
     async def main() -> None:
         database = close.database()
         real = time.time_ns
-        async with working(database, talk.graph) as runtime:
-            sweeper = Sweeper(ThreadIndex(runtime, ThreadTtl(default_ttl=30)), runtime)
+        async with working(database, talk.graph, thread_ttl=ThreadTtl(default_ttl=30)) as runtime:
+            sweeper = Sweeper(runtime)
             monkeypatch.setattr(time, "time_ns", lambda: real() - HOUR_US * 1000)
             # In a process that was started after that.
             monkeypatch.setattr("langgraph.checkpoint.base.id._last_v6_timestamp", None)

@@ -13,7 +13,6 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
-from perdure.model.records import Partition
 from perdure.runtime.events import publisher
 from tests.server.acceptance.saying import parts, said
 from tests.server.acceptance.serving import run
@@ -165,7 +164,7 @@ async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
         assert told["bob"] == []
         # Once it is seen, what comes then is told. On a busy machine that, too, might be more than is held.
         held.undo()
-        await here.host.catalogue.change(Partition("", thread_id), {"owner": "bob"})
+        await here.host.runtime.threads.change(thread_id, {"owner": "bob"})
         async with here.client("bob") as bob:
             await bob.runs.create(thread_id, "walk", input={"steps": 40}, stream_resumable=True)
             async with asyncio.timeout(60):

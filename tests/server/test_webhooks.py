@@ -208,8 +208,9 @@ def test_every_tenant_is_told_of_its_own(memory: Storage) -> None:
         async with receiving() as receiver, made(memory, all_tenants=True) as runtime:
             options = Options(webhook=receiver.url)
             for tenant in ("red", "blue"):
-                ticket = await runtime.submit(
-                    "ada", said(tenant), graph="chat", channel=WEBHOOK, options=options, tenant=tenant
+                theirs = runtime.for_tenant(tenant)
+                ticket = await theirs.submit(
+                    "ada", said(tenant), graph="chat", channel=WEBHOOK, options=options
                 )
                 await runtime.wait(ticket)
             told = await receiver.told(2)

@@ -11,7 +11,6 @@ from rich.markup import escape
 
 from perdure.demo.running import GRAPH, Demo, opened
 from perdure.model.messages import FAILED
-from perdure.model.records import Partition
 from perdure.runtime import Event, Options, StreamOptions
 
 TITLE_CHARACTERS = 80
@@ -48,7 +47,7 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
 async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
     """Write the answer to stdout; return the reason if there is none."""
     metadata = {"graph_id": GRAPH, "title": " ".join(text.split())[:TITLE_CHARACTERS]}
-    await demo.host.catalogue.create(Partition(demo.runtime.database.tenant, thread_id), metadata)
+    await demo.runtime.threads.create(thread_id, metadata)
     message = {"role": "user", "content": text, "id": uuid.uuid4().hex}
     ticket = await demo.runtime.submit(thread_id, {"messages": [message]}, graph=GRAPH, options=_STREAMED)
     async for event in demo.runtime.follow(thread_id, ticket.id):

@@ -55,6 +55,7 @@ def put(
     body: Mapping[str, Any],
     now: int,
     expect: Expectation,
+    *,
     fresh: int,
 ) -> Program[Document | None]:
     """Store a document by compare-and-set.
@@ -71,13 +72,25 @@ def put(
         Contention: the expectation names no version, and others change the document all the time.
     """
     if isinstance(expect, Expect) and expect is not Expect.ABSENT:
-        return (yield from _over(partition, collection, name, body, now, expect, fresh))
+        return (yield from _over(partition, collection, name, body, now, expect, fresh=fresh))
     version = expect + 1 if isinstance(expect, int) else fresh
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
     outcome = yield from ask(Commit(partition, (write,)))
-    # The answer is decoded from the stored bytes, so that it equals what the next reader gets.
-    return Document(name, json.loads(stored), now, version) if isinstance(outcome, Committed) else None
+    return _written(write) if isinstance(outcome, Committed) else None
+
+
+def draft(collection: str, name: str, body: Mapping[str, Any], now: int, fresh: int) -> tuple[Put, Document]:
+    """Return the operation that creates a document unless it exists, for a commit with others, and the
+    document as it is stored then. Raises as ``put`` does."""
+    stored = encode(dict(body), "document")
+    write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, Expect.ABSENT, fresh)
+    return write, _written(write)
+
+
+def _written(write: Put) -> Document:
+    # Decoded from the stored bytes, so that it equals what the next reader gets.
+    return Document(write.key[1], json.loads(write.body), write.fields["updated_at"], write.version)
 
 
 def _over(
@@ -87,6 +100,7 @@ def _over(
     body: Mapping[str, Any],
     now: int,
     expect: Expect,
+    *,
     fresh: int,
 ) -> Program[Document | None]:
     """Replace a document, readable or not: only its version is read."""
@@ -102,7 +116,7 @@ def _over(
         if version is None and expect is Expect.PRESENT:
             return (None,)
         seen: Expectation = Expect.ABSENT if version is None else version
-        after = yield from put(partition, collection, name, body, now, seen, fresh)
+        after = yield from put(partition, collection, name, body, now, seen, fresh=fresh)
         return None if after is None else (after,)
 
     (document,) = yield from retrying(partition, None, load, attempt)
@@ -126,7 +140,7 @@ def change(
         if body is None:
             return view
         expect: Expectation = before.version if before is not None else Expect.ABSENT
-        after = yield from put(partition, collection, name, body, now, expect, fresh)
+        after = yield from put(partition, collection, name, body, now, expect, fresh=fresh)
         return None if after is None else (after,)
 
     (document,) = yield from retrying(partition, None, load, attempt)

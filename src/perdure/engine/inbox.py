@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
+from perdure.engine.preconditions import Precondition, check_precondition
 from perdure.engine.reading import read_each, read_one
 from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Corrupt, NotFound, NotWaiting, QueueFull, RunInProgress
@@ -25,7 +26,7 @@ from perdure.model.messages import (
     batch,
     dedupe_put,
 )
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
@@ -65,7 +66,7 @@ class Accept:
         now: current time in microseconds.
         most: most messages that may wait.
         fresh: start of the versions of a new inbox.
-        precondition: a record that must exist; ``NotFound`` is raised otherwise.
+        precondition: a record that must exist, or is created with the message.
         cancel_pending: a message that stops the open run also withdraws those that wait.
     """
 
@@ -76,7 +77,7 @@ class Accept:
     strategy: Strategy
     most: int
     fresh: int
-    precondition: Check | None = None
+    precondition: Precondition | None = None
     cancel_pending: bool = False
 
     def store(self, known: Lane | None) -> Program[Accepted]:
@@ -86,7 +87,8 @@ class Accept:
             QueueFull: too many messages wait.
             RunInProgress: the strategy is ``reject``, and a run is open or a message waits.
             NotWaiting: the message is an answer, and the thread has no such open question.
-            NotFound: the precondition does not hold.
+            NotFound: the record that must exist does not.
+            AlreadyCreated: the record to create exists.
         """
         refused = (
             known is None
@@ -144,10 +146,7 @@ class Accept:
             ops.append(self.precondition)
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
-            if self.precondition is not None and outcome.kind is self.precondition.kind:
-                raise NotFound(
-                    f"there is no thread {self.partition.thread!r}; nothing of this message was stored"
-                )
+            check_precondition(self.partition, self.precondition, outcome)
             return None
         is_first = not lane.version
         return Accepted(

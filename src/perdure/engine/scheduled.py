@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
 from perdure.engine.inbox import Accepted, accepted_before, postponed, readable, taken_back
+from perdure.engine.preconditions import Precondition, check_precondition
 from perdure.engine.transact import Budget, retrying
-from perdure.errors import NotFound, QueueFull
+from perdure.errors import QueueFull
 from perdure.model.messages import Message, dedupe_put, encode
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, Debounce, Lane, Stop
 from perdure.model.records import DEDUPE, DOCUMENT, LANE, Partition, Record
@@ -23,7 +24,7 @@ _OPS_A_MESSAGE = 3
 
 
 def postpone(
-    partition: Partition, message: Message, due: int, most: int, fresh: int, precondition: Check | None
+    partition: Partition, message: Message, due: int, most: int, fresh: int, precondition: Precondition | None
 ) -> Program[Accepted]:
     """Accept a message that waits until a time: it gets its number then, and holds its dedupe key at once.
 
@@ -31,10 +32,11 @@ def postpone(
         due: time at which it enters the inbox, in microseconds.
         most: most messages that may be postponed at a time.
         fresh: start of the versions of new records.
-        precondition: a record that must exist.
+        precondition: a record that must exist, or is created with the message.
 
     Raises:
-        NotFound: the precondition does not hold.
+        NotFound: the record that must exist does not.
+        AlreadyCreated: the record to create exists.
         QueueFull: ``most`` messages are postponed already.
     """
 
@@ -64,11 +66,7 @@ def postpone(
             ops.append(precondition)
         outcome = yield from ask(Commit(partition, tuple(ops)))
         if not isinstance(outcome, Committed):
-            if precondition is not None and (outcome.kind, outcome.key) == (
-                precondition.kind,
-                precondition.key,
-            ):
-                raise NotFound(f"there is no thread {partition.thread!r}; nothing of this message was stored")
+            check_precondition(partition, precondition, outcome)
             return None
         stored = replace(message, accepted_at=due)
         return Accepted(0, message.id, False, lane.stored(fresh), stored, False)

@@ -12,12 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perdure.database.base import handle_of
-from perdure.engine import versioned
-from perdure.engine.versioned import Versioned
 from perdure.errors import NotFound
-from perdure.model.records import SERVER, Partition
 from perdure.runtime import Runtime
+from perdure.runtime.documents import TenantDocuments, Versioned
 from perdure.server.auth.identity import Refusal
 
 NAMESPACE = uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
@@ -27,7 +24,6 @@ stored stay valid."""
 NONE_TO_RUN = "Thread or assistant not found."
 """Error text of LangGraph's server for a run whose thread or assistant does not exist."""
 
-_COLLECTION = "assistant"
 _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
 
 
@@ -65,7 +61,6 @@ class Assistants:
         self._runtime = runtime
         self._configs = configs or {}
         self._descriptions = descriptions or {}
-        self._database = handle_of(runtime.database)
         self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
 
     def id_of(self, named: str) -> str | None:
@@ -101,14 +96,14 @@ class Assistants:
         assistant_id = self.id_of(named)
         if assistant_id is None:
             return None
-        held = await self._database.arun(versioned.get(_of(tenant), _COLLECTION, assistant_id))
+        held = await self._stored(tenant).get(assistant_id)
         if held is not None:
             return _assistant(held)
         return self._system(assistant_id) if assistant_id in self._own else None
 
     async def everything(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
-        stored = await self._database.arun(versioned.everything(_of(tenant), _COLLECTION))
+        stored = await self._stored(tenant).everything()
         changed = {held.name for held in stored}
         return [*(self._system(own) for own in self._own if own not in changed), *map(_assistant, stored)]
 
@@ -116,9 +111,7 @@ class Assistants:
         """Store a new assistant, and return it with its times and version; None if the id is in use."""
         if self.is_own(new.assistant_id):
             return None
-        now, fresh = await self._runtime.now(), self._database.fresh()
-        program = versioned.create(_of(tenant), _COLLECTION, new.assistant_id, _body(new), now, fresh)
-        made = await self._database.arun(program)
+        made = await self._stored(tenant).create(new.assistant_id, _body(new))
         return None if made is None else _assistant(made)
 
     async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
@@ -132,20 +125,12 @@ class Assistants:
         Returns:
             The new version; None if there is no such assistant.
         """
-        now, fresh = await self._runtime.now(), self._database.fresh()
         before: Versioned | None = None
         if self.is_own(assistant_id):
             before = Versioned(assistant_id, _body(self._system(assistant_id)), 1, 1, 0, 0)
-        program = versioned.revise(
-            _of(tenant),
-            _COLLECTION,
-            assistant_id,
-            lambda held: _body(change(_assistant(held))),
-            now,
-            fresh,
-            before,
+        held = await self._stored(tenant).revise(
+            assistant_id, lambda held: _body(change(_assistant(held))), before
         )
-        held = await self._database.arun(program)
         return None if held is None else _assistant(held)
 
     async def choose(self, tenant: str, assistant_id: str, version: int) -> Assistant | None:
@@ -159,9 +144,7 @@ class Assistants:
         Returns:
             The assistant at that version; None if there is no such version.
         """
-        now, fresh = await self._runtime.now(), self._database.fresh()
-        program = versioned.choose(_of(tenant), _COLLECTION, assistant_id, version, now, fresh)
-        held = await self._database.arun(program)
+        held = await self._stored(tenant).choose(assistant_id, version)
         if held is not None:
             return _assistant(held)
         # An unchanged default assistant has one version.
@@ -170,14 +153,17 @@ class Assistants:
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
         """Return every version, the newest first."""
-        held = await self._database.arun(versioned.past(_of(tenant), _COLLECTION, assistant_id))
+        held = await self._stored(tenant).past(assistant_id)
         if not held and self.is_own(assistant_id):
             return [self._system(assistant_id)]
         return list(map(_assistant, held))
 
     async def remove(self, tenant: str, assistant_id: str) -> bool:
         """Remove an assistant with its versions, and return True if it existed."""
-        return await self._database.arun(versioned.remove(_of(tenant), _COLLECTION, assistant_id))
+        return await self._stored(tenant).remove(assistant_id)
+
+    def _stored(self, tenant: str) -> TenantDocuments:
+        return self._runtime.for_tenant(tenant).documents("assistant")
 
     def _system(self, assistant_id: str) -> Assistant:
         graph_id = self._own[assistant_id]
@@ -199,10 +185,6 @@ class Assistants:
 def no_assistant(named: str) -> NotFound:
     """Return the error for an assistant that does not exist, or that belongs to another user."""
     return NotFound(f"Assistant {named!r} not found.")
-
-
-def _of(tenant: str) -> Partition:
-    return Partition(tenant, "assistants", SERVER)
 
 
 def _body(assistant: Assistant) -> dict[str, Any]:

@@ -6,11 +6,6 @@ it is removed later, while the run is queued, the run fails.
 
 from __future__ import annotations
 
-from perdure.engine import history
-from perdure.model.messages import dedupe_digest
-from perdure.model.ops import Fetch, Get
-from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, Partition
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import NewRun, Ref
 from perdure.server.state import Caller
@@ -41,8 +36,7 @@ async def require(caller: Caller, thread_id: str, ref: Ref) -> None:
         return
     if ref.thread_id not in (None, thread_id):
         raise NoCheckpoint(thread_id, ref.checkpoint_id)
-    program = history.find(caller.partition(thread_id), ref.checkpoint_ns or "", ref.checkpoint_id)
-    if await caller.host.database.arun(program) is None:
+    if not await caller.threads.has_checkpoint(thread_id, ref.checkpoint_ns or "", ref.checkpoint_id):
         raise NoCheckpoint(thread_id, ref.checkpoint_id)
 
 
@@ -64,12 +58,5 @@ async def require_start(caller: Caller, thread_id: str, ref: Ref, key: str | Non
     try:
         await require(caller, thread_id, ref)
     except NoCheckpoint:
-        if key is None or not await caller.host.database.arun(
-            _was_accepted(caller.partition(thread_id), key)
-        ):
+        if key is None or not await caller.threads.was_accepted(thread_id, key):
             raise
-
-
-def _was_accepted(partition: Partition, key: str) -> Program[bool]:
-    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe_digest(key),)),)))
-    return bool(found)

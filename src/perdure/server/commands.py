@@ -15,21 +15,20 @@ from langgraph.types import PregelTask, StateSnapshot
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from perdure.engine import inbox
-from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting, PerdureError, QueueFull, Unavailable
 from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
+from perdure.runtime import Standing
 from perdure.runtime.options import StreamMode
 from perdure.runtime.run_context import OF_LANGGRAPH
+from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import error_handlers, requests, streams
 from perdure.server import responses as shapes
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoints import NoCheckpoint
 from perdure.server.requests import NewRun, Ref
-from perdure.server.routes.states import config_of, graph_id_of, snapshot
 from perdure.server.run_creation import submit
+from perdure.server.snapshots import config_of, graph_id_of, snapshot
 from perdure.server.state import Caller
-from perdure.server.thread_rows import ThreadRow
 
 _MODES: tuple[StreamMode, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)
@@ -150,15 +149,15 @@ def _start_of(params: Params) -> Any:
 async def _waits(caller: Caller, thread_id: str) -> bool:
     """Return True if a thread waits for an answer. If a run has raised an interrupt and is about to stop, its
     end is awaited first."""
-    row = await caller.host.catalogue.look(caller.partition(thread_id))
+    row = await caller.threads.look(thread_id)
     if row is None or row.run is None or graph_id_of(caller, row) is None:
         return False
     if row.run.state == OPEN:
         asked = {one.id for one in (await snapshot(caller, row)).interrupts}
-        (standing,) = await caller.host.database.arun(inbox.latest(caller.partition(thread_id), 1))
+        (standing,) = await caller.runtime.messages(thread_id, limit=1)
         if asked - set(standing.message.options.get(ANSWERS, ())):
             await _until_stopped(caller, row, row.run.id)
-            row = await caller.host.catalogue.look(caller.partition(thread_id))
+            row = await caller.threads.look(thread_id)
     return row is not None and row.status == "interrupted"
 
 
@@ -234,7 +233,7 @@ async def _stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
 
 
 async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
-    after = await caller.host.runtime.latest_event(row.thread_id, tenant=caller.user.tenant)
+    after = await caller.runtime.latest_event(row.thread_id)
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOPPING_S):
             async for item in streams.followed(caller, row.thread_id, run_id, after):
@@ -260,7 +259,7 @@ async def _tree(caller: Caller, request: Request, thread_id: str, params: Params
     row = await _row(caller, thread_id, "read", "invalid_argument")
     run_id = params.get("run_id")
     if run_id is not None:
-        found = await caller.host.runtime.find(thread_id, str(run_id), tenant=caller.user.tenant)
+        found = await caller.runtime.find(thread_id, str(run_id))
         if found is None or not shapes.run_status(found):
             raise _Wrong("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
     state = await snapshot(caller, row, subgraphs=True)

@@ -18,6 +18,7 @@ from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
 from perdure.errors import BadSetting
+from perdure.runtime.threads.ttl import ThreadTtl
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,6 @@ class RequestLimits:
     requests_per_minute: int | None = None
     streams: int | None = None
     page_max: int = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadTtl:
-    """Removal of threads without activity for ``default_ttl`` minutes. A sweep takes at most
-    ``sweep_limit`` of them."""
-
-    default_ttl: float
-    strategy: Literal["delete", "keep_latest"] = "delete"
-    sweep_interval_minutes: float = 5.0
-    sweep_limit: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

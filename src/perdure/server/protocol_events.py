@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from perdure.engine.events import END
 from perdure.model.messages import DONE, FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
+from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, QUESTIONS, reference
 from perdure.server.error_handlers import sentence_of
 

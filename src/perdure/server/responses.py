@@ -9,17 +9,16 @@ from typing import Any
 from fastapi import Response
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
-from perdure.engine.inbox import Standing
 from perdure.errors import Corrupt, TypeNotAllowed
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
 from perdure.model.queue import INTERRUPT
-from perdure.runtime import encoding
+from perdure.runtime import Standing, encoding
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
 from perdure.runtime.events.outgoing import reference_of
+from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
-from perdure.server.thread_rows import ThreadRow
 
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from perdure.engine.inbox import Strategy
-from perdure.errors import Conflict, NotFound
+from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.runtime import Options, StreamOptions, Ticket
+from perdure.runtime.accepting import AlreadyCreated, Precondition, Strategy
 from perdure.runtime.encoding import plain
 from perdure.runtime.options import WEBHOOK, StreamMode
 from perdure.runtime.run_context import is_reserved
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.threads import THERE
 from perdure.runtime.users import USER, storable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.identity import Refusal, User, require_stamp
@@ -22,8 +25,6 @@ from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.responses import given
 from perdure.server.state import Caller
-from perdure.server.thread_index import THERE
-from perdure.server.thread_rows import ThreadRow
 
 IDEMPOTENCY_KEY = "idempotency-key"
 DEBOUNCE_MS = "x-debounce-ms"
@@ -49,6 +50,30 @@ _OF_THE_USER = {"user_id", "user_email"}
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
 _PASSING_MINUTES = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Invocation:
+    """Parts of a run's invocation: the request, its assistant, and what this server adds."""
+
+    thread_id: str
+    new: NewRun
+    assistant: Assistant
+    metadata: Mapping[str, Any]
+    stream: StreamOptions | None
+    start: Ref | None
+    headers: Mapping[str, str]
+
+
+class _Terms(NamedTuple):
+    """Terms of a run's acceptance: idempotency key, treatment of an open run, and, of an answer, the
+    interrupt."""
+
+    key: str | None
+    strategy: Strategy
+    coalesce: bool
+    debounce: float
+    interrupt_id: str | None
 
 
 class AcceptedRun(NamedTuple):
@@ -93,12 +118,13 @@ async def submit(
         new = _verified(caller.user, new)
     start = start_of(new)
     _check_webhook(caller, new.webhook)
-    key = _key(request)
-    strategy, coalesce, debounce = _multitask(request, new, start)
+    terms = _terms(request, new, start, interrupt_id)
     is_alone = thread_id is None
     if thread_id is None:
         # Idempotency keys are scoped per user.
-        thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
+        thread_id = str(
+            uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{terms.key}") if terms.key else uuid.uuid4()
+        )
     value: dict[str, Any] = {
         "thread_id": thread_id,
         "assistant_id": new.assistant_id,
@@ -111,20 +137,15 @@ async def submit(
     }
     conditions = await caller.may("threads", "create_run", value)
     assistant = await caller.assistant_to_run(new.assistant_id)
-    partition = caller.partition(thread_id)
-    row = await caller.host.catalogue.look(partition)
+    # A new id needs no look-up: the commit that creates the thread fails if there is one.
+    row = None if is_alone and terms.key is None else await caller.threads.look(thread_id)
     if row is not None and not caller.sees(conditions, row.metadata):
         # The same error as for a thread that does not exist, to not reveal another user's.
         raise NotFound(NONE_TO_RUN)
     if row is None and not is_alone and new.if_not_exists != "create":
         raise NotFound(NONE_TO_RUN)
     if start is not None:
-        await require_start(caller, thread_id, start, key)
-    if row is None:
-        row = await _make(caller, thread_id, assistant, is_passing=is_alone and new.on_completion != "keep")
-    elif not row.has_document or row.graph_id is None:
-        # An application may have created it without a server: runs are accepted only on known threads.
-        await caller.host.catalogue.adopt(partition, row)
+        await require_start(caller, thread_id, start, terms.key)
     stream: StreamOptions | None = None
     if modes:
         stream = StreamOptions(
@@ -133,24 +154,23 @@ async def submit(
             kept=is_kept,
             by=caller.host.runtime.name,
         )
-    headers = caller.host.headers.of(request.headers)
-    options = _options(
-        caller, new, assistant, thread_id, dict(value["metadata"] or {}), stream, start, headers
+    invocation = _Invocation(
+        thread_id=thread_id,
+        new=new,
+        assistant=assistant,
+        metadata=dict(value["metadata"] or {}),
+        stream=stream,
+        start=start,
+        headers=caller.host.headers.of(request.headers),
     )
-    submitted = _submitted(
-        caller, thread_id, new, assistant, options, key, strategy, coalesce, debounce, interrupt_id
-    )
-    ticket: Ticket = await submitted
-    if ticket.is_duplicate:
-        await _refuse_another(caller, ticket, new, options)
-    stamp = {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
-    if ticket.is_duplicate or stamp.items() <= row.metadata.items():
-        # The order of a listing is a hint; the client need not wait for it.
-        caller.host.apart(caller.host.catalogue.touched(partition))
+    options = _options(caller.user, invocation)
+    if row is None:
+        is_passing = is_alone and new.on_completion != "keep"
+        ticket = await _submitted_first(caller, invocation, options, terms, is_passing=is_passing)
     else:
-        # The graph that owns the state from now on.
-        await caller.host.catalogue.change(partition, stamp)
-    run_id = await caller.host.runtime.run_id(ticket) if coalesce or ticket.is_duplicate else ticket.id
+        ticket = await _submitted_next(caller, invocation, options, terms, row)
+    is_own_run = not terms.coalesce and not ticket.is_duplicate
+    run_id = ticket.id if is_own_run else await caller.runtime.run_id(ticket)
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
 
 
@@ -187,17 +207,72 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
         raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
 
 
-async def _make(caller: Caller, thread_id: str, assistant: Assistant, *, is_passing: bool) -> ThreadRow:
-    """Create the thread of a run. A thread that is removed after its run has a time to live as well: if
-    this server ends first, another one removes it."""
-    metadata = {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
-    value: dict[str, Any] = {"thread_id": thread_id, "metadata": metadata, "if_exists": "do_nothing"}
+async def _submitted_first(
+    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms, *, is_passing: bool
+) -> Ticket:
+    """Accept a run together with its thread, in one commit. A thread that is removed after its run
+    (``is_passing``) has a time to live as well: if this server ends first, another one removes it."""
+    thread_id = invocation.thread_id
+    value: dict[str, Any] = {
+        "thread_id": thread_id,
+        "metadata": _stamp(invocation.assistant),
+        "if_exists": "do_nothing",
+    }
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
-    partition = caller.partition(thread_id)
     ttl = {"ttl": _PASSING_MINUTES} if is_passing else None
-    made = await caller.host.catalogue.create(partition, value["metadata"], ttl)
-    return made if made is not None else await caller.visible(thread_id, conditions)
+    draft = await caller.threads.draft(thread_id, value["metadata"], ttl)
+    try:
+        ticket = await _submitted(caller, invocation, options, terms, draft.precondition)
+    except Unavailable:
+        # It may be stored.
+        raise
+    except Exception as error:
+        await caller.threads.discard(draft)
+        if not isinstance(error, AlreadyCreated):
+            raise
+        # Another request created the thread meanwhile; the user has to be permitted to use it.
+        row = await caller.visible(thread_id, conditions)
+        return await _submitted_next(caller, invocation, options, terms, row)
+    if ticket.is_duplicate:
+        await caller.visible(thread_id, conditions)
+        await _refuse_another(caller, ticket, invocation.new, options)
+    # The index is a hint; the client need not wait for it.
+    caller.host.apart(caller.threads.drafted(draft))
+    return ticket
+
+
+async def _submitted_next(
+    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms, row: ThreadRow
+) -> Ticket:
+    """Accept a run on a thread that exists."""
+    thread_id = invocation.thread_id
+    if not row.has_document or row.graph_id is None:
+        # An application may have created it without a server: runs are accepted only on known threads.
+        await caller.threads.adopt(row)
+    ticket = await _submitted(caller, invocation, options, terms, THERE)
+    if ticket.is_duplicate:
+        await _refuse_another(caller, ticket, invocation.new, options)
+    stamp = _stamp(invocation.assistant)
+    if ticket.is_duplicate or stamp.items() <= row.metadata.items():
+        # The order of a listing is a hint; the client need not wait for it.
+        caller.host.apart(caller.threads.touched(thread_id))
+    else:
+        # The graph that owns the state from now on.
+        await caller.threads.change(thread_id, stamp)
+    return ticket
+
+
+def _stamp(assistant: Assistant) -> dict[str, str]:
+    """Return the metadata of a thread on which an assistant runs."""
+    return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
+
+
+def _terms(request: Request, new: NewRun, start: Ref | None, interrupt_id: str | None) -> _Terms:
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not 0 < len(key) <= _KEY_MAX:
+        raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
+    return _Terms(key, *_multitask(request, new, start), interrupt_id)
 
 
 def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
@@ -224,24 +299,15 @@ def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strate
             raise Refusal(422, f"there is no multitask strategy {asked!r}")
 
 
-def _options(
-    caller: Caller,
-    new: NewRun,
-    assistant: Assistant,
-    thread_id: str,
-    metadata: Mapping[str, Any],
-    stream: StreamOptions | None,
-    start: Ref | None,
-    headers: Mapping[str, str],
-) -> Options:
-    user = caller.user
+def _options(user: User, invocation: _Invocation) -> Options:
+    new, assistant, thread_id = invocation.new, invocation.assistant, invocation.thread_id
     preset = _verified_config(assistant.config) if user.identity else assistant.config
     config = {**preset, **new.config}
     own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
     # The run's context takes precedence over values of the same name that the assistant configures.
     merged = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
     configurable = {
-        **{name: value for name, value in {**merged, **headers}.items() if not is_reserved(name)},
+        **{n: v for n, v in {**merged, **invocation.headers}.items() if not is_reserved(n)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
@@ -254,7 +320,7 @@ def _options(
             "langgraph_auth_permissions": list(user.permissions),
             "user_id": user.identity,
         }
-    about = {**metadata, "assistant_id": assistant.assistant_id}
+    about = {**invocation.metadata, "assistant_id": assistant.assistant_id}
     config = {
         **config,
         "configurable": configurable,
@@ -275,11 +341,11 @@ def _options(
     return Options(
         config=config,
         context=context,
-        checkpoint_id=None if start is None else start.checkpoint_id,
+        checkpoint_id=None if invocation.start is None else invocation.start.checkpoint_id,
         interrupt_before=new.interrupt_before or None,
         interrupt_after=new.interrupt_after or None,
         durability=durability,
-        stream=stream,
+        stream=invocation.stream,
         attempts=1,
         on_failure="keep",
         webhook=new.webhook or None,
@@ -326,61 +392,47 @@ def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapp
 
 async def _submitted(
     caller: Caller,
-    thread_id: str,
-    new: NewRun,
-    assistant: Assistant,
+    invocation: _Invocation,
     options: Options,
-    key: str | None,
-    strategy: Strategy,
-    coalesce: bool,
-    debounce: float,
-    interrupt_id: str | None,
+    terms: _Terms,
+    precondition: Precondition,
 ) -> Ticket:
-    runtime, tenant = caller.host.runtime, caller.user.tenant
+    new, thread_id = invocation.new, invocation.thread_id
     channel = "" if options.webhook is None else WEBHOOK
     command = None if new.command is None else new.command.model_dump(exclude_none=True)
-    is_answer = interrupt_id is not None or bool(command and "resume" in command)
+    is_answer = terms.interrupt_id is not None or bool(command and "resume" in command)
     if new.command is not None and command is not None and is_answer and options.checkpoint_id is None:
-        return await runtime.answer(
+        return await caller.runtime.answer(
             thread_id,
             new.command.resume,
-            interrupt_id=interrupt_id,
+            interrupt_id=terms.interrupt_id,
             command={name: held for name, held in command.items() if name != "resume"},
-            dedupe_key=key,
+            dedupe_key=terms.key,
             channel=channel,
             options=options,
-            tenant=tenant,
         )
-    return await runtime.submit(
+    return await caller.runtime.submit(
         thread_id,
         new.input,
-        dedupe_key=key,
-        graph=assistant.graph_id,
+        dedupe_key=terms.key,
+        graph=invocation.assistant.graph_id,
         channel=channel,
-        strategy=strategy,
+        strategy=terms.strategy,
         command=command,
-        coalesce=coalesce,
-        debounce=debounce,
+        coalesce=terms.coalesce,
+        debounce=terms.debounce,
         delay=new.after_seconds or 0.0,
-        cancel_pending=strategy in ("interrupt", "rollback"),
+        cancel_pending=terms.strategy in ("interrupt", "rollback"),
         options=options,
-        precondition=THERE,
-        tenant=tenant,
+        precondition=precondition,
     )
 
 
-def _key(request: Request) -> str | None:
-    key = request.headers.get(IDEMPOTENCY_KEY)
-    if key is not None and not 0 < len(key) <= _KEY_MAX:
-        raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
-    return key
-
-
 async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:
-    standing = await caller.host.runtime.find(ticket.thread_id, ticket.id, tenant=ticket.tenant)
+    standing = await caller.runtime.find(ticket.thread_id, ticket.id)
     if standing is None:
         # It was coalesced with others, under the id of the first.
-        standing = await caller.host.runtime.look(ticket)
+        standing = await caller.runtime.look(ticket)
     before = standing.message
     command = None if new.command is None else new.command.model_dump(exclude_none=True)
     payload = {"input": new.input if command is None else None, "command": command or None}

@@ -13,27 +13,25 @@ from urllib.parse import unquote
 from fastapi import Depends, Path, Request
 from langgraph.pregel import Pregel
 
-from perdure.database.base import handle_of
-from perdure.database.handle import DatabaseHandle
-from perdure.engine import inbox
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime.graph_factories import Access, Factory
 from perdure.runtime.options import Options
 from perdure.runtime.run_context import is_reserved
+from perdure.runtime.tenant import TenantRuntime
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.threads import Threads, missing
 from perdure.runtime.users import user_of
 from perdure.runtime.worker.attempt import TENANT
 from perdure.server import thread_ids
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
 from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
-from perdure.server.config import RequestLimits, ThreadTtl
+from perdure.server.config import RequestLimits
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
 from perdure.server.outbound_policy import OutboundPolicy
-from perdure.server.thread_index import ThreadIndex, missing
-from perdure.server.thread_rows import ThreadRow
 
 _log = logging.getLogger("perdure.server")
 
@@ -56,7 +54,6 @@ class ServerState:
     runtime: Runtime
     gate: Gate
     assistants: Assistants
-    catalogue: ThreadIndex
     limits: RequestLimits = field(default_factory=RequestLimits)
     webhooks: OutboundPolicy | None = None
     headers: Headers = NO_HEADERS
@@ -72,9 +69,9 @@ class ServerState:
         cls,
         runtime: Runtime,
         gate: Gate,
+        *,
         limits: RequestLimits | None = None,
         webhooks: OutboundPolicy | None = None,
-        ttl: ThreadTtl | None = None,
         descriptions: Mapping[str, str] | None = None,
         configs: Mapping[str, Mapping[str, Any]] | None = None,
         headers: Headers = NO_HEADERS,
@@ -86,19 +83,12 @@ class ServerState:
             gate: authenticates and authorises requests.
             limits: limits per request and user.
             webhooks: the policy for webhooks, None to disable them.
-            ttl: time to live of threads that are created without one.
             descriptions: descriptions of graphs, by name.
             configs: configurations of graphs, by name.
             headers: patterns of the headers that runs can read.
         """
-        catalogue = ThreadIndex(runtime, ttl)
         assistants = Assistants(runtime, descriptions, configs)
-        return cls(runtime, gate, assistants, catalogue, limits or RequestLimits(), webhooks, headers)
-
-    @property
-    def database(self) -> DatabaseHandle:
-        """Internal handle of the runtime's database."""
-        return handle_of(self.runtime.database)
+        return cls(runtime, gate, assistants, limits or RequestLimits(), webhooks, headers)
 
     def apart(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a task that a request started and that continues after its client disconnects."""
@@ -125,8 +115,15 @@ class Caller:
 
     host: ServerState
     user: User
+    runtime: TenantRuntime
+    """The runtime for the threads of the user's tenant."""
     is_program: bool = False
     """True for a request of the application itself, which no rule restricts."""
+
+    @property
+    def threads(self) -> Threads:
+        """The threads of the user's tenant."""
+        return self.runtime.threads
 
     async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
         """Authorise an action of the user.
@@ -156,7 +153,7 @@ class Caller:
 
     async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
         """Return a thread that the user may see. ``NotFound`` if there is none, also for another user's."""
-        row = await self.host.catalogue.look(self.partition(thread_id))
+        row = await self.threads.look(thread_id)
         if row is None or not self.sees(conditions, row.metadata):
             raise missing(thread_id)
         return row
@@ -200,22 +197,19 @@ class Caller:
             access: the purpose, for graphs that are made by a factory.
             thread_id: a thread whose newest run configures a graph made by a factory.
         """
-        runtime = self.host.runtime
         configurable: dict[str, Any] = {}
         if thread_id is not None:
-            if isinstance(runtime.graphs[graph_id].graph, Factory):
+            if isinstance(self.host.runtime.graphs[graph_id].graph, Factory):
                 configurable |= await self._configurable(thread_id)
             configurable["thread_id"] = thread_id
         config = {"configurable": configurable}
         user = user_of(self.user.dict())
-        async with runtime.opened(
-            graph_id, access, tenant=self.user.tenant, user=user, config=config
-        ) as graph:
+        async with self.runtime.opened(graph_id, access, user=user, config=config) as graph:
             yield graph
 
     async def _configurable(self, thread_id: str) -> dict[str, Any]:
         """Return the configurable values of a thread's newest run without the fields of its user."""
-        latest = await self.host.database.arun(inbox.latest(self.partition(thread_id), 1))
+        latest = await self.runtime.messages(thread_id, limit=1)
         if not latest:
             return {}
         configurable = Options.read(latest[0].message.options).config.get("configurable") or {}
@@ -238,10 +232,11 @@ def server_state(request: Request) -> ServerState:
 async def _caller(request: Request) -> Caller:
     host = server_state(request)
     if request.scope.get(LOOPBACK):
-        return Caller(host, User("", TENANT.get("")), is_program=True)
+        user = User("", TENANT.get(""))
+        return Caller(host, user, host.runtime.for_tenant(user.tenant), is_program=True)
     user = await host.gate.authenticate(request)
     host.throttle.admit(user, request.scope)
-    return Caller(host, user)
+    return Caller(host, user, host.runtime.for_tenant(user.tenant))
 
 
 CallerNow = Annotated[Caller, Depends(_caller)]

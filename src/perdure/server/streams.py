@@ -11,12 +11,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.engine.events import END
-from perdure.engine.inbox import Standing
 from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
-from perdure.runtime import Event
+from perdure.runtime import Event, Standing
 from perdure.runtime.encoding import encoded
+from perdure.runtime.events import END
 from perdure.server.responses import run_error, run_status
 from perdure.server.state import HEARTBEAT_S, Caller, ServerState
 
@@ -192,7 +191,7 @@ async def followed(
     host = caller.host
     away = 0.0
     while not host.closing.is_set():
-        items = host.runtime.follow(thread_id, run_id, after=after, tenant=caller.user.tenant)
+        items = caller.runtime.follow(thread_id, run_id, after=after)
         try:
             async for item in until(host.closing, items):
                 yield item
@@ -242,7 +241,7 @@ async def _watched(
             yield frame
     finally:
         if not is_over and not caller.host.closing.is_set():
-            caller.host.apart(caller.host.runtime.cancel(thread_id, run_id, tenant=caller.user.tenant))
+            caller.host.apart(caller.runtime.cancel(thread_id, run_id))
 
 
 async def while_waiting(work: asyncio.Task[Any]) -> AsyncIterator[bytes]:

@@ -22,18 +22,17 @@ from langgraph.types import StateSnapshot
 
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_environment, value_of
-from perdure.database.base import handle_of
-from perdure.engine import outbox, runs
 from perdure.model.messages import FAILED, READY, SENDING, Reply, Run
 from perdure.model.records import Partition
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import WEBHOOK
+from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.config import Http
 from perdure.server.outbound_policy import OutboundPolicy, Unreachable
-from perdure.server.routes.states import config_of
-from perdure.server.state import ServerState
+from perdure.server.snapshots import config_of
+from perdure.server.state import Caller
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -85,8 +84,8 @@ class Webhooks:
         runtime = self._runtime
         if runtime is None:
             raise NotSent("this process is still starting")
-        thread_id, tenant = partition.thread, partition.tenant
-        standing = await runtime.find(thread_id, reply.payload["run_id"], tenant=tenant)
+        thread_id, threads = partition.thread, runtime.for_tenant(partition.tenant)
+        standing = await threads.find(thread_id, reply.payload["run_id"])
         if standing is None or standing.run is None:
             raise Undeliverable("its run was deleted before it was sent")
         run = replace(standing.run, state=reply.payload["state"])
@@ -98,7 +97,7 @@ class Webhooks:
         notice["run_ended_at"] = responses.when(run.updated_at)
         if run.state == FAILED:
             notice["error"] = responses.run_error(run)["message"]
-        notice["values"] = await values_of(runtime, partition, run)
+        notice["values"] = await values_of(threads, thread_id, run)
         notice["webhook_sent_at"] = responses.when(await runtime.now())
         return notice
 
@@ -144,27 +143,27 @@ class Webhooks:
         return httpx.create_ssl_context()
 
 
-async def values_of(runtime: Runtime, partition: Partition, run: Run) -> Any:
+async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
     """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
     that stored nothing, or was rolled back, left the values that it started from."""
-    async with runtime.opened(run.graph, "threads.read", tenant=partition.tenant) as graph:
-        return await _values_of(runtime, graph, partition, run)
+    async with runtime.opened(run.graph, "threads.read") as graph:
+        return await _values_of(runtime, graph, thread_id, run)
 
 
 async def _values_of(
-    runtime: Runtime, graph: Pregel[Any, Any, Any, Any], partition: Partition, run: Run
+    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
 ) -> Any:
-    here = await graph.aget_state(config_of(partition.thread))
+    here = await graph.aget_state(config_of(thread_id))
     if (here.metadata or {}).get("run_id") == run.id:
         return responses.outcome(here)
-    if (its_last := await _last_of(graph, partition.thread, run)) is not None:
+    if (its_last := await _last_of(graph, thread_id, run)) is not None:
         return responses.outcome(its_last)
     # Read after the state: if the run is still the latest, the state is from before or during it.
-    (latest,) = await runtime.runs(partition.thread, limit=1, tenant=partition.tenant)
+    (latest,) = await runtime.runs(thread_id, limit=1)
     if latest.id == run.id:
         return responses.outcome(here) if here.created_at is not None else {}
-    for earlier in await handle_of(runtime.database).arun(runs.latest(partition, _EARLIER, run.first)):
-        if (before := await _last_of(graph, partition.thread, earlier)) is not None:
+    for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
+        if (before := await _last_of(graph, thread_id, earlier)) is not None:
             return responses.outcome(before)
     return {}
 
@@ -176,28 +175,29 @@ async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) 
     return None
 
 
-async def delivered(host: ServerState, partition: Partition, run_id: str) -> bool:
+async def delivered(caller: Caller, thread_id: str, run_id: str) -> bool:
     """Wait until a run's notice was sent or given up.
 
     Args:
-        host: the server's state.
-        partition: the thread's partition.
+        caller: the authenticated user of the request.
+        thread_id: the thread.
         run_id: the run.
 
     Returns:
         True if the notice is no longer pending, False if the server stopped first.
     """
     pause, longest = _PAUSE_S
-    while not host.closing.is_set():
-        replies = await host.database.arun(outbox.replies(partition, 100))
+    closing = caller.host.closing
+    while not closing.is_set():
+        replies = await caller.runtime.replies(thread_id)
         notices = [reply for reply in replies if reply.run_id == run_id]
         # A run cancelled before it began has no notice yet; it gets one when its turn comes.
-        is_coming = notices or await host.runtime.find(partition.thread, run_id, tenant=partition.tenant)
+        is_coming = notices or await caller.runtime.find(thread_id, run_id)
         if not is_coming or (notices and all(notice.state not in (READY, SENDING) for notice in notices)):
             return True
         try:
             async with asyncio.timeout(pause):
-                await host.closing.wait()
+                await closing.wait()
         except TimeoutError:
             pause = min(longest, pause * 1.5)
     return False

@@ -16,7 +16,7 @@ from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Partition
 from perdure.runtime import Options, Runtime, StreamOptions, Ticket
 from perdure.runtime.events import subscription
-from tests.runtime.graphs import Storage, Talk, eventually, eventually_stored, go, working
+from tests.runtime.graphs import Storage, Talk, eventually, eventually_stored, go, settings, working
 from tests.runtime.test_notifications import listening
 from tests.servers import postgres
 
@@ -143,7 +143,7 @@ def test_a_thread_that_nobody_follows_any_more_stores_nothing(
             assert stored
             await works.wait(await say(works, "two", UNKEPT))
             assert near.rows("ada", EVENT) == stored
-            looks._following.close()
+            looks._context.subscriptions.close()
 
     go(main())
 
@@ -157,7 +157,8 @@ def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: St
 
     async def main() -> None:
         database, line = memory.open()
-        async with working(database, talk.graph, name="works") as works:
+        # No poll of the database falls among the requests of a run.
+        async with working(database, talk.graph, name="works", settings=settings(poll=600.0)) as works:
             await works.wait(await say(works, "one", None))
             counts: list[tuple[int, int]] = []
             for text in ("two", "three"):

@@ -30,7 +30,7 @@ TOLD = Options(stream=StreamOptions(modes=("values", "updates", "tasks")))
 async def told(runtime: Runtime, ticket: Ticket, after: int = 0) -> tuple[list[Event], Standing]:
     """Everything that a run tells after a number, and its end."""
     heard: list[Event] = []
-    async for item in runtime.follow(ticket.thread_id, ticket.id, after=after, tenant=ticket.tenant):
+    async for item in runtime.for_tenant(ticket.tenant).follow(ticket.thread_id, ticket.id, after=after):
         if isinstance(item, Standing):
             return heard, item
         heard.append(item)

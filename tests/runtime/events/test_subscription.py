@@ -158,7 +158,7 @@ def test_nobody_is_kept_who_has_gone(memory: Storage, talk: Talk) -> None:
             for ear in ears:
                 ear.cancel()
             await asyncio.gather(*ears, return_exceptions=True)
-            await eventually(lambda: not works._following._waiting)
+            await eventually(lambda: not works._context.subscriptions._waiting)
             await works.wait(await say(works, "one"))
             assert len(await listen(works, 1)) > 2
 

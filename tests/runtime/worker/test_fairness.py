@@ -55,13 +55,13 @@ def test_a_tenant_with_many_threads_starves_nobody(memory: Storage) -> None:
     async def main() -> None:
         async with working(memory.database(), talk.graph, works=False) as front:
             for n in range(50):
-                await front.accept(f"many{n}", "hold", tenant="acme")
-            mine = await front.accept("ada", "hello", tenant="beta")
+                await front.for_tenant("acme").accept(f"many{n}", "hold")
+            mine = await front.for_tenant("beta").accept("ada", "hello")
             few = settings(concurrency=4, per_tenant=3)
             async with working(memory.database(), talk.graph, settings=few, all_tenants=True) as worker:
                 assert (await front.wait(mine, 30)).state == "done"
                 await eventually(lambda: talk.under_way == 3)
-                other = await front.accept("bob", "hello", tenant="gamma")
+                other = await front.for_tenant("gamma").accept("bob", "hello")
                 assert (await front.wait(other, 30)).state == "done"
                 assert talk.under_way == 3
                 talk.gate.set()
@@ -81,7 +81,7 @@ def test_a_tenant_has_no_more_runs_at_once_than_it_may(memory: Storage) -> None:
             tickets = [await runtime.accept(f"t{n}", "hold") for n in range(6)]
             await eventually(lambda: talk.under_way >= 2)
             for n in range(3):  # by the time that another tenant's are done, all of these were looked at
-                await runtime.wait(await runtime.accept(f"x{n}", "hello", tenant="other"), 30)
+                await runtime.wait(await runtime.for_tenant("other").accept(f"x{n}", "hello"), 30)
             assert sum(thread.startswith("t") for thread, _ in talk.calls) == 2
             talk.gate.set()
             await asyncio.gather(*(runtime.wait(ticket, 30) for ticket in tickets))

@@ -1,1 +1,5 @@
-"""Run events: published while a run is worked on, stored, and read by subscribers."""
+"""Events of runs: publication by their workers, and subscription from any process."""
+
+from perdure.engine.events import END, LAST
+
+__all__ = ["END", "LAST"]

@@ -7,17 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from perdure.database.handle import DatabaseHandle
 from perdure.engine import outbox
 from perdure.engine.outbox import DeliveryOutcome, Sending
 from perdure.engine.runs import Unserved
 from perdure.errors import Fenced
 from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
 from perdure.model.records import Partition
-from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.context import RuntimeContext
 from perdure.runtime.jitter import spread
-from perdure.runtime.observe import Observers
-from perdure.runtime.settings import Settings
 from perdure.runtime.worker.backlog import Foreign
 
 InDoubt = Literal["resend", "reconcile", "hold"]
@@ -83,21 +80,13 @@ class Channel:
 class Delivery:
     """Delivers the due replies of threads in order."""
 
-    def __init__(
-        self,
-        database: DatabaseHandle,
-        channels: Mapping[str, Channel],
-        settings: Settings,
-        clock: DatabaseClock,
-        observers: Observers,
-        owner: str,
-    ) -> None:
-        self._database = database
+    def __init__(self, context: RuntimeContext, channels: Mapping[str, Channel]) -> None:
         self._channels = dict(channels)
-        self._settings = settings
-        self._clock = clock
-        self._observers = observers
-        self._owner = owner
+        self._database = context.database
+        self._settings = context.settings
+        self._clock = context.clock
+        self._observers = context.observers
+        self._owner = context.owner
 
     async def deliver(self, partition: Partition) -> bool | Foreign | None:
         """Deliver the due replies of a thread. Return True, ``None`` if there were none, or the channel that

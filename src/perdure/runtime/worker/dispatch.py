@@ -12,15 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from typing import Any
 
-from perdure.database.handle import DatabaseHandle
 from perdure.errors import Unavailable
 from perdure.model.queue import IN, Lane
 from perdure.model.records import Partition
-from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.context import RuntimeContext
 from perdure.runtime.jitter import spread
-from perdure.runtime.notifications import Notifications, PollDelay
-from perdure.runtime.observe import Observers
-from perdure.runtime.settings import Settings
+from perdure.runtime.notifications import PollDelay
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Reason
 from perdure.runtime.worker.fairness import Due
 
@@ -40,20 +37,12 @@ class Dispatch:
     """Serves the due queues of a database until it is stopped. Created by ``Worker``, which provides a
     function for each kind of queue."""
 
-    def __init__(
-        self,
-        database: DatabaseHandle,
-        settings: Settings,
-        clock: DatabaseClock,
-        observers: Observers,
-        signals: Notifications,
-        tenant: str | None,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._observers = observers
-        self._signals = signals
-        self._backlog = Backlog(database, tenant, settings.poll)
+    def __init__(self, context: RuntimeContext) -> None:
+        self._settings = context.settings
+        self._clock = context.clock
+        self._observers = context.observers
+        self._notifications = context.notifications
+        self._backlog = Backlog(context.database, context.tenant, context.settings.poll)
         self._reported: dict[Reason, int] = {}
         self._logged: dict[Reason, tuple[float, int]] = {}
         self._work: Mapping[str, Serve] = {}
@@ -186,7 +175,7 @@ class Dispatch:
             self._serve(due)
         else:
             self._backlog.add(due)
-            self._signals.due(due[0])
+            self._notifications.due(due[0])
 
     def _may_run(self, tenant: str) -> bool:
         most = self._settings.per_tenant

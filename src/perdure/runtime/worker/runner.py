@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from langgraph.store.base import TTLConfig
-
 from perdure.database.asynchronous import Database
-from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, queue_retention, runs
 from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Followed, HeldRun, Unserved
@@ -32,19 +29,13 @@ from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Ru
 from perdure.model.ops import Put
 from perdure.model.queue import OUT, ROLLBACK
 from perdure.model.records import Partition
-from perdure.runtime.agents import Agent
-from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.context import RuntimeContext
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import EventBuffer
-from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
-from perdure.runtime.notifications import Notifications
-from perdure.runtime.observe import Observers
 from perdure.runtime.options import Options, StreamOptions
-from perdure.runtime.queue_cache import QueueCache
-from perdure.runtime.settings import Settings
 from perdure.runtime.sizes import Sizes
 from perdure.runtime.worker.attempt import attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
@@ -84,37 +75,28 @@ class _Working:
 class Runner:
     """Works on the next runs of threads and renews their leases. Created by ``Worker``."""
 
-    def __init__(
-        self,
-        database: DatabaseHandle,
-        agents: Mapping[str, Agent],
-        settings: Settings,
-        clock: DatabaseClock,
-        lanes: QueueCache,
-        observers: Observers,
-        following: Subscriptions,
-        signals: Notifications,
-        dispatch: Dispatch,
-        owner: str,
-        store_ttl: TTLConfig | None,
-    ) -> None:
-        self._database = database
-        self._settings = settings
-        self._clock = clock
-        self._lanes = lanes
-        self._observers = observers
-        self._following = following
-        self._signals = signals
+    def __init__(self, context: RuntimeContext, dispatch: Dispatch) -> None:
+        self._database = context.database
+        self._settings = context.settings
+        self._clock = context.clock
+        self._queues = context.queues
+        self._observers = context.observers
+        self._subscriptions = context.subscriptions
+        self._notifications = context.notifications
         self._dispatch = dispatch
-        self._owner = owner
+        self._owner = context.owner
         self._working: dict[Partition, _Working] = {}
         self._renewing: set[asyncio.Task[None]] = set()
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
-        self.sizes = Sizes(observers, settings.warn_bytes, self._run_on)
-        sizes = self.sizes
+        self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
         self.graphs = Graphs(
-            Database(database), agents, store_ttl, sizes.stored, sizes.older, sizes.undeclared
+            Database(context.database),
+            context.agents,
+            context.store_ttl,
+            sizes.stored,
+            sizes.older,
+            sizes.undeclared,
         )
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
@@ -165,7 +147,7 @@ class Runner:
             settings.max_batch,
             self._database.fresh(),
         )
-        held = await self._database.arun(claim.take(self._lanes.known(partition)))
+        held = await self._database.arun(claim.take(self._queues.known(partition)))
         if held is None:
             return None
         if isinstance(held, Unserved):
@@ -174,7 +156,7 @@ class Runner:
             await self._handed_over(held)
             return False
         self._emit("run.claimed", held, waited=now - held.messages[0].accepted_at)
-        self._following.changed(partition)
+        self._subscriptions.changed(partition)
         with self._observers.span("run", **_fields(held)):
             try:
                 return await self._worked(held)
@@ -184,7 +166,7 @@ class Runner:
                 return False
             finally:
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
-                    self._following.closed(buffer, None)
+                    self._subscriptions.closed(buffer, None)
 
     async def _worked(self, held: HeldRun) -> bool:
         message = held.messages[0]
@@ -258,12 +240,12 @@ class Runner:
         now = await self._clock.now()
         await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
         self._emit("run.handed_over", held)
-        self._signals.due(held.partition)
+        self._notifications.due(held.partition)
 
     async def _open_buffer(self, held: HeldRun) -> None:
         """Open the event buffer of a run that streams, or whose thread is followed."""
         stream = Options.read(held.messages[0].options).stream
-        if stream is None and (held.is_followed or self._following.is_followed(held.partition)):
+        if stream is None and (held.is_followed or self._subscriptions.is_followed(held.partition)):
             # The run does not stream by itself, but its thread is followed.
             stream = StreamOptions(modes=("values",), kept=False, by=self._owner)
         if stream is None:
@@ -275,7 +257,7 @@ class Runner:
     async def _new_buffer(self, held: HeldRun, is_stored: bool) -> EventBuffer:
         now = await self._clock.now()
         first = await self._database.arun(events.first_free(held.partition, now))
-        changed = self._following.changed
+        changed = self._subscriptions.changed
         buffer = EventBuffer(
             self._database,
             held.partition,
@@ -284,10 +266,10 @@ class Runner:
             first,
             is_stored,
             changed,
-            self._signals.stored,
+            self._notifications.stored,
         )
         self._buffers[held.run.id] = buffer
-        self._following.opened(buffer)
+        self._subscriptions.opened(buffer)
         return buffer
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
@@ -307,11 +289,11 @@ class Runner:
         self._note_end(held, ending)
         if buffer is not None:
             del self._buffers[held.run.id]
-            self._following.closed(buffer, last)
+            self._subscriptions.closed(buffer, last)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         if replies:
             self._dispatch.soon((held.partition, OUT))
-        self._lanes.ended(held.partition, lane, runs.closed_epoch(held.epoch))
+        self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
         if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:
@@ -338,7 +320,7 @@ class Runner:
         self._last.move_to_end(held.partition)
         while len(self._last) > _LAST_MOST:
             self._last.popitem(last=False)
-        self._signals.ended(held.partition)
+        self._notifications.ended(held.partition)
 
     async def _stopped(self, held: HeldRun, how: str) -> bool:
         """End a run that was asked to stop; a rollback removes what it stored."""

@@ -6,9 +6,6 @@ import asyncio
 import functools
 from collections.abc import Mapping
 
-from langgraph.store.base import TTLConfig
-
-from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, followers, scheduled
 from perdure.engine.transact import Budget
 from perdure.errors import NotFound
@@ -16,15 +13,9 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.queue import EVENTS, FOLLOWED, IN, LATER, OUT, Lane
 from perdure.model.records import LANE, Partition
-from perdure.runtime.agents import Agent
-from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.events.subscription import Subscriptions
-from perdure.runtime.notifications import Notifications
-from perdure.runtime.observe import Observers
-from perdure.runtime.queue_cache import QueueCache
-from perdure.runtime.settings import Settings
+from perdure.runtime.context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
-from perdure.runtime.worker.delivery import Delivery
+from perdure.runtime.worker.delivery import Channel, Delivery
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.runner import HEED_S, Runner
 
@@ -35,44 +26,15 @@ class Worker:
     """Works on the due queues of a database until it is stopped. Created and run by ``Runtime``, which
     schedules due queues through ``dispatch`` and asks ``runner`` about runs."""
 
-    def __init__(
-        self,
-        database: DatabaseHandle,
-        agents: Mapping[str, Agent],
-        settings: Settings,
-        clock: DatabaseClock,
-        lanes: QueueCache,
-        relay: Delivery,
-        observers: Observers,
-        following: Subscriptions,
-        signals: Notifications,
-        owner: str,
-        *,
-        tenant: str | None,
-        store_ttl: TTLConfig | None = None,
-    ) -> None:
-        self._database = database
-        self._settings = settings
-        self._clock = clock
-        self._lanes = lanes
-        self._relay = relay
-        self._observers = observers
-        self._signals = signals
+    def __init__(self, context: RuntimeContext, channels: Mapping[str, Channel]) -> None:
+        self._context = context
+        self._database = context.database
+        self._delivery = Delivery(context, channels)
         self._loops: list[asyncio.Task[None]] = []
-        self.dispatch = Dispatch(database, settings, clock, observers, signals, tenant)
-        self.runner = Runner(
-            database,
-            agents,
-            settings,
-            clock,
-            lanes,
-            observers,
-            following,
-            signals,
-            self.dispatch,
-            owner,
-            store_ttl,
-        )
+        self.dispatch = Dispatch(context)
+        self.runner = Runner(context, self.dispatch)
+        self.is_resumed = False
+        """True if this process works on what it accepts only, and does not poll."""
 
     def start(self, *, polls: bool = True) -> None:
         """Start to renew leases and to receive notifications, and to poll unless ``polls`` is false. May be
@@ -84,14 +46,14 @@ class Worker:
         if polls:
             self._loops.append(asyncio.create_task(self.dispatch.run()))
         runner = self.runner
-        self._signals.serve(self.dispatch.summons.heard, runner.asked, runner.keep_buffers)
+        self._context.notifications.serve(self.dispatch.summons.heard, runner.asked, runner.keep_buffers)
 
     def _prepare(self) -> None:
         self.runner.sizes.start()
         self.dispatch.start(
             {
                 IN: self.runner.run_next,
-                OUT: self._relay.deliver,
+                OUT: self._delivery.deliver,
                 LATER: self._bring,
                 EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
@@ -101,7 +63,7 @@ class Worker:
     async def watch(self, partition: Partition) -> None:
         """Serve a thread's inbox at the time at which it is due, also if that is the end of the lease of
         another process."""
-        now = await self._clock.now()
+        now = await self._context.clock.now()
         (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
         lane = Lane.read(IN, found)
         if lane.lease_until is not None:
@@ -118,7 +80,7 @@ class Worker:
         beat = asyncio.create_task(self.runner.beat())
         try:
             while True:
-                now = await self._clock.now()
+                now = await self._context.clock.now()
                 gets = tuple(Get(LANE, (name,)) for name in (IN, OUT, LATER))
                 found = await self._database.arun(ask(Fetch(partition, gets)))
                 lanes = [Lane.read(name, one) for name, one in zip((IN, OUT, LATER), found, strict=True)]
@@ -151,34 +113,34 @@ class Worker:
         if await self.dispatch.idle(within):
             self.runner.hand_over()
             if behind := await self.dispatch.idle(HEED_S):
-                self._observers.event("worker.left_behind", runs=behind)
+                self._context.observers.event("worker.left_behind", runs=behind)
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
 
     async def _bring(self, partition: Partition) -> bool:
         """Move scheduled messages that are due into the inbox. Return True if there are more."""
-        now = await self._clock.now()
+        now = await self._context.clock.now()
         limits = self._database.limits
         budget = Budget(limits.ops, limits.bytes)
         brought = await self._database.arun(scheduled.bring(partition, now, budget, self._database.fresh()))
         for name in brought.unreadable:
-            self._observers.event(
+            self._context.observers.event(
                 "message.unreadable", tenant=partition.tenant, thread=partition.thread, message=name
             )
-        self._lanes.forget(partition)
+        self._context.queues.forget(partition)
         self.dispatch.soon((partition, IN))
         return brought.has_more
 
     async def _forget_events(self, partition: Partition) -> bool:
         """Remove expired events of a thread. Return True if there are more."""
-        keep = round(self._settings.keep_told * 1_000_000)
+        keep = round(self._context.settings.keep_told * 1_000_000)
         limits = self._database.limits
-        now = await self._clock.now()
+        now = await self._context.clock.now()
         program = events.forget(partition, now, keep, Budget(limits.ops, limits.bytes))
         return await self._database.arun(program)
 
     async def _forget_follower(self, partition: Partition) -> bool:
         """Remove the record that a thread is followed once it has expired. Return True if there is more to
         do."""
-        return await self._database.arun(followers.forget(partition, await self._clock.now()))
+        return await self._database.arun(followers.forget(partition, await self._context.clock.now()))

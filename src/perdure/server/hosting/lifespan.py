@@ -242,7 +242,7 @@ async def _serving(
     await stack.enter_async_context(runtime)
     reach = None if hooks is None else hooks.reach
     host = ServerState.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
-    await stack.enter_async_context(Sweeper(host.catalogue, runtime))
+    await stack.enter_async_context(Sweeper(runtime))
     stack.push_async_callback(host.close)
     return host
 

@@ -79,6 +79,7 @@ async def _running(
             all_tenants=True,
             observers=_observers(),
             store_ttl=config.store,
+            thread_ttl=config.checkpointer,
         )
     except ValueError as error:
         raise BadSetting(str(error)) from error
@@ -89,11 +90,16 @@ async def _running(
     described = {name: place.description for name, place in config.graphs.items() if place.description}
     headers = Headers(*config.http.configurable_headers) if config.http.configurable_headers else NO_HEADERS
     host = ServerState.over(
-        runtime, gate, config.limits, reach, config.checkpointer, described, config.assistants, headers
+        runtime,
+        gate,
+        limits=config.limits,
+        webhooks=reach,
+        descriptions=described,
+        configs=config.assistants,
+        headers=headers,
     )
     stack.push_async_callback(host.close)
-    sweeper = Sweeper(host.catalogue, runtime, config.checkpointer)
-    await stack.enter_async_context(sweeper)
+    await stack.enter_async_context(Sweeper(runtime))
     return host
 
 

@@ -7,13 +7,10 @@ import logging
 from types import TracebackType
 from typing import Self
 
-from perdure.admin import partitions
 from perdure.errors import Conflict, Corrupt
-from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
 from perdure.runtime import Runtime
-from perdure.server.config import ThreadTtl
-from perdure.server.thread_index import ThreadIndex
-from perdure.server.thread_rows import ThreadRow
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.threads import Threads
 
 _log = logging.getLogger("perdure.server")
 _EVERY_MINUTES = 5.0
@@ -24,9 +21,9 @@ class Sweeper:
     """Checks all tenants' threads every few minutes. An async context manager. Any number of servers may
     sweep one database: a thread that one has removed is skipped by the others."""
 
-    def __init__(self, catalogue: ThreadIndex, runtime: Runtime, ttl: ThreadTtl | None = None) -> None:
-        self._catalogue = catalogue
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        ttl = runtime.thread_ttl
         self._every = 60.0 * (_EVERY_MINUTES if ttl is None else ttl.sweep_interval_minutes)
         self._most = _MOST if ttl is None else ttl.sweep_limit
         self._task: asyncio.Task[None] | None = None
@@ -50,15 +47,15 @@ class Sweeper:
         store items are removed, too."""
         now = await self._runtime.now()
         swept = 0
-        tenants, stores = await self._tenants()
-        for tenant in stores:
-            await self._runtime.store(tenant=tenant).asweep_ttl()
-        for tenant in tenants:
-            async for row in self._catalogue.expired(tenant, now):
+        for tenant in await self._runtime.tenants_with_items():
+            await self._runtime.for_tenant(tenant).store().asweep_ttl()
+        for tenant in await self._runtime.tenants():
+            threads = self._runtime.for_tenant(tenant).threads
+            async for row in threads.index.expired(now):
                 if swept >= self._most:
                     return swept
                 try:
-                    swept += await self._remove(Partition(tenant, row.thread_id), row, now)
+                    swept += await self._remove(threads, row, now)
                 except (Conflict, Corrupt) as error:
                     # A thread that cannot be read, or is written to all the time, must not block the others.
                     _log.warning("thread %r was not swept: %s", row.thread_id, type(error).__name__)
@@ -66,25 +63,17 @@ class Sweeper:
             _log.info("%d expired threads were swept", swept)
         return swept
 
-    async def _remove(self, partition: Partition, row: ThreadRow, now: int) -> bool:
+    async def _remove(self, threads: Threads, row: ThreadRow, now: int) -> bool:
         """Return True if the thread was removed or pruned. A thread with a message accepted since it was
         read, or with a reply still to be sent, stays."""
         if (row.ttl or {}).get("strategy") == "keep_latest":
-            saver = self._runtime.database.checkpointer(tenant=partition.tenant)
-            await saver.aprune([partition.thread], strategy="keep_latest")
+            await threads.keep_latest(row.thread_id)
             if not row.has_document:
                 # From now on its time to live counts from its last sweep.
-                await self._catalogue.adopt(partition, row)
-            await self._catalogue.touched(partition)
+                await threads.adopt(row)
+            await threads.touched(row.thread_id)
             return True
-        return await self._catalogue.remove_resting(partition, expired_at=now)
-
-    async def _tenants(self) -> tuple[list[str], list[str]]:
-        """Return the tenants that have threads, and those that have a store or histories."""
-        found = await asyncio.to_thread(partitions, self._runtime.database, None)
-        with_threads = {p.tenant for p in found if p.space == THREADS}
-        with_threads |= {p.tenant for p in found if p.space == SERVER and p.thread == "threads"}
-        return sorted(with_threads), sorted({p.tenant for p in found if p.space in OF_ITEMS})
+        return await threads.remove_resting(row.thread_id, expired_at=now)
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from perdure.errors import Conflict
 from perdure.runtime.run_context import is_reserved
+from perdure.runtime.threads.index import contains
 from perdure.server import graph_schema, responses
 from perdure.server.assistants import Assistant, no_assistant
 from perdure.server.auth.filters import Filter
@@ -23,7 +24,6 @@ from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.requests import Body, Config, Mapped, Offset, Page
 from perdure.server.responses import Json
 from perdure.server.state import AssistantName, Caller, CallerNow, Namespace
-from perdure.server.thread_index import contains
 
 router = APIRouter(tags=["assistants"])
 
@@ -314,9 +314,9 @@ async def _found(caller: Caller, asked: _Asked, page: Mapping[str, Any]) -> list
 
 
 async def _remove_threads(caller: Caller, assistant_id: str) -> None:
-    search = caller.host.catalogue.search(caller.user.tenant, metadata={"assistant_id": assistant_id})
+    search = caller.threads.index.search(metadata={"assistant_id": assistant_id})
     rows = [row async for row in search]
     for row in rows:
         conditions = await caller.may("threads", "delete", {"thread_id": row.thread_id})
         if caller.sees(conditions, row.metadata):
-            await caller.host.catalogue.remove(caller.partition(row.thread_id))
+            await caller.threads.remove(row.thread_id)

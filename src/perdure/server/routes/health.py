@@ -10,16 +10,11 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from perdure.engine import documents
 from perdure.errors import PerdureError
-from perdure.model.records import SERVER, Partition
 from perdure.server.auth.identity import Refusal
 from perdure.server.state import ServerState, server_state
 
 router = APIRouter(tags=["server"])
-
-_ANYWHERE = Partition("", "ready", SERVER)
-"""Partition that is read to check the database; it is empty."""
 
 _PATIENCE_S = 5.0
 """Limit of the database's response time in seconds: orchestrators give up after as much, or sooner."""
@@ -52,7 +47,7 @@ async def ready(request: Request) -> JSONResponse:
 async def _reaches_database(host: ServerState) -> bool:
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            await host.database.arun(documents.get(_ANYWHERE, "ready", ""))
+            await host.runtime.check()
     except (PerdureError, TimeoutError):
         return False
     return True

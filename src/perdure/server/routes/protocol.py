@@ -17,13 +17,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from sse_starlette import ServerSentEvent
 
-from perdure.engine import inbox
-from perdure.engine.events import END
 from perdure.errors import PerdureError, SubscriberTooSlow
 from perdure.model.messages import OPEN, WAITING
 from perdure.model.records import Partition
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
+from perdure.runtime.events import END
 from perdure.server import commands, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
@@ -62,7 +61,7 @@ async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> J
     if not isinstance(method, str) or not isinstance(params, dict | None):
         raise Refusal(400, "a command needs a method, which is text, and params, which are an object")
     # Events up to this number precede the command.
-    before = max(0, await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant))
+    before = max(0, await caller.runtime.latest_event(thread_id))
     answer = {**await commands.do(caller, request, thread_id, method, params or {}), "id": number}
     # A user without access to a thread must not learn that it has events.
     return Json({**answer, "meta": {"applied_through_seq": before}} if "result" in answer else answer)
@@ -79,7 +78,7 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
         asked.depth,
     )
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
-    await caller.host.runtime.expect_followers(thread_id, tenant=caller.user.tenant)
+    await caller.runtime.expect_followers(thread_id)
     start = _Start(asked.since) if asked.since is not None else await _start(caller, thread_id, wanted)
     return streams.stream(caller.host, _frames(caller, thread_id, conditions, wanted, start), {})
 
@@ -150,14 +149,14 @@ async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     """Return the start of a stream for a subscriber without a number: the run that is under way or waits for
     an answer. A run that has just ended is included, as a client learns of its run before it subscribes; but
     only once, or the next turn would begin with the end of the last."""
-    runtime, partition = caller.host.runtime, caller.partition(thread_id)
-    through = await runtime.latest_event(thread_id, tenant=caller.user.tenant)
-    latest = await caller.host.database.arun(inbox.latest(partition, _LATEST))
+    partition = caller.partition(thread_id)
+    through = await caller.runtime.latest_event(thread_id)
+    latest = await caller.runtime.messages(thread_id, limit=_LATEST)
     run = next((standing.run for standing in latest if standing.run is not None), None)
     if run is None:
         return _Start(through)
     if run.state not in (OPEN, WAITING):
-        is_late = await runtime.now() - run.updated_at > _LATE_S * 1_000_000
+        is_late = await caller.host.runtime.now() - run.updated_at > _LATE_S * 1_000_000
         if is_late or _ends(caller.host).was_given(partition, run.id, wanted):
             return _Start(through)
     return _Start(min(through, run.started_at - 1), through, run.id)

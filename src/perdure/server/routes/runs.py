@@ -14,20 +14,19 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.types import Send
 
-from perdure.engine import inbox, queue_retention, scheduled
-from perdure.engine.events import LAST
-from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
+from perdure.runtime import Standing
 from perdure.runtime.encoding import encoded
+from perdure.runtime.events import LAST
 from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.responses import Json
-from perdure.server.routes.states import config_of, snapshot
 from perdure.server.run_creation import AcceptedRun, submit
+from perdure.server.snapshots import config_of, snapshot
 from perdure.server.state import HEARTBEAT_S, Caller, CallerNow, ThreadId
 from perdure.server.thread_ids import NAMES
 from perdure.server.webhooks import delivered
@@ -180,12 +179,11 @@ async def list_runs(
     await caller.thread(thread_id, "read")
     shown: list[dict[str, Any]] = []
     after: int | None = None
-    partition = caller.partition(thread_id)
     if status in (None, "pending"):
-        postponed = await caller.host.database.arun(scheduled.waiting(partition, offset + limit))
+        postponed = await caller.runtime.postponed(thread_id, limit=offset + limit)
         shown += [responses.run(Standing(message, None), thread_id) for message in postponed]
     while len(shown) < offset + limit:
-        page = await caller.host.database.arun(inbox.latest(partition, _PAGE, after))
+        page = await caller.runtime.messages(thread_id, limit=_PAGE, before=after)
         for standing in page:
             # Coalesced messages are one run, which is listed with the first of them.
             is_first = standing.run is None or standing.run.first == standing.message.seq
@@ -239,7 +237,7 @@ async def join_stream(
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
     after = streams.cursor_of(request, last_event_id) if is_kept else None
     if after is None:
-        after = await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant)
+        after = await caller.runtime.latest_event(thread_id)
     # Clients send an empty value for an absent one.
     modes = [mode for mode in _listed(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
@@ -291,11 +289,11 @@ async def cancel_many(
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
     # All are listed before the first run ends: its thread is not busy from then on.
-    found = caller.host.catalogue.search(caller.user.tenant, status="busy")
+    found = caller.threads.index.search(status="busy")
     for row in [row async for row in found]:
         if not caller.sees(conditions, row.metadata):
             continue
-        for standing in await caller.host.database.arun(inbox.latest(caller.partition(row.thread_id), _PAGE)):
+        for standing in await caller.runtime.messages(row.thread_id, limit=_PAGE):
             status = responses.run_status(standing)
             if status in (("pending", "running") if asked.status == "all" else (asked.status,)):
                 run_id = standing.message.id if standing.run is None else standing.run.id
@@ -312,21 +310,16 @@ async def delete(
     standing = await _standing(caller, thread_id, run_id)
     if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
         raise RunInProgress(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
-    partition, database = caller.partition(thread_id), caller.host.database
-    if checkpoints == "delete":
-        await database.take_back(partition, run_id)
-    await database.arun(queue_retention.remove(partition, standing.run, database.limits.ops))
+    await caller.runtime.remove_run(thread_id, standing.run, rollback=checkpoints == "delete")
     return Response(status_code=204)
 
 
 async def _cancelled(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
-    return await caller.host.runtime.cancel(
-        thread_id, run_id, rollback=action == "rollback", tenant=caller.user.tenant
-    )
+    return await caller.runtime.cancel(thread_id, run_id, rollback=action == "rollback")
 
 
 async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
-    standing = await caller.host.runtime.find(thread_id, run_id, tenant=caller.user.tenant)
+    standing = await caller.runtime.find(thread_id, run_id)
     if standing is None or not responses.run_status(standing):
         raise NotFound(f"Run {run_id!r} not found.")
     return standing
@@ -358,7 +351,7 @@ async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool
 async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
     """Return the values that a run left: the thread's current ones, unless another run has continued it
     since."""
-    row = await caller.host.catalogue.get(caller.partition(thread_id))
+    row = await caller.threads.get(thread_id)
     state = await snapshot(caller, row)
     if row.run is not None and row.run.id != run_id and row.graph_id is not None:
         async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
@@ -381,11 +374,10 @@ async def _removed_after(caller: Caller, accepted: AcceptedRun, *, linger: bool 
 
 async def _removed(caller: Caller, standing: Standing, thread_id: str) -> None:
     """Remove the thread of a run that has ended, once its webhook was delivered."""
-    partition = caller.partition(thread_id)
     run_id = standing.message.id if standing.run is None else standing.run.id
-    if not standing.message.channel or await delivered(caller.host, partition, run_id):
+    if not standing.message.channel or await delivered(caller, thread_id, run_id):
         # If the same key has created another run meanwhile, the thread stays until its time to live expires.
-        await caller.host.catalogue.remove_resting(partition)
+        await caller.threads.remove_resting(thread_id)
 
 
 class _Late(StreamingResponse):
@@ -409,9 +401,7 @@ def _late(
             if not task.done():
                 task.cancel()
                 if cancels and not caller.host.closing.is_set():
-                    caller.host.apart(
-                        caller.host.runtime.cancel(thread_id, run_id, tenant=caller.user.tenant)
-                    )
+                    caller.host.apart(caller.runtime.cancel(thread_id, run_id))
 
     return _Late(body(), media_type="application/json", headers=headers)
 

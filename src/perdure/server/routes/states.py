@@ -7,74 +7,19 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import InvalidUpdateError
-from langgraph.types import StateSnapshot
 
-from perdure.engine import scheduled
-from perdure.errors import NotFound, RunInProgress
+from perdure.errors import RunInProgress
+from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoints import NoCheckpoint, require
 from perdure.server.responses import Json
-from perdure.server.state import Caller, CallerNow, ThreadId
-from perdure.server.thread_rows import ThreadRow
+from perdure.server.snapshots import config_of, graph_id_of, snapshot
+from perdure.server.state import CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
 
 Select = Annotated[list[str] | None, Query()]
-
-
-def config_of(
-    thread_id: str, ref: requests.Ref | None = None, checkpoint_id: str | None = None
-) -> RunnableConfig:
-    """Return LangGraph's config for a thread.
-
-    Args:
-        thread_id: the thread.
-        ref: a checkpoint of the thread or of a subgraph; by default the latest.
-        checkpoint_id: the checkpoint, if ``ref`` names none.
-    """
-    configurable: dict[str, Any] = {"thread_id": thread_id}
-    if ref is not None and ref.checkpoint_ns:
-        configurable["checkpoint_ns"] = ref.checkpoint_ns
-    if chosen := (ref.checkpoint_id if ref is not None else None) or checkpoint_id:
-        configurable["checkpoint_id"] = chosen
-    return {"configurable": configurable}
-
-
-def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
-    """Return the graph of a thread: the one that ran on it, or the only one that is served; None if there
-    is none."""
-    graphs = caller.host.runtime.graphs
-    if row.graph_id is not None:
-        return row.graph_id if row.graph_id in graphs else None
-    if row.run is not None and row.run.graph in graphs:
-        return row.run.graph
-    return next(iter(graphs)) if len(graphs) == 1 else None
-
-
-async def snapshot(
-    caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
-) -> StateSnapshot:
-    """Return a thread's state, which is empty for a thread without a graph that is served.
-
-    Args:
-        caller: the authenticated user of the request.
-        row: the thread.
-        config: the checkpoint; by default the latest.
-        subgraphs: include the states of subgraphs.
-
-    Raises:
-        NotFound: the config names a subgraph that does not exist.
-    """
-    graph_id = graph_id_of(caller, row)
-    if graph_id is None:
-        return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
-    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
-        try:
-            return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
-        except ValueError as error:
-            # LangGraph's error for a subgraph that does not exist.
-            raise NotFound(str(error)) from error
 
 
 async def _shown(
@@ -123,7 +68,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     await require(caller, thread_id, _named(asked))
     if row.status == "busy":
         raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
-    if await caller.host.database.arun(scheduled.waiting(caller.partition(thread_id), 1)):
+    if await caller.runtime.postponed(thread_id, limit=1):
         raise RunInProgress(f"Thread {thread_id!r} has a run that comes later; wait for it, or cancel it.")
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
@@ -141,7 +86,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
             raise Refusal(400, str(error)) from error
         now = await graph.aget_state(config_of(thread_id))
     run_id = None if row.run is None else row.run.id
-    await caller.host.catalogue.edited(caller.partition(thread_id), run_id, goes_on=bool(now.next))
+    await caller.threads.edited(thread_id, run_id, goes_on=bool(now.next))
     return Json(responses.checkpoint(after))
 
 

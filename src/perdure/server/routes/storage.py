@@ -15,7 +15,7 @@ async def storage(caller: CallerNow, thread_id: ThreadId) -> Json:
     """Return the number of bytes that a thread holds, by channel. Data shared by checkpoints is counted
     once. All of the thread is read for it, a few megabytes at a time: that of a large one takes a while."""
     await caller.thread(thread_id, "read")
-    found = await caller.host.database.measure(caller.partition(thread_id))
+    found = await caller.threads.measure(thread_id)
     by_channel = {
         name: {"versions": part.count, "bytes": part.bytes} for name, part in sorted(found.channels.items())
     }

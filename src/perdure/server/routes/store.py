@@ -164,7 +164,7 @@ def _labels(given: Sequence[str]) -> Labels:
 
 
 def _store(caller: Caller) -> PerdureStore:
-    return caller.host.runtime.store(tenant=caller.user.tenant)
+    return caller.runtime.store()
 
 
 async def _done(work: Awaitable[T]) -> T:

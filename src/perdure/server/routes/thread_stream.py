@@ -10,13 +10,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from sse_starlette import ServerSentEvent
 
-from perdure.engine import inbox
-from perdure.engine.events import END
-from perdure.engine.inbox import Standing
 from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.encoding import encoded
+from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN
 from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
@@ -59,8 +57,8 @@ async def thread_events(
                 if await _sees(caller, thread_id, conditions):
                     yield slow
                     return
-                after, slow = await host.runtime.latest_event(thread_id, tenant=caller.user.tenant), None
-            items = host.runtime.follow_thread(thread_id, after=after, tenant=caller.user.tenant)
+                after, slow = await caller.runtime.latest_event(thread_id), None
+            items = caller.runtime.follow_thread(thread_id, after=after)
             async for event in streams.until(host.closing, items):
                 if event.run_id not in visible:
                     visible = {event.run_id: await _sees(caller, thread_id, conditions)}
@@ -80,7 +78,7 @@ async def _sees(caller: Caller, thread_id: str, conditions: Filter | None) -> bo
     """Return True if the user may see a thread now."""
     if conditions is None:
         return True
-    row = await caller.host.catalogue.look(caller.partition(thread_id))
+    row = await caller.threads.look(thread_id)
     return row is not None and caller.sees(conditions, row.metadata)
 
 
@@ -97,10 +95,10 @@ async def join(
     modes = _listed([*(stream_mode or ()), *(stream_modes or ())])
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     await caller.visible(thread_id, conditions)
-    await caller.host.runtime.expect_followers(thread_id, tenant=caller.user.tenant)
+    await caller.runtime.expect_followers(thread_id)
     after = streams.cursor_of(request)
     if after is None:
-        after = await caller.host.runtime.latest_event(thread_id, tenant=caller.user.tenant)
+        after = await caller.runtime.latest_event(thread_id)
     frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
     return streams.stream(caller.host, frames, {}, has_end=wants_end(request))
 
@@ -133,8 +131,7 @@ def _is_wanted(name: str, modes: frozenset[str]) -> bool:
 async def _end(caller: Caller, thread_id: str, event: Event) -> list[ServerSentEvent]:
     """Return the events that end a run, as a stream of the run alone contains them."""
     data: dict[str, Any] = json.loads(event.data)
-    program = inbox.find(caller.partition(thread_id), event.run_id)
-    standing: Standing | None = await caller.host.database.arun(program)
+    standing = await caller.runtime.find(thread_id, event.run_id)
     frames: list[ServerSentEvent] = []
     if standing is not None and standing.run is not None and data.get("state") == FAILED:
         error = encoded(responses.run_error(standing.run))

@@ -12,19 +12,18 @@ from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError, TypeNotAllowed, Unserialisable
-from perdure.model.records import Partition
 from perdure.runtime.encoding import encoded, plain
+from perdure.runtime.threads.index import contains
+from perdure.runtime.threads.order import Order
+from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server import thread_ids as naming
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.requests import Body
 from perdure.server.responses import Json
-from perdure.server.routes.states import graph_id_of, snapshot
+from perdure.server.snapshots import graph_id_of, snapshot
 from perdure.server.state import Caller, CallerNow, ThreadId
-from perdure.server.thread_index import contains
-from perdure.server.thread_order import Order
-from perdure.server.thread_rows import ThreadRow
 
 router = APIRouter(tags=["threads"])
 
@@ -55,21 +54,20 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     graph_id = metadata.get("graph_id")
     if new.supersteps and graph_id is None:
         raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
-    partition = caller.partition(thread_id)
-    row = await caller.host.catalogue.create(partition, metadata, ttl)
+    row = await caller.threads.create(thread_id, metadata, ttl)
     if row is None:
         await caller.visible(thread_id, conditions)
         # The response contains the existing thread, so the user has to be permitted to read it.
         found = await caller.thread(thread_id, "read")
         if new.if_exists != "do_nothing":
             raise Conflict(f"Thread {thread_id!r} already exists.")
-        await caller.host.catalogue.adopt(partition, found)
+        await caller.threads.adopt(found)
         return Json(await _shown(caller, found))
     if new.supersteps:
         steps = [[_update(update) for update in step.get("updates", [])] for step in new.supersteps]
         async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
             await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
-        row = await caller.host.catalogue.get(partition)
+        row = await caller.threads.get(thread_id)
     return Json(await _shown(caller, row))
 
 
@@ -125,8 +123,7 @@ async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
     """Count threads."""
     conditions = await _conditions(caller, asked)
     if not asked.values:
-        number = await caller.host.catalogue.count(
-            caller.user.tenant,
+        number = await caller.threads.index.count(
             metadata=asked.metadata,
             ids=asked.ids,
             status=asked.status,
@@ -145,14 +142,13 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
     pruned = 0
     for thread_id in dict.fromkeys(asked.thread_ids):
         conditions = await caller.may("threads", "delete", {"thread_id": thread_id})
-        row = await caller.host.catalogue.look(caller.partition(thread_id))
+        row = await caller.threads.look(thread_id)
         if row is None or not caller.sees(conditions, row.metadata):
             continue
         if strategy == "delete":
-            await caller.host.catalogue.remove(caller.partition(thread_id))
+            await caller.threads.remove(thread_id)
         else:
-            saver = caller.host.runtime.database.checkpointer(tenant=caller.user.tenant)
-            await saver.aprune([thread_id], strategy="keep_latest")
+            await caller.threads.keep_latest(thread_id)
         pruned += 1
     return Json({"pruned_count": pruned})
 
@@ -178,7 +174,7 @@ async def patch(
     metadata = value["metadata"] or {}
     require_stamp(conditions, {**row.metadata, **metadata})
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
-    row = await caller.host.catalogue.change(caller.partition(thread_id), metadata, ttl)
+    row = await caller.threads.change(thread_id, metadata, ttl)
     if prefer == "return=minimal":
         return Response(status_code=204)
     return Json(await _shown(caller, row))
@@ -188,7 +184,7 @@ async def patch(
 async def delete(caller: CallerNow, thread_id: ThreadId) -> Response:
     """Remove a thread with everything in it."""
     await caller.thread(thread_id, "delete")
-    await caller.host.catalogue.remove(caller.partition(thread_id))
+    await caller.threads.remove(thread_id)
     return Response(status_code=204)
 
 
@@ -203,12 +199,11 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": dict(row.metadata)}
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
-    target = Partition(caller.user.tenant, value["thread_id"])
-    if await caller.host.catalogue.create(target, value["metadata"]) is None:
-        raise Conflict(f"Thread {target.thread!r} already exists.")
-    saver = caller.host.runtime.database.checkpointer(tenant=caller.user.tenant)
-    await saver.acopy_thread(thread_id, target.thread)
-    return Json(await _shown(caller, await caller.host.catalogue.get(target)))
+    target: str = value["thread_id"]
+    if await caller.threads.create(target, value["metadata"]) is None:
+        raise Conflict(f"Thread {target!r} already exists.")
+    await caller.threads.copy(thread_id, target)
+    return Json(await _shown(caller, await caller.threads.get(target)))
 
 
 async def _conditions(caller: Caller, asked: requests.ThreadSearch) -> Filter | None:
@@ -246,8 +241,7 @@ async def _matching(
     order: Order | None = None,
     skip: int = 0,
 ) -> AsyncIterator[ThreadRow]:
-    found = caller.host.catalogue.search(
-        caller.user.tenant,
+    found = caller.threads.index.search(
         metadata=asked.metadata,
         ids=asked.ids,
         status=asked.status,
@@ -284,7 +278,7 @@ async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
     found = await snapshot(caller, row)
     if found.created_at is None and graph_id_of(caller, row) is not None:
         # Either removed meanwhile, or its head names a checkpoint that is not stored.
-        again = await caller.host.catalogue.look(caller.partition(row.thread_id))
+        again = await caller.threads.look(row.thread_id)
         if again is not None and again.has_state and (await snapshot(caller, again)).created_at is None:
             raise Corrupt(
                 f"thread {row.thread_id!r}: its head names a checkpoint that is not stored; "

@@ -13,12 +13,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 import perdure
-from perdure.model.records import Partition
-from perdure.server.config import ThreadTtl
+from perdure.runtime.threads.order import Order
+from perdure.runtime.threads.rows import ThreadRow, time_of
+from perdure.runtime.threads.threads import Threads
+from perdure.runtime.threads.ttl import ThreadTtl
 from perdure.server.hosting.sweeper import Sweeper
-from perdure.server.thread_index import ThreadIndex
-from perdure.server.thread_order import Order
-from perdure.server.thread_rows import ThreadRow, time_of
 from tests.runtime.graphs import HOUR_US, Storage, Talk, go, working
 from tests.server.acceptance.saying import said
 from tests.server.listening import place
@@ -46,8 +45,8 @@ def spoken(storage: Storage, *threads: str, asks: bool = False, **metadata: Any)
         graph.invoke({"messages": [("user", "hello")]}, config(thread, **metadata))
 
 
-async def rows(catalogue: ThreadIndex, **asked: Any) -> list[ThreadRow]:
-    return [row async for row in catalogue.search("", **asked)]
+async def rows(threads: Threads, **asked: Any) -> list[ThreadRow]:
+    return [row async for row in threads.index.search(**asked)]
 
 
 def now_us() -> int:
@@ -64,10 +63,10 @@ def test_a_programs_threads_are_listed_with_their_times_and_status(storage: Stor
         await asyncio.to_thread(spoken, storage, "one")
         after = now_us()
         async with working(storage.database(), talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
-            await catalogue.create(Partition("", "of a client"), {"user": "bob"})
+            threads = runtime.threads
+            await threads.create("of a client", {"user": "bob"})
             await runtime.wait(await runtime.accept("of the runtime", "hello"), 30)
-            found = await rows(catalogue)
+            found = await rows(threads)
             assert {row.thread_id for row in found[:2]} == {"of a client", "of the runtime"}
             assert [row.thread_id for row in found[2:]] == ["one", "of ada", "asks"]
             (one, ada, asks) = found[2:]
@@ -76,17 +75,17 @@ def test_a_programs_threads_are_listed_with_their_times_and_status(storage: Stor
             assert {row.thread_id: row.status for row in found if row.status != "idle"} == {
                 "asks": "interrupted"
             }
-            assert [r.thread_id for r in await rows(catalogue, status="interrupted")] == ["asks"]
-            assert [r.thread_id for r in await rows(catalogue, metadata={"user": "ada"})] == ["of ada"]
-            assert [r.thread_id for r in await rows(catalogue, metadata={"user": "bob"})] == ["of a client"]
-            assert await catalogue.count("") == 5
-            assert await catalogue.count("", status="idle") == 4
-            oldest = await rows(catalogue, order=Order("created_at", descending=False))
+            assert [r.thread_id for r in await rows(threads, status="interrupted")] == ["asks"]
+            assert [r.thread_id for r in await rows(threads, metadata={"user": "ada"})] == ["of ada"]
+            assert [r.thread_id for r in await rows(threads, metadata={"user": "bob"})] == ["of a client"]
+            assert await threads.index.count() == 5
+            assert await threads.index.count(status="idle") == 4
+            oldest = await rows(threads, order=Order("created_at", descending=False))
             assert [row.thread_id for row in oldest][:3] == ["one", "asks", "of ada"]
-            assert [r.thread_id for r in await rows(catalogue, skip=3)] == ["of ada", "asks"]
-            assert await catalogue.get(Partition("", "one")) == one
+            assert [r.thread_id for r in await rows(threads, skip=3)] == ["of ada", "asks"]
+            assert await threads.get("one") == one
             # Known to clients it is the same thread.
-            changed = await catalogue.change(Partition("", "one"), {"title": "First"})
+            changed = await threads.change("one", {"title": "First"})
             assert (changed.metadata, changed.created_at) == ({"title": "First"}, one.created_at)
 
     go(main())
@@ -99,23 +98,23 @@ def test_a_programs_threads_that_are_over_are_swept(
 
     async def main() -> None:
         await asyncio.to_thread(spoken, storage, "old")
-        database, line = storage.open()
-        async with working(database, talk.graph) as runtime:
-            usual = ThreadTtl(default_ttl=30)
-            assert await Sweeper(ThreadIndex(runtime, usual), runtime, usual).sweep() == 0
+        usual = ThreadTtl(default_ttl=30)
+        async with working(storage.database(), talk.graph, thread_ttl=usual) as runtime:
+            assert await Sweeper(runtime).sweep() == 0
         database, line = storage.open()
         line.ahead_us = HOUR_US
         async with working(database, talk.graph) as runtime:
-            assert await Sweeper(ThreadIndex(runtime), runtime).sweep() == 0, "nobody set a time to live"
-            kept = ThreadTtl(default_ttl=30, strategy="keep_latest")
-            sweeper = Sweeper(ThreadIndex(runtime, kept), runtime, kept)
+            assert await Sweeper(runtime).sweep() == 0, "nobody set a time to live"
+        kept = ThreadTtl(default_ttl=30, strategy="keep_latest")
+        async with working(database, talk.graph, thread_ttl=kept) as runtime:
+            sweeper = Sweeper(runtime)
             before = len(storage.rows("old"))
             assert await sweeper.sweep() == 1
             assert 0 < len(storage.rows("old")) < before
             assert await sweeper.sweep() == 0, "what shrank has time again"
-            await asyncio.to_thread(spoken, storage, "older")
-            usual = ThreadTtl(default_ttl=30)
-            sweeper = Sweeper(ThreadIndex(runtime, usual), runtime, usual)
+        await asyncio.to_thread(spoken, storage, "older")
+        async with working(database, talk.graph, thread_ttl=usual) as runtime:
+            sweeper = Sweeper(runtime)
             assert await sweeper.sweep() == 0, "by the clock of its host its time goes on"
             monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR_US * 1000)
             assert await sweeper.sweep() == 1

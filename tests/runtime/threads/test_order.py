@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from perdure.model.ops import Fetch
-from perdure.model.records import Partition
 from perdure.runtime import Runtime
-from perdure.server.thread_index import THERE, ThreadIndex
-from perdure.server.thread_order import Order, SortBy
-from perdure.server.thread_rows import Status
+from perdure.runtime.threads.order import Order, SortBy
+from perdure.runtime.threads.rows import Status
+from perdure.runtime.threads.threads import THERE, Threads
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
-async def _filled(runtime: Runtime, catalogue: ThreadIndex, talk: Talk) -> None:
+async def _filled(runtime: Runtime, threads: Threads, talk: Talk) -> None:
     """Threads of every status, some of which came to it by an edit."""
     for name in ("empty", "talked", "failed", "edited", "edited to go on", "asks", "busy"):
-        await catalogue.create(Partition("", name), {"name": name})
+        await threads.create(name, {"name": name})
     for name in ("talked", "edited", "edited to go on"):
         await runtime.wait(
             await runtime.submit(name, {"messages": [("user", "hello")]}, precondition=THERE), 30
@@ -26,45 +25,45 @@ async def _filled(runtime: Runtime, catalogue: ThreadIndex, talk: Talk) -> None:
     for name, text in (("failed", "boom"), ("asks", "ask")):
         await runtime.wait(await runtime.submit(name, {"messages": [("user", text)]}, precondition=THERE), 30)
     for name, goes_on in (("edited", False), ("edited to go on", True)):
-        row = await catalogue.get(Partition("", name))
+        row = await threads.get(name)
         assert row.run is not None
-        await catalogue.edited(Partition("", name), row.run.id, goes_on=goes_on)
+        await threads.edited(name, row.run.id, goes_on=goes_on)
     await runtime.submit("busy", {"messages": [("user", "hold on")]}, precondition=THERE)
     await eventually(lambda: talk.under_way)
 
 
-async def found(catalogue: ThreadIndex, **asked: Any) -> list[str]:
-    return [row.thread_id async for row in catalogue.search("", **asked)]
+async def found(threads: Threads, **asked: Any) -> list[str]:
+    return [row.thread_id async for row in threads.index.search(**asked)]
 
 
 def test_a_search_by_status_finds_what_a_look_at_each_thread_shows(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph, settings=settings(attempts=1)) as runtime:
-            catalogue = ThreadIndex(runtime)
-            await _filled(runtime, catalogue, talk)
-            every = await found(catalogue)
-            rows = {name: await catalogue.get(Partition("", name)) for name in every}
+            threads = runtime.threads
+            await _filled(runtime, threads, talk)
+            every = await found(threads)
+            rows = {name: await threads.get(name) for name in every}
             assert {rows[name].status for name in every} == set(STATUSES)
             for by in get_args(SortBy):
                 for descending in (True, False):
                     order = Order(by, descending)
-                    names = await found(catalogue, order=order)
+                    names = await found(threads, order=order)
                     keys = [getattr(rows[name], by) for name in names]
                     assert sorted(names) == sorted(every)
                     assert keys == sorted(keys, reverse=descending), (by, descending)
                     for status in STATUSES:
                         those = [name for name in names if rows[name].status == status]
-                        assert await found(catalogue, order=order, status=status) == those
+                        assert await found(threads, order=order, status=status) == those
                         for skip in range(len(those) + 1):
                             asked = {"order": order, "status": status, "skip": skip}
-                            assert await found(catalogue, **asked) == those[skip:], (asked, those)
+                            assert await found(threads, **asked) == those[skip:], (asked, those)
             for status in STATUSES:
                 number = sum(row.status == status for row in rows.values())
-                assert await catalogue.count("", status=status) == number
+                assert await threads.index.count(status=status) == number
             named = {"name": "edited"}
-            assert await found(catalogue, metadata=named) == ["edited"]
-            assert await catalogue.count("", metadata=named) == 1
-            assert await found(catalogue, sees=lambda metadata: metadata == named) == ["edited"]
+            assert await found(threads, metadata=named) == ["edited"]
+            assert await threads.index.count(metadata=named) == 1
+            assert await found(threads, sees=lambda metadata: metadata == named) == ["edited"]
             talk.gate.set()
 
     go(main())
@@ -76,9 +75,9 @@ def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
     async def main() -> None:
         database, line = storage.open()
         async with working(database, talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
+            threads = runtime.threads
             for n in range(300):
-                await catalogue.create(Partition("", f"t{n:03}"), {})
+                await threads.create(f"t{n:03}", {})
             fetched: set[str] = set()
 
             async def note(effect: Any) -> None:
@@ -89,13 +88,13 @@ def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
             for order in (Order(), Order("created_at"), Order("updated_at", descending=False)):
                 for status in (None, "idle"):
                     fetched.clear()
-                    rows = catalogue.search("", order=order, status=status, skip=200)
+                    rows = threads.index.search(order=order, status=status, skip=200)
                     page = [row.thread_id async for row, _ in _first(rows, 5)]
                     first = 99 if order.descending else 200
                     assert page == [f"t{first - n if order.descending else first + n:03}" for n in range(5)]
                     assert len(fetched - {"threads"}) <= 40
             fetched.clear()
-            assert await catalogue.count("", status="idle") == 300
+            assert await threads.index.count(status="idle") == 300
             assert not fetched - {"threads"}
 
     with stored("sqlite") as storage:

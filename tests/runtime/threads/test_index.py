@@ -1,4 +1,4 @@
-"""The catalogue: threads are found newest first, by what they are now, and move with everything else."""
+"""The index: threads are found newest first, by what they are now, and move with everything else."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typer.testing import CliRunner
 
 from perdure.cli.app import app
 from perdure.database.opening import connect
-from perdure.model.records import Partition
 from perdure.runtime import Runtime
-from perdure.server.thread_index import THERE, ThreadIndex, contains
+from perdure.runtime.threads.index import contains
+from perdure.runtime.threads.threads import THERE, Threads
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
 
 
-async def found(catalogue: ThreadIndex, **asked: Any) -> list[str]:
-    return [row.thread_id async for row in catalogue.search("", **asked)]
+async def found(threads: Threads, **asked: Any) -> list[str]:
+    return [row.thread_id async for row in threads.index.search(**asked)]
 
 
 def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
+            threads = runtime.threads
             for name, metadata in (("a", {"n": 1, "tags": ["x", "y"]}), ("b", {"n": 2}), ("c", {"n": 1})):
-                assert await catalogue.create(Partition("", name), metadata) is not None
-            assert await catalogue.create(Partition("", "a"), {}) is None
-            assert await catalogue.create(Partition("other", "a"), {"n": 1}) is not None
-            assert await found(catalogue) == ["c", "b", "a"]
-            assert await found(catalogue, metadata={"n": 1}) == ["c", "a"]
-            assert await found(catalogue, metadata={"tags": ["y"]}) == ["a"]
-            assert await found(catalogue, ids=["b", "nobody"]) == ["b"]
-            await catalogue.touched(Partition("", "a"))
-            assert await found(catalogue) == ["a", "c", "b"]
-            row = await catalogue.change(Partition("", "b"), {"m": 3})
+                assert await threads.create(name, metadata) is not None
+            assert await threads.create("a", {}) is None
+            assert await runtime.for_tenant("other").threads.create("a", {"n": 1}) is not None
+            assert await found(threads) == ["c", "b", "a"]
+            assert await found(threads, metadata={"n": 1}) == ["c", "a"]
+            assert await found(threads, metadata={"tags": ["y"]}) == ["a"]
+            assert await found(threads, ids=["b", "nobody"]) == ["b"]
+            await threads.touched("a")
+            assert await found(threads) == ["a", "c", "b"]
+            row = await threads.change("b", {"m": 3})
             assert row.metadata == {"n": 2, "m": 3}
-            assert await found(catalogue, metadata={"m": 3}) == ["b"]
+            assert await found(threads, metadata={"m": 3}) == ["b"]
             ticket = await runtime.submit("c", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
-            assert await found(catalogue, status="busy") == ["c"]
+            assert await found(threads, status="busy") == ["c"]
             talk.gate.set()
             await runtime.wait(ticket, 30)
-            assert await found(catalogue, status="busy") == []
-            assert await catalogue.remove(Partition("", "c"))
-            assert not await catalogue.remove(Partition("", "c"))
-            assert sorted(await found(catalogue)) == ["a", "b"]
+            assert await found(threads, status="busy") == []
+            assert await threads.remove("c")
+            assert not await threads.remove("c")
+            assert sorted(await found(threads)) == ["a", "b"]
 
     go(main())
 
@@ -53,11 +53,11 @@ def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk:
 def test_more_threads_than_a_page_are_each_found_once(memory: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(memory.database(), talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
+            threads = runtime.threads
             names = [f"thread {n}" for n in range(350)]
             for name in names:
-                await catalogue.create(Partition("", name), {})
-            assert await found(catalogue) == names[::-1]
+                await threads.create(name, {})
+            assert await found(threads) == names[::-1]
 
     go(main())
 
@@ -65,10 +65,10 @@ def test_more_threads_than_a_page_are_each_found_once(memory: Storage, talk: Tal
 def test_no_run_is_accepted_on_a_thread_that_was_deleted(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
-            await catalogue.create(Partition("", "a"), {})
+            threads = runtime.threads
+            await threads.create("a", {})
             await runtime.wait(await runtime.submit("a", {"messages": []}, precondition=THERE), 30)
-            await catalogue.remove(Partition("", "a"))
+            await threads.remove("a")
             with pytest.raises(Exception, match="there is no thread 'a'"):
                 await runtime.submit("a", {"messages": []}, precondition=THERE)
             assert storage.rows("a") == []
@@ -79,16 +79,16 @@ def test_no_run_is_accepted_on_a_thread_that_was_deleted(storage: Storage, talk:
 def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(memory.database(), talk.graph) as runtime:
-            catalogue = ThreadIndex(runtime)
+            threads = runtime.threads
             await runtime.wait(await runtime.accept("a", "hello"), 30)
-            row = await catalogue.get(Partition("", "a"))
+            row = await threads.get("a")
             assert (row.status, row.has_state, row.metadata) == ("idle", True, {"graph_id": "agent"})
             assert not row.has_document
-            assert await found(catalogue) == ["a"]
-            await catalogue.adopt(Partition("", "a"), row)
-            assert await found(catalogue) == ["a"]
-            assert await catalogue.get(Partition("", "a")) == row._replace(
-                has_document=True, updated_at=(await catalogue.get(Partition("", "a"))).updated_at
+            assert await found(threads) == ["a"]
+            await threads.adopt(row)
+            assert await found(threads) == ["a"]
+            assert await threads.get("a") == row._replace(
+                has_document=True, updated_at=(await threads.get("a")).updated_at
             )
 
     go(main())
@@ -118,9 +118,9 @@ def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk:
             connect(urls[0], migrate=True) as database,
             Runtime(database, {"agent": talk.graph}, settings=settings(), observers=()) as runtime,
         ):
-            catalogue = ThreadIndex(runtime)
-            await catalogue.create(Partition("", "a"), {"n": 1})
-            await catalogue.create(Partition("", "empty"), {"n": 2})
+            threads = runtime.threads
+            await threads.create("a", {"n": 1})
+            await threads.create("empty", {"n": 2})
             await runtime.wait(await runtime.submit("a", {"messages": []}, precondition=THERE), 30)
 
     async def look() -> list[tuple[str, Any]]:
@@ -128,7 +128,7 @@ def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk:
             connect(urls[1]) as database,
             Runtime(database, {"agent": talk.graph}, settings=settings(), observers=()) as runtime,
         ):
-            return [(row.thread_id, row.metadata) async for row in ThreadIndex(runtime).search("")]
+            return [(row.thread_id, row.metadata) async for row in runtime.threads.index.search()]
 
     asyncio.run(fill())
     runner = CliRunner()

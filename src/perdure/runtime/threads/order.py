@@ -16,7 +16,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.model.ops import Find, IndexHit, ListedThread
 from perdure.model.program import ask
 from perdure.model.records import Partition
-from perdure.server.thread_rows import Status, ThreadRow, look
+from perdure.runtime.threads.rows import Status, ThreadRow, look
 
 SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
 

@@ -1,0 +1,149 @@
+"""Acceptance of messages: stored in one commit, then scheduled where a worker is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from perdure.engine import scheduled
+from perdure.engine.inbox import Accept, Accepted, Strategy
+from perdure.engine.preconditions import AlreadyCreated, Precondition
+from perdure.errors import PerdureError, QueueFull
+from perdure.model.messages import Message
+from perdure.model.ops import Put
+from perdure.model.queue import IN, INTERRUPT, ROLLBACK, Debounce, Lane
+from perdure.model.records import Partition
+from perdure.runtime.context import RuntimeContext
+from perdure.runtime.control import Control
+from perdure.runtime.tickets import Ticket
+from perdure.runtime.worker.worker import Worker
+
+__all__ = ["Acceptance", "AlreadyCreated", "Precondition", "Strategy", "Terms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms of an acceptance.
+
+    Attributes:
+        debounce: The wait for more messages.
+        strategy: The treatment of an open run.
+        precondition: A record that must exist, or is created with the message.
+        cancel_pending: True if a strategy that ends the open run also withdraws waiting messages.
+    """
+
+    debounce: Debounce = field(default_factory=Debounce)
+    strategy: Strategy = "enqueue"
+    precondition: Precondition | None = None
+    cancel_pending: bool = False
+
+
+class Acceptance:
+    """Accepts messages for the threads of a runtime."""
+
+    def __init__(self, context: RuntimeContext, worker: Worker, control: Control) -> None:
+        self._context = context
+        self._worker = worker
+        self._control = control
+
+    async def accept(self, partition: Partition, message: Message, terms: Terms) -> Ticket:
+        """Store a message, and start its run if it is due and this process works.
+
+        Args:
+            partition: The thread.
+            message: The message.
+            terms: The terms of its acceptance.
+
+        Raises:
+            QueueFull: Too many messages wait on the thread.
+            RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
+            NotWaiting: The message is an answer that the thread does not wait for.
+            NotFound: The record that must exist does not.
+            AlreadyCreated: The record to create exists.
+        """
+        if terms.strategy not in ("enqueue", "reject", INTERRUPT, ROLLBACK):
+            raise ValueError(
+                f"strategy is 'enqueue', 'reject', 'interrupt' or 'rollback', not {terms.strategy!r}"
+            )
+        context = self._context
+        now = await context.clock.now()
+        accept = Accept(
+            partition,
+            message,
+            now,
+            terms.debounce,
+            terms.strategy,
+            context.settings.max_pending,
+            context.database.fresh(),
+            terms.precondition,
+            terms.cancel_pending,
+        )
+        known = context.queues.lane(partition)
+        if isinstance(terms.precondition, Put):
+            # A thread that does not exist yet has no inbox.
+            known = Lane(IN)
+        try:
+            accepted: Accepted = await context.database.arun(accept.store(known))
+        except QueueFull:
+            self._emit("message.refused", partition, message)
+            raise
+        except PerdureError:
+            context.queues.forget(partition)
+            raise
+        self._emit(
+            "message.duplicate" if accepted.is_duplicate else "message.accepted",
+            partition,
+            message,
+            accepted.id,
+        )
+        if accepted.is_duplicate and self._worker.is_resumed:
+            # The first request may have died in a process of which no other one looks after the thread.
+            await self._worker.watch(partition)
+        if accepted.lane is not None:
+            self._schedule(partition, accepted, terms, now)
+        return _ticket(partition, accepted)
+
+    async def postpone(
+        self, partition: Partition, message: Message, delay: float, precondition: Precondition | None
+    ) -> Ticket:
+        """Store a message that takes its turn after ``delay`` seconds."""
+        context = self._context
+        now = await context.clock.now()
+        due = now + round(delay * 1_000_000)
+        most, fresh = context.settings.max_pending, context.database.fresh()
+        program = scheduled.postpone(partition, message, due, most, fresh, precondition)
+        accepted: Accepted = await context.database.arun(program)
+        if accepted.lane is not None and context.works:
+            self._worker.dispatch.schedule(partition, accepted.lane, now)
+        elif accepted.lane is not None:
+            context.notifications.due(partition, delay)
+        return _ticket(partition, accepted)
+
+    def _schedule(self, partition: Partition, accepted: Accepted, terms: Terms, now: int) -> None:
+        context, lane = self._context, cast(Lane, accepted.lane)
+        if terms.cancel_pending:
+            # The cached messages are withdrawn.
+            context.queues.forget(partition)
+        context.queues.accepted(partition, accepted)
+        context.subscriptions.changed(partition)
+        if lane.stop is not None:
+            self._control.stop_asked(partition, lane.stop)
+        if context.works:
+            self._worker.dispatch.schedule(partition, lane, now)
+        elif lane.due_at is not None and lane.owner is None:
+            context.notifications.due(partition, (lane.due_at - now) / 1_000_000)
+
+    def _emit(self, name: str, partition: Partition, message: Message, accepted_id: str = "") -> None:
+        stored = {"message": accepted_id} if accepted_id else {}
+        self._context.observers.event(
+            name,
+            tenant=partition.tenant,
+            thread=partition.thread,
+            **stored,
+            graph=message.graph,
+            channel=message.channel,
+        )
+
+
+def _ticket(partition: Partition, accepted: Accepted) -> Ticket:
+    return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)

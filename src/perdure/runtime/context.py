@@ -1,0 +1,53 @@
+"""Parts of a runtime that its worker, runs, deliveries and tenants share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from langgraph.store.base import TTLConfig
+
+from perdure.database.handle import DatabaseHandle
+from perdure.runtime.agents import Agent
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.events.subscription import Subscriptions
+from perdure.runtime.notifications import Notifications
+from perdure.runtime.observe import Observers
+from perdure.runtime.queue_cache import QueueCache
+from perdure.runtime.settings import Settings
+from perdure.runtime.threads.ttl import ThreadTtl
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RuntimeContext:
+    """Shared parts of one runtime.
+
+    Attributes:
+        database: The handle of the database.
+        agents: Agents by name.
+        settings: Limits and times.
+        clock: The database's time.
+        observers: Receivers of events.
+        notifications: Notifications between processes and within this one.
+        subscriptions: Subscribers of events in this process.
+        queues: Inboxes as this process remembers them.
+        owner: The name of this process as the holder of runs.
+        tenant: The tenant whose work is done here; None for all tenants.
+        works: False if the work is left to other processes.
+        store_ttl: LangGraph's TTL settings for the graphs' store.
+        thread_ttl: The time to live of threads that are created without one.
+    """
+
+    database: DatabaseHandle
+    agents: Mapping[str, Agent]
+    settings: Settings
+    clock: DatabaseClock
+    observers: Observers
+    notifications: Notifications
+    subscriptions: Subscriptions
+    queues: QueueCache
+    owner: str
+    tenant: str | None
+    works: bool
+    store_ttl: TTLConfig | None = None
+    thread_ttl: ThreadTtl | None = None

@@ -1,0 +1,95 @@
+"""Control of threads and runs: stop, withdraw and remove, with notice to the worker that is concerned."""
+
+from __future__ import annotations
+
+from perdure.engine import inbox, outbox, queue_retention, removal, retention, runs, scheduled
+from perdure.engine.removal import MayGo
+from perdure.model.messages import Reply, Run
+from perdure.model.queue import IN, INTERRUPT, ROLLBACK
+from perdure.model.records import Partition
+from perdure.runtime.context import RuntimeContext
+from perdure.runtime.worker.runner import DELETED
+from perdure.runtime.worker.worker import Worker
+
+
+class Control:
+    """Ends and removes what a runtime's threads hold."""
+
+    def __init__(self, context: RuntimeContext, worker: Worker) -> None:
+        self._context = context
+        self._worker = worker
+        self._database = context.database
+
+    async def stop(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
+        """End an open run and keep what it stored, or remove that with ``rollback``. Return True if the run
+        was open."""
+        how = ROLLBACK if rollback else INTERRUPT
+        now = await self._context.clock.now()
+        stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
+        if stopping:
+            self.stop_asked(partition, how)
+            self._context.notifications.due(partition)
+        return stopping
+
+    async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
+        """Withdraw a message that still waits. Return True if it did."""
+        how = ROLLBACK if rollback else INTERRUPT
+        now = await self._context.clock.now()
+        withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now))
+        if not withdrawn:
+            postponed = scheduled.withdraw(partition, run_id, how, now, self._database.fresh())
+            withdrawn = await self._database.arun(postponed)
+        if withdrawn:
+            self._context.queues.forget(partition)
+            self._context.notifications.ended(partition)
+            if self._context.works:
+                self._worker.dispatch.soon((partition, IN))
+            else:
+                self._context.notifications.due(partition)
+        return withdrawn
+
+    async def cancel(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
+        """End a run that waits or is open. Return True if there was one."""
+        for end in (self.withdraw, self.stop, self.withdraw):
+            # Meanwhile an open run may be put off until its next attempt, and a waiting one may begin.
+            if await end(partition, run_id, rollback=rollback):
+                return True
+        return False
+
+    async def retry_reply(self, partition: Partition, number: int) -> Reply:
+        """Send a dead or held reply again, after all others of its thread."""
+        now = await self._context.clock.now()
+        reply = await self._database.arun(outbox.retry(partition, number, now))
+        self._context.notifications.due(partition)
+        return reply
+
+    async def delete(self, partition: Partition) -> None:
+        """Remove a thread with everything in it. A current run, in any process, can store nothing more."""
+        await self._database.arun(retention.delete_thread(partition))
+        self.stop_asked(partition, DELETED)
+        self._removed(partition)
+
+    async def remove_resting(self, partition: Partition, may_go: MayGo) -> bool:
+        """Remove a thread without current work if ``may_go`` allows it, and return True if it was removed.
+        Any change of the thread meanwhile keeps it."""
+        removed = await self._database.arun(removal.remove_resting(partition, may_go))
+        if removed:
+            self._removed(partition)
+        return removed
+
+    async def remove_run(self, partition: Partition, run: Run, *, rollback: bool) -> None:
+        """Remove the records of a run that has ended; with ``rollback`` also what it stored in the thread."""
+        if rollback:
+            await self._database.take_back(partition, run.id)
+        await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))
+
+    def stop_asked(self, partition: Partition, how: str) -> None:
+        """Notify the worker of a thread's run that the run has to end."""
+        self._worker.runner.stop_asked(partition, how)
+        self._context.notifications.stop(partition)
+
+    def _removed(self, partition: Partition) -> None:
+        self._context.queues.forget(partition)
+        self._context.subscriptions.forget(partition)
+        self._context.notifications.ended(partition)
+        self._context.observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)

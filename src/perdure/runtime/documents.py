@@ -1,0 +1,70 @@
+"""A tenant's named documents with a history, such as a server's assistants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import versioned
+from perdure.engine.versioned import Change, Versioned
+from perdure.model.records import SERVER, Partition
+from perdure.runtime.clock import DatabaseClock
+
+__all__ = ["TenantDocuments", "Versioned"]
+
+
+class TenantDocuments:
+    """Documents of one kind. Every version stays under its number, and one of them is current."""
+
+    def __init__(self, database: DatabaseHandle, clock: DatabaseClock, tenant: str, kind: str) -> None:
+        """Bind to the documents of a kind, in the singular such as ``"assistant"``, of a tenant."""
+        self._database = database
+        self._clock = clock
+        self._partition = Partition(tenant, f"{kind}s", SERVER)
+        self._kind = kind
+
+    async def get(self, name: str) -> Versioned | None:
+        """Return the current version of a document, None if there is none."""
+        return await self._database.arun(versioned.get(self._partition, self._kind, name))
+
+    async def everything(self) -> list[Versioned]:
+        """Return the current versions of all documents, by name."""
+        return await self._database.arun(versioned.everything(self._partition, self._kind))
+
+    async def create(self, name: str, body: Mapping[str, Any]) -> Versioned | None:
+        """Store the first version of a document; None if it exists."""
+        now, fresh = await self._clock.now(), self._database.fresh()
+        return await self._database.arun(
+            versioned.create(self._partition, self._kind, name, body, now, fresh)
+        )
+
+    async def revise(self, name: str, change: Change, before: Versioned | None = None) -> Versioned | None:
+        """Add a new version and make it current.
+
+        Args:
+            name: the document's name.
+            change: computes the new body from the current version; it may be called more than once.
+            before: first version of a document that is not stored.
+
+        Returns:
+            The new version; None if there is neither a document nor ``before``.
+        """
+        now, fresh = await self._clock.now(), self._database.fresh()
+        program = versioned.revise(self._partition, self._kind, name, change, now, fresh, before)
+        return await self._database.arun(program)
+
+    async def choose(self, name: str, number: int) -> Versioned | None:
+        """Make an earlier version the current one; None if there is no such version."""
+        now, fresh = await self._clock.now(), self._database.fresh()
+        return await self._database.arun(
+            versioned.choose(self._partition, self._kind, name, number, now, fresh)
+        )
+
+    async def past(self, name: str) -> list[Versioned]:
+        """Return every version of a document, the newest first."""
+        return await self._database.arun(versioned.past(self._partition, self._kind, name))
+
+    async def remove(self, name: str) -> bool:
+        """Remove a document with its versions, and return True if it existed."""
+        return await self._database.arun(versioned.remove(self._partition, self._kind, name))

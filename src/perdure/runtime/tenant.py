@@ -1,0 +1,391 @@
+"""A runtime for the threads of one tenant: messages, runs, events and replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from langgraph.pregel import Pregel
+
+from perdure.engine import inbox, outbox, runs, scheduled
+from perdure.engine.events import Event
+from perdure.engine.inbox import Standing, Strategy
+from perdure.engine.preconditions import Precondition
+from perdure.errors import NotFound
+from perdure.langgraph.store import PerdureStore
+from perdure.model.messages import OPEN, Message, Mode, Reply, Run
+from perdure.model.records import Partition
+from perdure.runtime.accepting import Acceptance, Terms
+from perdure.runtime.agents import COMMAND, INPUT, RESUME, message_payload
+from perdure.runtime.context import RuntimeContext
+from perdure.runtime.control import Control
+from perdure.runtime.documents import TenantDocuments
+from perdure.runtime.graph_factories import Access
+from perdure.runtime.interrupt_answers import is_by_name
+from perdure.runtime.notifications import ENDED
+from perdure.runtime.options import Options
+from perdure.runtime.threads.threads import Threads
+from perdure.runtime.tickets import Ticket, message_of, options_of
+from perdure.runtime.users import GraphUser
+from perdure.runtime.worker.worker import Worker
+
+_WAIT_S = (0.05, 1.0)
+_OF_THE_QUESTION = ""
+
+
+class TenantRuntime:
+    """A runtime for the threads of one tenant, made by ``Runtime.for_tenant``."""
+
+    def __init__(self, context: RuntimeContext, worker: Worker, tenant: str) -> None:
+        self._context = context
+        self._worker = worker
+        self._tenant = tenant
+        self._database = context.database
+        self._control = Control(context, worker)
+        self._acceptance = Acceptance(context, worker, self._control)
+
+    @property
+    def tenant(self) -> str:
+        """Owner of the threads."""
+        return self._tenant
+
+    @property
+    def threads(self) -> Threads:
+        """The tenant's threads as their clients see them."""
+        return Threads(self._context, self._control, self._tenant)
+
+    def documents(self, kind: str) -> TenantDocuments:
+        """Return the tenant's documents of a kind, such as ``"assistant"``."""
+        return TenantDocuments(self._database, self._context.clock, self._tenant, kind)
+
+    # Acceptance
+
+    async def accept(
+        self,
+        thread_id: str,
+        message: str | Mapping[str, Any],
+        *,
+        dedupe_key: str | None = None,
+        graph: str | None = None,
+        channel: str = "",
+        debounce: float | None = None,
+        max_wait: float | None = None,
+        strategy: Strategy = "enqueue",
+        coalesce: bool = True,
+        config: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+    ) -> Ticket:
+        """Accept a message: text, or a mapping with ``role`` and ``content``.
+
+        It is durable when this returns.
+
+        Args:
+            thread_id: The thread.
+            message: The message.
+            dedupe_key: Sent again with the same key, a message gets the same ticket and has no further
+                effect.
+            graph: The name of the graph; optional if there is only one.
+            channel: The channel for replies; empty for none.
+            debounce: Seconds to wait for more messages.
+            max_wait: Maximum seconds of that wait.
+            strategy: The treatment of an open run: wait, reject the message, or end the run with or without
+                rollback.
+            coalesce: True to join messages that wait on the thread into one run, in order.
+            config: LangGraph's config.
+            options: Further options of the run.
+
+        Raises:
+            QueueFull: Too many messages wait on the thread.
+            RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
+        """
+        mode: Mode = "coalesce" if coalesce else "enqueue"
+        given = options_of(config, options)
+        spoken = message_of(
+            self._graph_name(graph), message_payload(message), mode, dedupe_key, channel, given
+        )
+        waits = self._context.settings.debounce_for(debounce, max_wait)
+        terms = Terms(debounce=waits, strategy=strategy)
+        return await self._acceptance.accept(self._partition(thread_id), spoken, terms)
+
+    async def submit(
+        self,
+        thread_id: str,
+        input: Any,  # noqa: A002 - LangGraph's word
+        *,
+        dedupe_key: str | None = None,
+        graph: str | None = None,
+        channel: str = "",
+        strategy: Strategy = "enqueue",
+        command: Mapping[str, Any] | None = None,
+        coalesce: bool = False,
+        debounce: float = 0.0,
+        max_wait: float | None = None,
+        delay: float = 0.0,
+        cancel_pending: bool = False,
+        config: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+        precondition: Precondition | None = None,
+    ) -> Ticket:
+        """Accept a whole input for the graph, or a LangGraph ``command`` in its place.
+
+        It is plain JSON data, and becomes a run of its own, whose id is the ticket's. The other arguments are
+        as for ``accept``.
+
+        Args:
+            input: The graph's input.
+            command: A command's ``update``, ``goto`` and ``resume``.
+            coalesce: True to join waiting inputs with the same options into one run with the id of the first;
+                their lists are concatenated.
+            delay: Seconds until it takes its turn; other messages do not wait for it, and until then its
+                ticket has no number.
+            cancel_pending: True if a ``strategy`` that ends the open run also withdraws waiting messages.
+            precondition: A record that must exist, or is created with the message.
+        """
+        payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
+        given = options_of(config, options)
+        mode: Mode = "coalesce" if coalesce else "enqueue"
+        message = message_of(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
+        partition = self._partition(thread_id)
+        if delay > 0:
+            if coalesce or strategy != "enqueue":
+                raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
+            return await self._acceptance.postpone(partition, message, delay, precondition)
+        terms = Terms(
+            debounce=self._context.settings.debounce_for(debounce, max_wait),
+            strategy=strategy,
+            precondition=precondition,
+            cancel_pending=cancel_pending,
+        )
+        return await self._acceptance.accept(partition, message, terms)
+
+    async def answer(
+        self,
+        thread_id: str,
+        value: Any,
+        *,
+        interrupt_id: str | None = None,
+        dedupe_key: str | None = None,
+        channel: str = "",
+        command: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        options: Options | None = None,
+    ) -> Ticket:
+        """Answer the interrupt for which a thread waits, so that its graph continues.
+
+        Replies go to the channel of the interrupted run by default. The other arguments are as for
+        ``accept``.
+
+        Args:
+            value: The answer; for several interrupts, answers by interrupt id as LangGraph takes them.
+            interrupt_id: The interrupt, if the thread waits for several.
+            channel: Another channel for replies.
+            command: A LangGraph command's ``update`` and ``goto`` to apply with the answer.
+
+        Raises:
+            NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
+        """
+        resume = value if interrupt_id is None else {interrupt_id: value}
+        named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
+        payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
+        given = options_of(config, options)
+        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, named)
+        return await self._acceptance.accept(self._partition(thread_id), message, Terms())
+
+    # Work on demand
+
+    async def run_until_idle(self, thread_id: str, *, within: float | None = None) -> float | None:
+        """Work on a thread in this call until nothing of it is due: its runs, its replies, its scheduled
+        messages. For a runtime with ``works=False`` in a process that has no worker.
+
+        When it returns or raises, this process holds no lease of the thread.
+
+        Args:
+            thread_id: The thread.
+            within: Seconds for the work. It also waits for what becomes due in that time, such as another
+                attempt, the end of a debounce, or the expiry of another process's lease.
+
+        Returns:
+            The seconds after which something of the thread is due; ``None`` if nothing waits.
+
+        Raises:
+            TimeoutError: The work took longer than ``within``. What was under way is released, and due for
+                the next call or worker at once.
+            NotFound: The next run or reply needs a graph or channel that this runtime does not have.
+            RuntimeError: This runtime has a worker, which does the work.
+        """
+        if self._context.works:
+            raise RuntimeError("this runtime has a worker, which does the work; open it with works=False")
+        later = await self._worker.until_idle(self._partition(thread_id), within)
+        return None if later is None else max(0.0, (later - await self._context.clock.now()) / 1_000_000)
+
+    # Queries
+
+    async def look(self, ticket: Ticket) -> Standing:
+        """Return the state of an accepted message, with its run if it has one; raise ``NotFound`` if it was
+        removed."""
+        partition = Partition(ticket.tenant, ticket.thread_id)
+        if ticket.number:
+            return await self._database.arun(inbox.look(partition, ticket.number))
+        standing = await self._database.arun(inbox.find(partition, ticket.id))
+        if standing is None:
+            raise NotFound(f"thread {ticket.thread_id!r} has no message {ticket.id!r}: it was removed")
+        return standing
+
+    async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
+        """Wait until the run of an accepted message has ended, in any process, and return it. Raise
+        ``TimeoutError`` after ``timeout`` seconds; the run continues."""
+        partition = Partition(ticket.tenant, ticket.thread_id)
+        pause, longest = _WAIT_S
+        is_ours = self._worker.dispatch.serves(partition)
+        async with asyncio.timeout(timeout):
+            while True:
+                ended = self._context.notifications.expect(ENDED, partition)
+                run = self._worker.runner.ended(partition, ticket.id)
+                if run is None and not is_ours:
+                    run = (await self.look(ticket)).run
+                is_ours = False
+                if run is not None and run.state != OPEN:
+                    return run
+                await self._context.notifications.wait(ended, pause)
+                pause = min(longest, pause * 1.5)
+
+    async def run_id(self, ticket: Ticket) -> str:
+        """Return the id of the run of an accepted message: its own, or that of the first message with which
+        it is joined."""
+        if not ticket.number:
+            # A postponed message becomes a run of its own.
+            return ticket.id
+        partition = Partition(ticket.tenant, ticket.thread_id)
+        program = inbox.run_id(partition, ticket.number, self._context.settings.max_batch)
+        return await self._database.arun(program) or ticket.id
+
+    async def find(self, thread_id: str, run_id: str) -> Standing | None:
+        """Return the state of the message whose run has this id, or will have it."""
+        return await self._database.arun(inbox.find(self._partition(thread_id), run_id))
+
+    def follow(self, thread_id: str, run_id: str, *, after: int = 0) -> AsyncIterator[Event | Standing]:
+        """Yield the events of a run, wherever it is worked on, then the state in which it ended.
+
+        The run was accepted with ``Options(stream=…)``. Events are provisional.
+
+        Args:
+            thread_id: The thread.
+            run_id: The run.
+            after: The number of the last event that the caller has; 0 for all.
+
+        Raises:
+            NotFound: There is no such run.
+            SubscriberTooSlow: The next event is not held any more.
+        """
+        return self._context.subscriptions.run(self._partition(thread_id), run_id, after)
+
+    def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
+        """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
+        run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
+        ``SubscriberTooSlow`` if the next event is not held any more."""
+        return self._context.subscriptions.thread(self._partition(thread_id), after)
+
+    async def expect_followers(self, thread_id: str) -> None:
+        """Record that this process follows a thread: when this returns, processes that work on its runs store
+        their events. ``follow_thread`` does the same on its first iteration; call this before
+        ``latest_event`` to miss nothing in between. Without a subscriber the record lasts for 90 seconds."""
+        await self._context.subscriptions.note(self._partition(thread_id))
+
+    async def latest_event(self, thread_id: str) -> int:
+        """Return the number of a thread's latest event, after which to ``follow``."""
+        return await self._context.subscriptions.latest(self._partition(thread_id))
+
+    def store(self) -> PerdureStore:
+        """Return the store of the graphs."""
+        return self._worker.runner.graphs.store(self._tenant)
+
+    def graph(self, name: str) -> Pregel[Any, Any, Any, Any]:
+        """Return a graph with the tenant's checkpointer and store, to read and edit state."""
+        return self._worker.runner.graphs.graph(self._graph_name(name), self._tenant)
+
+    def opened(
+        self,
+        name: str,
+        access: Access,
+        *,
+        user: GraphUser | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        """Open the same as ``graph`` for a block, including graphs that a factory makes for each use.
+
+        Args:
+            name: The name of the graph.
+            access: The purpose, for a factory.
+            user: The verified user, for a factory.
+            config: The config, for a factory.
+        """
+        graphs = self._worker.runner.graphs
+        return graphs.opened(self._graph_name(name), self._tenant, access, user=user, config=config)
+
+    async def messages(
+        self, thread_id: str, *, limit: int = 100, before: int | None = None
+    ) -> Sequence[Standing]:
+        """Return the newest messages of a thread with their runs, newest first; those below the number
+        ``before`` if it is given."""
+        return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before))
+
+    async def postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
+        """Return the messages of a thread whose time comes later, the earliest due first."""
+        return await self._database.arun(scheduled.waiting(self._partition(thread_id), limit))
+
+    async def runs(self, thread_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[Run]:
+        """Return the newest runs of a thread, newest first; those whose first message is below the number
+        ``before`` if it is given."""
+        return await self._database.arun(runs.latest(self._partition(thread_id), limit, before))
+
+    async def replies(self, thread_id: str, *, limit: int = 100) -> Sequence[Reply]:
+        """Return the newest replies of a thread, newest first, sent or not."""
+        return await self._database.arun(outbox.replies(self._partition(thread_id), limit))
+
+    # Control
+
+    async def stop(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
+        """End an open run and keep what it stored, or remove that with ``rollback``. Return True if the run
+        was open."""
+        return await self._control.stop(self._partition(thread_id), run_id, rollback=rollback)
+
+    async def cancel(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
+        """End a run that waits or is open. Return True if there was one."""
+        return await self._control.cancel(self._partition(thread_id), run_id, rollback=rollback)
+
+    async def withdraw(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
+        """Withdraw a message that still waits. Return True if it did."""
+        return await self._control.withdraw(self._partition(thread_id), run_id, rollback=rollback)
+
+    async def retry_reply(self, thread_id: str, number: int) -> Reply:
+        """Send a dead or held reply again, after all others of its thread."""
+        return await self._control.retry_reply(self._partition(thread_id), number)
+
+    async def delete(self, thread_id: str) -> None:
+        """Remove a thread with its checkpoints, messages, runs and replies. A current run, in any process,
+        can store nothing more."""
+        await self._control.delete(self._partition(thread_id))
+
+    async def remove_run(self, thread_id: str, run: Run, *, rollback: bool = False) -> None:
+        """Remove the records of a run that has ended; with ``rollback`` also what it stored in the thread.
+
+        Raises:
+            CannotTakeBack: The checkpoint to return to was pruned since.
+        """
+        await self._control.remove_run(self._partition(thread_id), run, rollback=rollback)
+
+    def _partition(self, thread_id: str) -> Partition:
+        if not thread_id:
+            raise ValueError("a message needs a thread: thread_id is empty")
+        return Partition(self._tenant, thread_id)
+
+    def _graph_name(self, graph: str | None) -> str:
+        if graph is None:
+            if len(self._context.agents) == 1:
+                return next(iter(self._context.agents))
+            raise ValueError(f"name the graph: graph=… one of {sorted(self._context.agents)}")
+        if graph not in self._context.agents:
+            raise NotFound(f"there is no graph {graph!r}; there are {sorted(self._context.agents)}")
+        return graph

@@ -1,0 +1,202 @@
+"""Index of a tenant's threads: copies of their metadata, and search by it.
+
+The metadata itself is stored in the thread. A copy in the index is a hint, which is checked against the
+thread before the thread is returned; a thread without a copy is read in full instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import documents
+from perdure.engine.documents import Document
+from perdure.model.ops import Expect, ListedThread
+from perdure.model.records import SERVER, Partition
+from perdure.runtime.threads.order import Order, SortedThread, count, places, rows, sort_rows
+from perdure.runtime.threads.rows import Status, ThreadRow
+from perdure.runtime.threads.ttl import ThreadTtl, is_expired, stored_ttl
+
+_COLLECTION = "threads"
+_FIRST_BATCH, _BATCH = 32, 500
+
+Sees = Callable[[Mapping[str, Any]], bool]
+"""Predicate over a thread's metadata."""
+
+
+class ThreadIndex:
+    """Index of one tenant's threads. ``usual`` is the time to live of threads that have none of their own."""
+
+    def __init__(self, database: DatabaseHandle, tenant: str, usual: ThreadTtl | None) -> None:
+        self._database = database
+        self._tenant = tenant
+        self._usual = usual
+        self._partition = Partition(tenant, "threads", SERVER)
+
+    async def add(self, thread_id: str, body: Mapping[str, Any], now: int) -> Document | None:
+        """Store the copy of a new thread's document in one request; None if the index has one already, of an
+        earlier thread of this name, or of the same thread if another request created it.
+
+        Args:
+            thread_id: the thread.
+            body: the thread's document.
+            now: current time in microseconds.
+        """
+        return await self._put(thread_id, body, now, Expect.ABSENT)
+
+    async def write(self, thread_id: str, body: Mapping[str, Any], now: int) -> None:
+        """Store the copy of a thread's document over any other; the arguments are as for ``add``."""
+        await self._put(thread_id, body, now, Expect.ANY)
+
+    async def entry(self, thread_id: str) -> Document | None:
+        """Return the copy of a thread's document, None if there is none."""
+        return await self._database.arun(documents.get(self._partition, _COLLECTION, thread_id))
+
+    async def remove(self, thread_id: str, seen: Document | None = None) -> None:
+        """Remove the copy of a thread that was removed; with ``seen`` only that one: a thread of the same
+        name that was created since has another."""
+        expect = Expect.PRESENT if seen is None else seen.version
+        await self._database.arun(documents.remove(self._partition, _COLLECTION, thread_id, expect))
+
+    def usual_ttl(self, updated_at: int) -> Mapping[str, Any] | None:
+        """Return the time to live of a thread without one of its own, from its last change."""
+        return None if self._usual is None else stored_ttl(self._usual.given, updated_at)
+
+    async def search(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        ids: Sequence[str] | None = None,
+        status: Status | None = None,
+        sees: Sees | None = None,
+        order: Order | None = None,
+        skip: int = 0,
+    ) -> AsyncIterator[ThreadRow]:
+        """Yield threads, each as it is now; the ones with the latest activity first by default.
+
+        Args:
+            metadata: JSON data that a thread's metadata has to contain.
+            ids: ids of the threads to search in, or None for all.
+            status: the status that a thread has to have, or None for any.
+            sees: predicate over a thread's metadata.
+            order: the sort order.
+            skip: number of threads to leave out at the beginning.
+        """
+
+        def matches(held: Mapping[str, Any]) -> bool:
+            return contains(held, metadata or {}) and (sees is None or sees(held))
+
+        def is_asked_for(row: ThreadRow) -> bool:
+            return status in (None, row.status) and matches(row.metadata)
+
+        order = order or Order()
+        if ids is not None:
+            found = [
+                SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
+                for name in dict.fromkeys(ids)
+            ]
+            for row in sort_rows(await rows(self._database, found), order)[skip:]:
+                if is_asked_for(row):
+                    yield row
+            return
+        needs_metadata = bool(metadata) or sees is not None
+        # Without a condition on metadata skipped threads need not be read.
+        passed = 0 if needs_metadata else skip
+        async for batch in _batches(places(self._database, self._tenant, order, status, passed)):
+            wanted = batch
+            if needs_metadata:
+                entries = await self._entries(batch)
+                wanted = [
+                    place
+                    for place in batch
+                    if (entry := entries.get(place.partition.thread)) is None or matches(entry["metadata"])
+                ]
+            for row in await rows(self._database, wanted):
+                if not is_asked_for(row):
+                    continue
+                if passed >= skip:
+                    yield row
+                else:
+                    passed += 1
+
+    async def count(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        ids: Sequence[str] | None = None,
+        status: Status | None = None,
+        sees: Sees | None = None,
+    ) -> int:
+        """Return the number of threads that ``search`` finds; the arguments are the same."""
+        if ids is None and not metadata and sees is None:
+            return await count(self._database, self._tenant, status)
+        number = 0
+        async for _ in self.search(metadata=metadata, ids=ids, status=status, sees=sees):
+            number += 1
+        return number
+
+    async def expired(self, now: int) -> AsyncIterator[ThreadRow]:
+        """Yield the threads whose time to live has expired. For threads without one the default counts
+        from their last checkpoint. Only expired threads are read in full, others only in the index."""
+        # All are listed before the first is removed: removals would shift the following pages.
+        every = [place async for place in places(self._database, self._tenant, Order(descending=False))]
+        for at in range(0, len(every), _BATCH):
+            batch = every[at : at + _BATCH]
+            entries = await self._entries(batch)
+            wanted: list[SortedThread] = []
+            for place in batch:
+                entry = entries.get(place.partition.thread)
+                ttl = self.usual_ttl(place.listed.updated_at) if entry is None else entry.get("ttl")
+                if is_expired(ttl, now):
+                    wanted.append(place)
+            for row in await rows(self._database, wanted):
+                if not row.has_document and row.fault is None:
+                    row = row._replace(ttl=self.usual_ttl(row.updated_at))
+                if is_expired(row.ttl, now) and row.status != "busy":
+                    yield row
+
+    async def _put(
+        self, thread_id: str, body: Mapping[str, Any], now: int, expect: Expect
+    ) -> Document | None:
+        entry = {name: body.get(name) for name in ("metadata", "created_at", "ttl")}
+        fresh = self._database.fresh()
+        program = documents.put(self._partition, _COLLECTION, thread_id, entry, now, expect, fresh=fresh)
+        return await self._database.arun(program)
+
+    async def _entries(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
+        """Return the index entries of threads, by name; entries that cannot be read are left out."""
+        names = [place.partition.thread for place in found]
+        program = documents.several(self._partition, _COLLECTION, names)
+        return {entry.name: entry.body for entry in await self._database.arun(program) if entry.fault is None}
+
+
+def contains(whole: Any, part: Any) -> bool:
+    """Return True if JSON data contains other data, as PostgreSQL's ``@>``: every key of a mapping, every
+    entry of a list, anything else by its value."""
+    match whole, part:
+        case Mapping(), Mapping():
+            return all(key in whole and contains(whole[key], wanted) for key, wanted in part.items())
+        case list(), list():
+            return all(any(contains(held, wanted) for held in whole) for wanted in part)
+        case _:
+            return (type(whole) is type(part) and bool(whole == part)) or _same_number(whole, part)
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
+
+
+async def _batches(found: AsyncIterator[SortedThread]) -> AsyncIterator[list[SortedThread]]:
+    """Yield places in groups of growing size: the first is answered soon, the later ones need few
+    requests."""
+    batch: list[SortedThread] = []
+    size = _FIRST_BATCH
+    async for place in found:
+        batch.append(place)
+        if len(batch) == size:
+            yield batch
+            batch, size = [], _BATCH
+    if batch:
+        yield batch

@@ -1,0 +1,272 @@
+"""Life of a tenant's threads as their clients see them: creation, change, copy and removal.
+
+A thread's metadata is stored in the thread itself, where a run is accepted in one commit that also creates
+the thread, or checks that it exists.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from perdure.database.asynchronous import Database
+from perdure.engine import documents, history, removal
+from perdure.engine.documents import Document
+from perdure.engine.measure import Measure
+from perdure.errors import NotFound
+from perdure.model.messages import dedupe_digest
+from perdure.model.ops import Check, Expect, Fetch, Get, Put
+from perdure.model.program import Program, ask
+from perdure.model.records import DEDUPE, DOCUMENT, OF_THREAD, Partition
+from perdure.runtime.context import RuntimeContext
+from perdure.runtime.control import Control
+from perdure.runtime.threads.index import ThreadIndex
+from perdure.runtime.threads.rows import EDITED, ThreadRow, look, row_of
+from perdure.runtime.threads.ttl import is_expired, stored_ttl
+
+THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
+"""Condition that a thread is known to clients: a commit that carries it is refused once the thread is
+deleted."""
+
+
+class ThreadDraft(NamedTuple):
+    """A thread that is created with its first message: ``precondition`` is for ``submit``, ``row`` is the
+    thread as it is then."""
+
+    precondition: Put
+    row: ThreadRow
+    body: Mapping[str, Any]
+    indexed: Document | None
+
+
+class Threads:
+    """Threads of one tenant; ``index`` finds them. Made by ``runtime.for_tenant(…).threads``."""
+
+    def __init__(self, context: RuntimeContext, control: Control, tenant: str) -> None:
+        self._context = context
+        self._control = control
+        self._database = context.database
+        self._tenant = tenant
+        self.index = ThreadIndex(context.database, tenant, context.thread_ttl)
+
+    async def draft(
+        self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
+    ) -> ThreadDraft:
+        """Return a new thread for the commit that accepts its first message; call ``drafted`` after that.
+
+        Args:
+            thread_id: the thread, which must not exist.
+            metadata: the thread's metadata.
+            ttl: time to live, in minutes under "ttl"; by default that of the runtime.
+        """
+        now = await self._context.clock.now()
+        body = self._body(metadata, ttl, now)
+        indexed: Document | None = None
+        if body["ttl"] is not None:
+            # Expired threads are found in the index: a crash after the commit must not lose this one.
+            indexed = await self.index.add(thread_id, body, now)
+        put, document = documents.draft(*OF_THREAD, body, now, self._database.fresh())
+        return ThreadDraft(put, row_of(self._partition(thread_id), document), body, indexed)
+
+    async def drafted(self, draft: ThreadDraft) -> None:
+        """Add a thread that was created with its first message to the index, unless ``draft`` did."""
+        if draft.indexed is None:
+            await self._index_new(draft.row.thread_id, draft.body, draft.row.created_at)
+
+    async def discard(self, draft: ThreadDraft) -> None:
+        """Remove what ``draft`` stored of a thread that was not created, as its message was refused."""
+        if draft.indexed is not None:
+            await self.index.remove(draft.row.thread_id, draft.indexed)
+
+    async def create(
+        self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
+    ) -> ThreadRow | None:
+        """Create a thread without a message.
+
+        A thread that an application created without a server exists, and becomes known to clients by
+        ``adopt``.
+
+        Args:
+            thread_id: the thread.
+            metadata: the thread's metadata.
+            ttl: time to live, in minutes under "ttl"; by default that of the runtime.
+
+        Returns:
+            The thread, or None if it exists already.
+        """
+        if await self.look(thread_id) is not None:
+            return None
+        now = await self._context.clock.now()
+        body = self._body(metadata, ttl, now)
+        await self._index_new(thread_id, body, now)
+        made = await self._put(thread_id, body, now, Expect.ABSENT)
+        return None if made is None else row_of(self._partition(thread_id), made)
+
+    async def look(self, thread_id: str) -> ThreadRow | None:
+        """Return a thread as it is now, or None."""
+        return await self._database.arun(look(self._partition(thread_id)))
+
+    async def get(self, thread_id: str) -> ThreadRow:
+        """Return a thread as ``look`` does. ``NotFound`` if it does not exist."""
+        row = await self.look(thread_id)
+        if row is None:
+            raise missing(thread_id)
+        return row
+
+    async def adopt(self, row: ThreadRow) -> None:
+        """Add a thread that an application created without a server to the index, unless it is there."""
+        body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
+        now = await self._context.clock.now()
+        await self._put(row.thread_id, body, now, Expect.ABSENT)
+        await self.index.write(row.thread_id, body, now)
+
+    async def change(
+        self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
+    ) -> ThreadRow:
+        """Merge into a thread's metadata, key by key, and return the thread.
+
+        Args:
+            thread_id: the thread.
+            metadata: the entries to add or replace.
+            ttl: a new time to live, in minutes under "ttl".
+
+        Raises:
+            NotFound: there is no such thread.
+        """
+        if await self._document(thread_id) is None and (row := await self.look(thread_id)) is not None:
+            await self.adopt(row)
+        now = await self._context.clock.now()
+
+        def merged(before: Document | None) -> Mapping[str, Any] | None:
+            if before is None:
+                return None
+            body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
+            return body if ttl is None else {**body, "ttl": stored_ttl(ttl, now)}
+
+        fresh = self._database.fresh()
+        program = documents.change(self._partition(thread_id), *OF_THREAD, merged, now, fresh)
+        changed = await self._database.arun(program)
+        if changed is None:
+            raise missing(thread_id)
+        await self.index.write(thread_id, changed.body, now)
+        return await self.get(thread_id)
+
+    async def edited(self, thread_id: str, run_id: str | None, *, goes_on: bool) -> None:
+        """Record that a thread's state was edited.
+
+        Args:
+            thread_id: the thread.
+            run_id: the newest run at the time of the edit, if any.
+            goes_on: the graph has steps left to execute.
+        """
+        now = await self._context.clock.now()
+        body = {"run_id": run_id, "goes_on": goes_on}
+        fresh = self._database.fresh()
+        program = documents.put(self._partition(thread_id), *EDITED, body, now, Expect.ANY, fresh=fresh)
+        await self._database.arun(program)
+        if (found := await self._document(thread_id)) is not None:
+            await self.index.write(thread_id, found.body, now)
+
+    async def touched(self, thread_id: str) -> None:
+        """Record an activity on a thread: it is listed first from now on, and its time to live starts
+        again."""
+        now = await self._context.clock.now()
+        found = await self._document(thread_id)
+        if found is None:
+            return
+        ttl = found.body.get("ttl")
+        body = found.body if ttl is None else {**found.body, "ttl": stored_ttl(ttl, now)}
+        await self._put(thread_id, body, now, found.version)
+        if ttl is not None:
+            await self.index.write(thread_id, body, now)
+
+    async def remove(self, thread_id: str) -> bool:
+        """Remove a thread with everything in it, and return True if it existed. A run that is under way
+        stores nothing more."""
+        row = await self.look(thread_id)
+        await self._control.delete(self._partition(thread_id))
+        await self.index.remove(thread_id)
+        return row is not None
+
+    async def remove_resting(self, thread_id: str, *, expired_at: int | None = None) -> bool:
+        """Remove a thread without pending work, and return True if it was removed. With ``expired_at`` it
+        is removed only if its time to live had expired by then. A message accepted meanwhile keeps the
+        thread."""
+        partition = self._partition(thread_id)
+        head, is_over = None, True
+        if expired_at is not None:
+            # The time to live of a thread without a document counts from its last checkpoint, this head.
+            head = await self._database.arun(removal.latest(partition))
+            row = await self.look(thread_id)
+            # That is its host's time: where a clock was set, both have to say that the time is over.
+            by_both = min(expired_at, time.time_ns() // 1000)
+            is_over = row is not None and is_expired(self.index.usual_ttl(row.updated_at), by_both)
+
+        def may_go(document: Document | None, latest: str | None) -> bool:
+            if expired_at is None:
+                return True
+            if document is None:
+                return is_over and latest == head
+            return is_expired(document.body.get("ttl"), expired_at)
+
+        entry = await self.index.entry(thread_id)
+        if not await self._control.remove_resting(partition, may_go):
+            return False
+        if entry is not None:
+            await self.index.remove(thread_id, entry)
+        return True
+
+    async def copy(self, thread_id: str, into: str) -> None:
+        """Copy a thread's checkpoints with their whole history to another thread."""
+        await Database(self._database).checkpointer(tenant=self._tenant).acopy_thread(thread_id, into)
+
+    async def keep_latest(self, thread_id: str) -> None:
+        """Remove all of a thread's history but its latest state."""
+        saver = Database(self._database).checkpointer(tenant=self._tenant)
+        await saver.aprune([thread_id], strategy="keep_latest")
+
+    async def measure(self, thread_id: str) -> Measure:
+        """Measure the bytes of a thread, by channel, by reading all of it."""
+        return await self._database.measure(self._partition(thread_id))
+
+    async def has_checkpoint(self, thread_id: str, namespace: str, checkpoint_id: str) -> bool:
+        """Return True if a thread has a checkpoint of this id in a namespace."""
+        program = history.find(self._partition(thread_id), namespace, checkpoint_id)
+        return await self._database.arun(program) is not None
+
+    async def was_accepted(self, thread_id: str, dedupe_key: str) -> bool:
+        """Return True if a message was accepted on a thread under a dedupe key."""
+        return await self._database.arun(_was_accepted(self._partition(thread_id), dedupe_key))
+
+    def _body(self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
+        usual = self._context.thread_ttl
+        given = ttl or (None if usual is None else usual.given)
+        return {"metadata": dict(metadata), "created_at": now, "ttl": stored_ttl(given, now)}
+
+    async def _index_new(self, thread_id: str, body: Mapping[str, Any], now: int) -> None:
+        if await self.index.add(thread_id, body, now) is None:
+            await self.index.write(thread_id, body, now)
+
+    async def _document(self, thread_id: str) -> Document | None:
+        return await self._database.arun(documents.get(self._partition(thread_id), *OF_THREAD))
+
+    async def _put(
+        self, thread_id: str, body: Mapping[str, Any], now: int, expect: Expect | int
+    ) -> Document | None:
+        fresh = self._database.fresh()
+        program = documents.put(self._partition(thread_id), *OF_THREAD, body, now, expect, fresh=fresh)
+        return await self._database.arun(program)
+
+    def _partition(self, thread_id: str) -> Partition:
+        return Partition(self._tenant, thread_id)
+
+
+def missing(thread_id: str) -> NotFound:
+    """Return the error for a thread that does not exist, or that belongs to another user."""
+    return NotFound(f"Thread {thread_id!r} not found.")
+
+
+def _was_accepted(partition: Partition, key: str) -> Program[bool]:
+    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe_digest(key),)),)))
+    return bool(found)

@@ -1,0 +1,67 @@
+"""A thread's state as LangGraph reads it: by which graph, and at which checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import StateSnapshot
+
+from perdure.errors import NotFound
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.server import requests
+from perdure.server.state import Caller
+
+
+def config_of(
+    thread_id: str, ref: requests.Ref | None = None, checkpoint_id: str | None = None
+) -> RunnableConfig:
+    """Return LangGraph's config for a thread.
+
+    Args:
+        thread_id: the thread.
+        ref: a checkpoint of the thread or of a subgraph; by default the latest.
+        checkpoint_id: the checkpoint, if ``ref`` names none.
+    """
+    configurable: dict[str, Any] = {"thread_id": thread_id}
+    if ref is not None and ref.checkpoint_ns:
+        configurable["checkpoint_ns"] = ref.checkpoint_ns
+    if chosen := (ref.checkpoint_id if ref is not None else None) or checkpoint_id:
+        configurable["checkpoint_id"] = chosen
+    return {"configurable": configurable}
+
+
+def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
+    """Return the graph of a thread: the one that ran on it, or the only one that is served; None if there
+    is none."""
+    graphs = caller.host.runtime.graphs
+    if row.graph_id is not None:
+        return row.graph_id if row.graph_id in graphs else None
+    if row.run is not None and row.run.graph in graphs:
+        return row.run.graph
+    return next(iter(graphs)) if len(graphs) == 1 else None
+
+
+async def snapshot(
+    caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
+) -> StateSnapshot:
+    """Return a thread's state, which is empty for a thread without a graph that is served.
+
+    Args:
+        caller: the authenticated user of the request.
+        row: the thread.
+        config: the checkpoint; by default the latest.
+        subgraphs: include the states of subgraphs.
+
+    Raises:
+        NotFound: the config names a subgraph that does not exist.
+    """
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None:
+        return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
+    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+        try:
+            return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
+        except ValueError as error:
+            # LangGraph's error for a subgraph that does not exist.
+            raise NotFound(str(error)) from error

@@ -1,0 +1,90 @@
+"""A new thread comes into being with its first message: in one commit, and once."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.errors import NotFound
+from perdure.model.ops import Commit, Fetch
+from perdure.model.records import DOCUMENT, INBOX
+from perdure.runtime.accepting import AlreadyCreated
+from perdure.runtime.threads.ttl import ThreadTtl
+from tests.runtime.graphs import Storage, Talk, go, working
+
+
+def test_a_thread_and_its_first_message_are_one_commit(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = storage.open()
+        async with working(database, talk.graph, works=False) as runtime:
+            requests: list[object] = []
+
+            async def note(effect: object) -> None:
+                requests.append(effect)
+
+            threads = runtime.threads
+            line.before = note
+            assert await threads.look("ada") is None
+            draft = await threads.draft("ada", {"n": 1})
+            assert storage.rows("ada") == []
+            ticket = await runtime.submit(
+                "ada", {"messages": []}, dedupe_key="once", precondition=draft.precondition
+            )
+            assert [type(effect) for effect in requests] == [Fetch, Commit]
+            assert (ticket.number, ticket.is_duplicate) == (1, False)
+            assert len(storage.rows("ada", DOCUMENT)) == len(storage.rows("ada", INBOX)) == 1
+            found = await threads.get("ada")
+            assert found.status == "busy"
+            assert found._replace(status="idle") == draft.row
+            # It is found before the index knows it, and afterwards.
+            for _ in range(2):
+                assert [row.thread_id async for row in threads.index.search(metadata={"n": 1})] == ["ada"]
+                await threads.drafted(draft)
+            again = await runtime.submit(
+                "ada", {"messages": []}, dedupe_key="once", precondition=draft.precondition
+            )
+            assert (again.id, again.is_duplicate) == (ticket.id, True)
+
+    go(main())
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+def test_of_two_that_create_a_thread_one_is_refused_and_stores_nothing(
+    near: Storage, talk: Talk, delay: float
+) -> None:
+    async def main() -> None:
+        async with working(near.database(), talk.graph, works=False) as runtime:
+            threads = runtime.threads
+            first, second = await threads.draft("ada", {"n": 1}), await threads.draft("ada", {"n": 2})
+            await runtime.submit("ada", {"messages": []}, precondition=first.precondition, delay=delay)
+            before = near.rows("ada")
+            with pytest.raises(AlreadyCreated, match="'ada' was created meanwhile"):
+                await runtime.submit("ada", {"messages": []}, precondition=second.precondition, delay=delay)
+            assert near.rows("ada") == before
+            assert (await threads.get("ada")).metadata == {"n": 1}
+
+    go(main())
+
+
+def test_a_thread_with_a_time_to_live_is_in_the_index_before_it_exists(near: Storage, talk: Talk) -> None:
+    """A crash right after its creation must not hide it from the sweeper."""
+
+    async def main() -> None:
+        ttl = ThreadTtl(default_ttl=1)
+        async with working(near.database(), talk.graph, works=False, thread_ttl=ttl) as runtime:
+            threads = runtime.threads
+            draft = await threads.draft("ada", {})
+            entry = await threads.index.entry("ada")
+            assert entry is not None
+            assert entry.body["ttl"] == draft.row.ttl
+            await threads.discard(draft)
+            assert await threads.index.entry("ada") is None
+            with pytest.raises(NotFound):
+                await threads.get("ada")
+            kept = await threads.draft("ada", {"owner": "ann"})
+            other = await threads.draft("ada", {"owner": "bob"})
+            await threads.discard(other)
+            entry = await threads.index.entry("ada")
+            assert entry is not None, "it is the other's entry"
+            assert entry.body["metadata"] == kept.row.metadata
+
+    go(main())

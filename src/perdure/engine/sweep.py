@@ -179,7 +179,8 @@ def begin(owner: str, tenant: str | None, now: int, lease: int) -> Program[tuple
 def save(state: SweepState, tenant: str | None, version: int, now: int) -> Program[int | None]:
     """Store a sweep's state; return its new version, ``None`` if another process has taken over."""
     expect = version or Expect.ABSENT
-    stored = yield from documents.put(RESERVED, _COLLECTION, _name(tenant), state.body(), now, expect, 1)
+    place = (RESERVED, _COLLECTION, _name(tenant))
+    stored = yield from documents.put(*place, state.body(), now, expect, fresh=1)
     return None if stored is None else stored.version
 
 

@@ -18,11 +18,11 @@ from perdure.runtime.control import Control
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
 
-__all__ = ["Acceptance", "AlreadyCreated", "Precondition", "Strategy", "Terms"]
+__all__ = ["Acceptance", "AcceptanceTerms", "AlreadyCreated", "Precondition", "Strategy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class AcceptanceTerms:
     """Terms of an acceptance.
 
     Attributes:
@@ -46,7 +46,7 @@ class Acceptance:
         self._worker = worker
         self._control = control
 
-    async def accept(self, partition: Partition, message: Message, terms: Terms) -> Ticket:
+    async def accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         """Store a message, and start its run if it is due and this process works.
 
         Args:
@@ -119,7 +119,7 @@ class Acceptance:
             context.notifications.due(partition, delay)
         return _ticket(partition, accepted)
 
-    def _schedule(self, partition: Partition, accepted: Accepted, terms: Terms, now: int) -> None:
+    def _schedule(self, partition: Partition, accepted: Accepted, terms: AcceptanceTerms, now: int) -> None:
         context, lane = self._context, cast(Lane, accepted.lane)
         if terms.cancel_pending:
             # The cached messages are withdrawn.

@@ -17,7 +17,7 @@ from perdure.errors import NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.records import Partition
-from perdure.runtime.accepting import Acceptance, Terms
+from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, message_payload
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.control import Control
@@ -106,7 +106,7 @@ class TenantRuntime:
             self._graph_name(graph), message_payload(message), mode, dedupe_key, channel, given
         )
         waits = self._context.settings.debounce_for(debounce, max_wait)
-        terms = Terms(debounce=waits, strategy=strategy)
+        terms = AcceptanceTerms(debounce=waits, strategy=strategy)
         return await self._acceptance.accept(self._partition(thread_id), spoken, terms)
 
     async def submit(
@@ -152,7 +152,7 @@ class TenantRuntime:
             if coalesce or strategy != "enqueue":
                 raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
             return await self._acceptance.postpone(partition, message, delay, precondition)
-        terms = Terms(
+        terms = AcceptanceTerms(
             debounce=self._context.settings.debounce_for(debounce, max_wait),
             strategy=strategy,
             precondition=precondition,
@@ -191,7 +191,7 @@ class TenantRuntime:
         payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, named)
-        return await self._acceptance.accept(self._partition(thread_id), message, Terms())
+        return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
 
     # Work on demand
 

@@ -63,7 +63,7 @@ async def _answer(outward: asyncio.Queue[Message], running: asyncio.Future[None]
 
 def opened_of(app: object) -> Any:
     """Return what ``checkpoint_lifespan`` or Perdure's server has opened for an application: an object with
-    the runtime and the catalogue of threads; ``None`` if neither has."""
+    the runtime; ``None`` if neither has."""
     found = getattr(getattr(app, "state", None), "perdure", None)
     return getattr(found, "host", found)
 

@@ -177,7 +177,7 @@ async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budge
 
 async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, Any]:
     """Do what a worker's loop does: runs, replies and scheduled messages that are due, and retention."""
-    opened, runtime = opened_of(app), runtime_of(app)
+    runtime = runtime_of(app)
     if runtime is None:
         raise ValueError(
             "this application has no runtime, so there is nothing to do on a schedule; open one with "
@@ -190,7 +190,7 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
         if sweep and budget.left():
             from perdure.server.hosting.sweeper import Sweeper
 
-            swept = await Sweeper(opened.catalogue, runtime).sweep()
+            swept = await Sweeper(runtime).sweep()
     finally:
         await runtime.pause(budget.left())
     return {"is_done": is_done, "swept": swept}

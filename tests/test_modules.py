@@ -47,6 +47,8 @@ TESTED_BY = {
     "perdure.engine.tags": "langgraph/test_contract.py",
     "perdure.engine.values": "langgraph/test_contract.py",
     "perdure.engine.scan": "engine/test_fsck.py",
+    "perdure.config.store_index": "server/test_projects.py",
+    "perdure.engine.search_index": "langgraph/test_search_index.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
     "perdure.langgraph.delta_channels": "langgraph/test_schema_migration.py",
     "perdure.langgraph.schema_values": "langgraph/test_schema_migration.py",

@@ -21,6 +21,8 @@
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
+    ├── BadEmbedding        the embedding function did not return a vector for each text
+    ├── ReindexRequired     items were indexed by another embedding model
     ├── NoWindow            no valid list of messages can be sent to the model
     │   └── MessageTooLong  a message that has to be sent exceeds the limit
     ├── SummaryRefused      what was made of a conversation is no summary
@@ -128,7 +130,16 @@ class Unserialisable(PerdureError):
 
 
 class TooLarge(PerdureError):
-    """A value exceeds the backend's limit."""
+    """A value exceeds the backend's limit, or a search compares more vectors than it may."""
+
+
+class BadEmbedding(PerdureError):
+    """The embedding function of the store's index returned something else than a vector for each text;
+    nothing was stored."""
+
+
+class ReindexRequired(PerdureError):
+    """Items were indexed by another embedding model: run ``perdure store reindex``."""
 
 
 class NoWindow(PerdureError):

@@ -365,3 +365,35 @@ async def test_a_client_without_a_url_does_so_beside_an_installed_server_of_lang
         monkeypatch.setitem(sys.modules, module.__name__, module)
     async with project.served(("calling",)) as http:
         assert await answer(http, "calling") == "[True, True]"
+
+
+@run
+async def test_the_store_of_a_project_is_searched_by_meaning(project: Project) -> None:
+    index = {"dims": 16, "embed": project.place("embedding", "embed"), "fields": ["text"]}
+    source = "from perdure.testing.conformance.meaning import embed\n"
+    (project.folder / f"{project.name}_embedding.py").write_text(source)
+    async with project.served(("bare",), store={"index": index}) as http:
+        for key, text, more in (("a", "likes tea", {}), ("b", "bridge", {}), ("c", "tea", {"index": False})):
+            item = {"namespace": ["users", "ada"], "key": key, "value": {"text": text}, **more}
+            assert (await http.put("/store/items", json=item)).status_code == 204
+        asked = {"namespace_prefix": ["users"], "query": "likes tea"}
+        found = (await http.post("/store/items/search", json=asked)).json()["items"]
+        assert [item["key"] for item in found] == ["a", "b"]
+        assert found[0]["score"] > found[1]["score"]
+
+
+@pytest.mark.parametrize(
+    ("index", "advice"),
+    [
+        ({"dims": 16}, r"store\.index\.embed"),
+        ({"embed": "openai:text-embedding-3-small"}, r"store\.index\.dims"),
+        ({"dims": 16, "embed": "nowhere:model"}, r"store\.index\.embed is 'nowhere:model'"),
+    ],
+)
+@run
+async def test_an_index_that_cannot_be_made_stops_the_start(
+    project: Project, index: Any, advice: str
+) -> None:
+    with pytest.raises(BadSetting, match=advice):
+        async with project.served(("bare",), store={"index": index}):
+            pass

@@ -14,6 +14,7 @@ from perdure.cli.export_import import export
 from perdure.cli.import_data import import_
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve
+from perdure.cli.store import store
 from perdure.cli.threads import threads
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
@@ -28,6 +29,7 @@ app.command()(worker)
 app.command()(serve)
 app.command()(demo)
 app.add_typer(threads, name="threads")
+app.add_typer(store, name="store")
 app.add_typer(care, name="care")
 app.add_typer(schema, name="schema")
 

@@ -112,6 +112,7 @@ def _runtime(
             observers=observers,
             name=name,
             store_ttl=config.store,
+            store_index=None if config.store_index is None else config.store_index.load(config.root),
         )
     except ValueError as error:
         raise BadSetting(str(error)) from error

@@ -30,7 +30,6 @@ REFUSED = {
     "checkpointer.path": "threads are kept in the server's own database; name it with --db",
     "checkpointer.serde": "types are allowed by graph: let the name be an Agent with allow=…",
     "priority": "runs have no priorities; threads take turns",
-    "store.index": "the store has no vectors; search it with a filter",
     "webhooks": "say which hosts may be called with http.webhook_hosts of a perdure.toml",
 }
 """Keys that are refused, because without them the server would not do what its project expects; with

@@ -19,6 +19,7 @@ from langgraph.store.base import TTLConfig
 from perdure.config import sources
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
+from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.loading import named
 from perdure.runtime.module_files import names_file
@@ -152,6 +153,22 @@ class ResolvedConfig:
             name = self.name(f"runtime.{str(error).partition(' ')[0]}")
             raise BadSetting(f"{name}: {error}") from error
         return given
+
+    def store_index(self) -> StoreIndex | None:
+        """Return the index of the store, or ``None``.
+
+        Raises:
+            BadSetting: One of the settings that it needs is missing.
+        """
+        given = self.given("store.index.")
+        if not given:
+            return None
+        if missing := [name for name in ("dims", "embed") if name not in given]:
+            raise BadSetting(
+                f"the store's index needs store.index.{missing[0]}: dims is the length of a vector, embed a "
+                "provider and model, e.g. openai:text-embedding-3-small, or a place, e.g. ./embed.py:embed"
+            )
+        return StoreIndex(**self.table("store.index."))
 
     def store_ttl(self) -> TTLConfig | None:
         """Return the argument for ``Database.store(ttl=…)``, or ``None``."""

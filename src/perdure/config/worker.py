@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from langgraph.store.base import TTLConfig
 
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
+from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
 
@@ -40,6 +41,7 @@ class WorkerConfig:
     channels: str | None
     settings: Settings
     store: TTLConfig | None
+    store_index: StoreIndex | None
     development: bool
     webhook_hosts: tuple[str, ...] | None
     metrics: HostPort | None
@@ -97,6 +99,7 @@ def load(
         channels=None if channels is None else settled.placed(channels, Path.cwd()),
         settings=Settings(**settled.runtime()),
         store=settled.store_ttl(),
+        store_index=settled.store_index(),
         development=bool(settled["development"]),
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
         metrics=_metrics(settled),

@@ -9,6 +9,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
+from perdure.langgraph.search_index import IndexConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.arguments import refuse_text
 from perdure.model.retention_policy import RetentionRules
@@ -89,15 +90,28 @@ class DatabaseBase:
             schema=schema,
         )
 
-    def store(self, *, tenant: str | None = None, ttl: TTLConfig | None = None) -> PerdureStore:
+    def store(
+        self,
+        *,
+        tenant: str | None = None,
+        ttl: TTLConfig | None = None,
+        index: SearchIndex | IndexConfig | None = None,
+    ) -> PerdureStore:
         """Return a store for ``graph.compile(store=…)``, sync and async.
 
         Args:
             tenant: Owner of the items; that of the database unless given.
             ttl: LangGraph's ``TTLConfig``: ``default_ttl`` and ``sweep_interval_minutes`` in minutes,
                 ``refresh_on_read``. An expired item is never returned, swept or not.
+            index: LangGraph's ``IndexConfig``, for ``search(query=…)``: ``dims``, ``embed``, ``fields``; or
+                a ``SearchIndex``, which several stores can share.
         """
-        store = PerdureStore(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
+        store = PerdureStore(
+            self._handle.driver,
+            tenant=self.tenant if tenant is None else tenant,
+            ttl=ttl,
+            index=index_of(index),
+        )
         self._handle.add_store(store)
         return store
 

@@ -6,11 +6,12 @@ the namespaces that it asks for, and no bodies for a listing or a sweep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Generic, NamedTuple, TypeVar
 
-from perdure.engine.retention import batches
+from perdure.engine import search_index
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.items import (
@@ -60,11 +61,12 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Hit(Generic[V]):
-    """An item that a search found, and the value decoded from its body."""
+    """An item that a search found, the value decoded from its body, and in a search by meaning its score."""
 
     labels: Labels
     record: Record
     value: V
+    score: float | None = None
 
 
 def read(partition: Partition, keys: Sequence[str], now: int) -> Program[dict[str, Record]]:
@@ -83,13 +85,39 @@ def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Prog
     """
     known = list(writes)
     for w in known:
-        if w.body is not None and len(w.body) > budget.bytes:
+        _, size = _weight(w)
+        if size > budget.bytes:
             raise TooLarge(
-                f"item {w.key!r} of {labels_of(partition.thread)!r} has {len(w.body)} bytes, the backend "
+                f"item {w.key!r} of {labels_of(partition.thread)!r} has {size} bytes, the backend "
                 f"takes {budget.bytes} at once; split it into several items"
             )
-    for batch in batches(known, budget):
+    for batch in _batches(known, _weight, budget, reserve=1):
         yield from _write(partition, batch)
+
+
+def _batches(
+    parts: Iterable[V], weigh: Callable[[V], tuple[int, int]], budget: Budget, *, reserve: int = 0
+) -> Iterator[list[V]]:
+    """Split parts among commits that leave room for ``reserve`` further operations each; ``weigh`` returns
+    the operations and bytes of a part."""
+    batch: list[V] = []
+    ops = size = 0
+    for part in parts:
+        more_ops, more_size = weigh(part)
+        if batch and (size + more_size > budget.bytes or ops + more_ops > budget.ops - reserve):
+            yield batch
+            batch, ops, size = [], 0, 0
+        batch.append(part)
+        ops += more_ops
+        size += more_size
+    if batch:
+        yield batch
+
+
+def _weight(write: Write) -> tuple[int, int]:
+    """Return the operations and bytes of a write, with its entry in the search index or the removal of it."""
+    size = len(write.body or b"") + len(write.entry or b"")
+    return 1 if write.body is not None and write.entry is None else 2, size
 
 
 def renew(
@@ -97,12 +125,13 @@ def renew(
 ) -> Program[None]:
     """Postpone the expiry of items that were read, each under its new version. One that was written or
     removed since is left as it is."""
-    ops: list[Op] = []
+    ops: list[tuple[Op, ...]] = []
     for record, version in read_now:
         later = renewed(record, now)
         if later is not None:
             fields = {**record.fields, "expires_at": later}
-            ops.append(Put(ITEM, record.key, fields, record.body, expect=record.version, version=version))
+            put = Put(ITEM, record.key, fields, record.body, expect=record.version, version=version)
+            ops.append((put,))
     yield from _each(partition, ops, budget)
 
 
@@ -226,6 +255,59 @@ def search(
     return out
 
 
+class Candidate(NamedTuple):
+    """An item that a search by meaning ranks, and the digest of the value that was ranked."""
+
+    score: float
+    partition: Partition
+    key: str
+    content: bytes
+
+
+def nearest(
+    candidates: Iterator[Candidate],
+    judge: Callable[[Labels, Record], V | None],
+    *,
+    offset: int,
+    limit: int,
+    now: int,
+) -> Program[list[Hit[V]]]:
+    """Return the living items of candidates that ``judge`` accepts, in the order of the candidates; those
+    whose value has changed since are left out. Arguments as for ``search``."""
+    out: list[Hit[V]] = []
+    passed = 0
+    while len(out) < limit and (some := list(islice(candidates, _WHOLE))):
+        wanted: dict[Partition, list[str]] = {}
+        for each in some:
+            wanted.setdefault(each.partition, []).append(each.key)
+        found: dict[tuple[Partition, str], Record] = {}
+        for partition, keys in wanted.items():
+            for key, record in (yield from read(partition, keys, now)).items():
+                found[partition, key] = record
+        for each in some:
+            item = found.get((each.partition, each.key))
+            if item is None or search_index.content_of(item.body) != each.content:
+                continue
+            labels = labels_of(each.partition.thread)
+            value = judge(labels, item)
+            if value is None:
+                continue
+            passed += 1
+            if offset < passed <= offset + limit:
+                out.append(Hit(labels, item, value, each.score))
+    return out
+
+
+def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
+    """Return all namespaces within a prefix, of one tenant or of all; each may be empty."""
+    out: list[Partition] = []
+    after: Partition | None = None
+    while page := (yield from _names(tenant, prefix, after)):
+        out += page
+        after = page[-1]
+    return out
+
+
 def _heads(
     partition: Partition, bodies: dict[tuple[Partition, Key], Record], now: int
 ) -> Program[list[tuple[Partition, Record]]]:
@@ -288,11 +370,12 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
     removed = 0
     while True:
         found = yield from ask(Find("expired", tenant, limit=_EXPIRED, until=now))
-        due: dict[Partition, list[Op]] = {}
+        due: dict[Partition, list[tuple[Op, ...]]] = {}
         for hint in found:
             if hint.record is not None and is_over(hint.record, now):
-                unchanged = {"expires_at": hint.record.fields["expires_at"]}
-                due.setdefault(hint.partition, []).append(Delete(ITEM, hint.record.key, unchanged=unchanged))
+                key: Key = hint.record.key
+                gone = Delete(ITEM, key, unchanged={"expires_at": hint.record.fields["expires_at"]})
+                due.setdefault(hint.partition, []).append((gone, search_index.removal(key[0])))
         before = removed
         for partition, ops in due.items():
             removed += yield from _each(partition, ops, budget)
@@ -314,11 +397,12 @@ def _write(partition: Partition, writes: Sequence[Write]) -> Program[None]:
 
 def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool) -> tuple[Op, ...]:
     ops: list[Op] = []
+    indexed: int | None = None
     for w in writes:
         before = stored.get(w.key)
         if w.body is None:
             if before is not None:
-                ops.append(Delete(ITEM, (w.key,)))
+                ops += (Delete(ITEM, (w.key,)), search_index.removal(w.key))
             continue
         living = before is not None and not is_over(before, w.at)
         fields = {
@@ -331,24 +415,33 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
         ops.append(
             Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
         )
+        if w.entry is not None:
+            ops.append(search_index.entry_op(w.key, w.entry, w.version))
+            indexed = w.version
+    if indexed is not None:
+        ops.append(search_index.generation_op(indexed))
     return tuple(ops)
 
 
-def _each(partition: Partition, ops: Sequence[Op], budget: Budget) -> Program[int]:
-    """Commit independent operations together, or one by one if that is refused; return the count of those
-    that held."""
+def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget) -> Program[int]:
+    """Commit independent parts together, or one by one if that is refused; return the count of those that
+    held."""
+
+    def weigh(part: tuple[Op, ...]) -> tuple[int, int]:
+        return len(part), sum(len(op.body) for op in part if isinstance(op, Put))
+
     held = 0
-    for batch in batches(ops, budget):
-        outcome = yield from ask(Commit(partition, tuple(batch)))
+    for batch in _batches(parts, weigh, budget):
+        outcome = yield from ask(Commit(partition, tuple(op for part in batch for op in part)))
         if isinstance(outcome, Committed):
             held += len(batch)
             continue
-        for op in batch if len(batch) > 1 else ():
-            held += isinstance((yield from ask(Commit(partition, (op,)))), Committed)
+        for part in batch if len(batch) > 1 else ():
+            held += isinstance((yield from ask(Commit(partition, part))), Committed)
     return held
 
 
-def _names(tenant: str, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
+def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
     """Return a page of the namespaces within a prefix; each may be empty."""
     name = name_of(prefix)
     find = Find("threads", tenant, after=after, limit=_NAMES, space=STORE, prefix=name)

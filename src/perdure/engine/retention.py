@@ -529,8 +529,7 @@ S = TypeVar("S")
 
 
 def batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
-    """Split operations, or what each becomes one, into commits that leave room for ``reserve`` further
-    operations each."""
+    """Split operations into commits that leave room for ``reserve`` further operations each."""
     batch: list[S] = []
     held = 0
     for op in ops:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Event, Lock, Thread
 from typing import Any
@@ -35,6 +36,7 @@ from perdure.engine import items
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unserialisable
 from perdure.langgraph.call_batching import CallBatcher
+from perdure.langgraph.search_index import NOTHING, Embedded, SearchIndex
 from perdure.model import filters
 from perdure.model.arguments import refuse_text
 from perdure.model.items import Condition, Labels, Write, partition_of, span
@@ -85,15 +87,23 @@ class PerdureStore(BaseStore):
 
     A batch first reads the state before it, then writes; the last of several puts to one key counts. Writes
     to one namespace are one commit as far as the backend's limits allow. Calls that are awaited in one turn
-    of an event loop, as by ``asyncio.gather``, are one batch.
+    of an event loop, as by ``asyncio.gather``, are one batch. With an index an item and its vectors are one
+    commit; texts are embedded before anything is written.
     """
 
     supports_ttl = True
 
     def __init__(
-        self, driver: Driver, *, tenant: str = "", ttl: TTLConfig | None = None, clock: Clock = _CLOCK
+        self,
+        driver: Driver,
+        *,
+        tenant: str = "",
+        ttl: TTLConfig | None = None,
+        clock: Clock = _CLOCK,
+        index: SearchIndex | None = None,
     ) -> None:
         self.ttl_config = _checked(ttl)
+        self._index = index
         self._driver = driver
         self._tenant = tenant
         self._clock = clock
@@ -105,8 +115,9 @@ class PerdureStore(BaseStore):
         results: list[Result] = []
         asked = list(ops)
         for op in asked:
-            _validate(op)
-        for stage in self._stages(asked, results):
+            _validate(op, self._index is not None)
+        embedded = NOTHING if self._index is None else self._index.embed(asked)
+        for stage in self._stages(asked, results, embedded):
             for program in stage:
                 run(program, self._driver)
         return results
@@ -116,12 +127,13 @@ class PerdureStore(BaseStore):
         before its error is raised."""
         asked = list(ops)
         for op in asked:
-            _validate(op)
+            _validate(op, self._index is not None)
         return await self._batched(asked)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
-        for stage in self._stages(ops, results):
+        embedded = NOTHING if self._index is None else await self._index.aembed(ops)
+        for stage in self._stages(ops, results, embedded):
             await _side_by_side(stage, self._driver)
         return results
 
@@ -146,10 +158,12 @@ class PerdureStore(BaseStore):
         sweeper, self._sweeper = self._sweeper, None
         return sweeper is None or sweeper.stop(timeout)
 
-    def _stages(self, ops: list[Op], results: list[Result]) -> Iterator[list[Program[None]]]:
+    def _stages(
+        self, ops: list[Op], results: list[Result], embedded: Embedded = NOTHING
+    ) -> Iterator[list[Program[None]]]:
         """Yield the programs of a batch, which fill ``results``, by stage; those of a stage are independent
         of each other."""
-        writes = self._writes(ops)
+        writes = self._writes(ops, embedded)
         now = self._clock.now()
         results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
@@ -167,7 +181,7 @@ class PerdureStore(BaseStore):
                         touch(partition, record)
 
         def search(asked: list[tuple[int, SearchOp]]) -> Program[None]:
-            hits = yield from self._search(asked[0][1], now)
+            hits = yield from self._search(asked[0][1], now, embedded)
             for number, (place, op) in enumerate(asked):
                 # A caller may change its result, so each gets values of its own.
                 results[place] = [_found(hit if number == 0 else _again(hit)) for hit in hits]
@@ -198,7 +212,7 @@ class PerdureStore(BaseStore):
                 by_labels.setdefault(tuple(op.namespace), []).append((place, op))
         return {partition_of(self._tenant, labels): asked for labels, asked in by_labels.items()}
 
-    def _writes(self, ops: list[Op]) -> dict[Partition, dict[str, Write]]:
+    def _writes(self, ops: list[Op], embedded: Embedded) -> dict[Partition, dict[str, Write]]:
         """Return the last write to each key, by namespace, at the position of the first one to its key."""
         last: dict[tuple[Labels, str], PutOp] = {}
         for op in ops:
@@ -208,11 +222,12 @@ class PerdureStore(BaseStore):
         for (labels, key), op in last.items():
             body = None if op.value is None else pack(op.value, f"item {key!r} of {labels!r}: value")
             ttl = None if op.ttl is None else span(op.ttl)
-            write = Write(key, body, self._clock.stamp(), _version(), ttl)
+            entry = None if body is None or self._index is None else self._index.entry(op, body, embedded)
+            write = Write(key, body, self._clock.stamp(), _version(), ttl, entry)
             by_labels.setdefault(labels, {})[key] = write
         return {partition_of(self._tenant, labels): writes for labels, writes in by_labels.items()}
 
-    def _search(self, op: SearchOp, now: int) -> Program[list[items.Hit[dict[str, Any]]]]:
+    def _search(self, op: SearchOp, now: int, embedded: Embedded) -> Program[list[items.Hit[dict[str, Any]]]]:
         wanted = filters.checked(op.filter or {})
 
         def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
@@ -220,8 +235,12 @@ class PerdureStore(BaseStore):
             return value if filters.accepts(wanted, value) else None
 
         prefix, everything = tuple(op.namespace_prefix), not wanted
+        if op.query and self._index is not None:
+            candidates = yield from self._index.candidates(self._driver, self._tenant, op, embedded)
+            page = {"offset": op.offset, "limit": op.limit}
+            return (yield from items.nearest(iter(candidates), judge, now=now, **page))
         if not searches_items(self._driver):
-            return items.search(
+            found = items.search(
                 self._tenant,
                 prefix,
                 judge,
@@ -230,7 +249,8 @@ class PerdureStore(BaseStore):
                 everything=everything,
                 now=now,
             )
-        return items.find(
+            return (yield from found)
+        found = items.find(
             self._tenant,
             prefix,
             judge,
@@ -241,6 +261,7 @@ class PerdureStore(BaseStore):
             everything=everything,
             now=now,
         )
+        return (yield from found)
 
     def _list(self, op: ListNamespacesOp, now: int) -> Program[list[Labels]]:
         conditions = [Condition(c.match_type, tuple(c.path)) for c in op.match_conditions or ()]
@@ -278,7 +299,7 @@ def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
     for place, op in enumerate(ops):
         if isinstance(op, SearchOp):
             # Filters may be no JSON, or equal in Python and different in JSON: each is a search of its own.
-            key = (tuple(op.namespace_prefix), op.limit, op.offset) if not op.filter else place
+            key = (tuple(op.namespace_prefix), op.limit, op.offset, op.query) if not op.filter else place
             same.setdefault(key, []).append((place, op))
     return same.values()
 
@@ -316,7 +337,7 @@ class _Sweeper:
                 _log.debug("swept %d expired items", removed)
 
 
-def _validate(op: Any) -> None:
+def _validate(op: Any, has_index: bool) -> None:
     """Refuse what could not be stored or found, before anything is read or written."""
     for name in ("namespace", "namespace_prefix"):
         refuse_text(name, getattr(op, name, ()))
@@ -328,10 +349,10 @@ def _validate(op: Any) -> None:
         _well_formed(op.namespace)
     elif isinstance(op, SearchOp):
         _well_formed(op.namespace_prefix)
-        if op.query:
+        if op.query and not has_index:
             raise ValueError(
-                "search(query=…) needs an index of embeddings, which this store does not have; search by "
-                "namespace and filter, or keep vectors in a store that has an index"
+                "search(query=…) needs an index of embeddings, which this store does not have; open it with "
+                "db.store(index={'dims': …, 'embed': …}), or search by namespace and filter"
             )
         _in_range(limit=op.limit, offset=op.offset)
     elif isinstance(op, ListNamespacesOp):
@@ -395,12 +416,12 @@ def _item(labels: Labels, record: Record) -> Item:
 
 
 def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
-    return SearchItem(value=hit.value, **_place(hit.labels, hit.record))
+    return SearchItem(value=hit.value, score=hit.score, **_place(hit.labels, hit.record))
 
 
 def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
     """Return the same hit with a value of its own."""
-    return items.Hit(hit.labels, hit.record, unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
+    return replace(hit, value=unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
 
 
 def _place(labels: Labels, record: Record) -> Mapping[str, Any]:

@@ -74,7 +74,7 @@ class Write(NamedTuple):
     """An item to put, or without a body to delete, at the time ``at``.
 
     ``version`` is unique to this write: a guard on it means this write and no later one, even if the item was
-    deleted in between.
+    deleted in between. ``entry`` is the item's entry in the search index; without an index it is ``None``.
     """
 
     key: str
@@ -82,6 +82,7 @@ class Write(NamedTuple):
     at: int
     version: int
     ttl: int | None = None
+    entry: bytes | None = None
 
 
 def span(minutes: float) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from langgraph.store.base import TTLConfig
-
 from perdure.database.handle import DatabaseHandle
 from perdure.runtime.agents import Agent
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
+from perdure.runtime.graphs import StoreOptions
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observe import Observers
 from perdure.runtime.queue_cache import QueueCache
@@ -34,7 +33,7 @@ class RuntimeContext:
         owner: The name of this process as the holder of runs.
         tenant: The tenant whose work is done here; None for all tenants.
         works: False if the work is left to other processes.
-        store_ttl: LangGraph's TTL settings for the graphs' store.
+        store: Options of the graphs' store.
         thread_ttl: The time to live of threads that are created without one.
     """
 
@@ -49,5 +48,5 @@ class RuntimeContext:
     owner: str
     tenant: str | None
     works: bool
-    store_ttl: TTLConfig | None = None
+    store: StoreOptions
     thread_ttl: ThreadTtl | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
+from perdure.langgraph.search_index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.undeclared import OnUndeclared, ReportedOnce, refuse, watching
 from perdure.model.records import Partition
@@ -58,6 +60,14 @@ def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
     return [item for each in lists for item in each] or "listed"
 
 
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of the graphs' store: LangGraph's TTL settings, and the index for searches by meaning."""
+
+    ttl: TTLConfig | None = None
+    index: SearchIndex | None = None
+
+
 class Graphs:
     """Agents' graphs, each bound to a database on first use. ``on_stored`` is called with each checkpoint
     that they store, ``on_older`` with each thread whose stored state is older than a known one, and
@@ -67,14 +77,14 @@ class Graphs:
         self,
         database: Database,
         agents: Mapping[str, Agent],
-        store_ttl: TTLConfig | None,
+        store: StoreOptions,
         on_stored: OnStored,
         on_older: Callable[[Partition], None],
         on_undeclared: Callable[[str, str, str], None],
     ) -> None:
         self.agents = agents
         self._database = database
-        self._store_ttl = store_ttl
+        self._store = store
         self._on_stored = on_stored
         self._on_older = on_older
         self._undeclared: dict[str, OnUndeclared] = {
@@ -85,7 +95,7 @@ class Graphs:
 
     def store(self, tenant: str) -> PerdureStore:
         """Return the store for a tenant's graphs."""
-        return self._database.store(tenant=tenant, ttl=self._store_ttl)
+        return self._database.store(tenant=tenant, ttl=self._store.ttl, index=self._store.index)
 
     def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
         """Return a graph with a checkpointer and a store for a tenant.

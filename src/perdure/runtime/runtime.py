@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from langgraph.pregel import Pregel
-from langgraph.store.base import TTLConfig
+from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine import documents, retention
+from perdure.langgraph.search_index import SearchIndex, index_of
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
@@ -23,6 +24,7 @@ from perdure.runtime.agents import Agent, agents
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.events.subscription import Subscriptions
+from perdure.runtime.graphs import StoreOptions
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observe import Logs, Observer, Observers
 from perdure.runtime.on_demand import OnDemand
@@ -52,6 +54,8 @@ class Runtime(OnDemand, TenantRuntime):
         observers: Receivers of events; by default events are logged.
         name: The name of this process as the holder of runs.
         store_ttl: LangGraph's TTL settings for the graphs' store.
+        store_index: LangGraph's ``IndexConfig`` for the graphs' store, or a ``SearchIndex``, for
+            ``store.search(query=…)``.
         thread_ttl: The time to live of threads that clients create without one.
 
     Raises:
@@ -70,6 +74,7 @@ class Runtime(OnDemand, TenantRuntime):
         observers: Sequence[Observer] | None = None,
         name: str | None = None,
         store_ttl: TTLConfig | None = None,
+        store_index: SearchIndex | IndexConfig | None = None,
         thread_ttl: ThreadTtl | None = None,
     ) -> None:
         settings = settings or Settings()
@@ -91,7 +96,7 @@ class Runtime(OnDemand, TenantRuntime):
             owner=name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
             tenant=tenant,
             works=works,
-            store_ttl=store_ttl,
+            store=StoreOptions(store_ttl, index_of(store_index)),
             thread_ttl=thread_ttl,
         )
         super().__init__(context, Worker(context, channels or {}), database.tenant)

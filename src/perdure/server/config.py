@@ -17,6 +17,7 @@ from langgraph.store.base import TTLConfig
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
+from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.threads.ttl import ThreadTtl
 
@@ -107,6 +108,7 @@ class Config:
     runtime: Mapping[str, Any]
     development: bool
     store: TTLConfig | None
+    store_index: StoreIndex | None
     checkpointer: ThreadTtl | None
     env: Mapping[str, str] = field(repr=False)
     import_folders: tuple[Path, ...]
@@ -171,6 +173,7 @@ def load(
         runtime=settled.runtime(),
         development=is_development,
         store=settled.store_ttl(),
+        store_index=settled.store_index(),
         checkpointer=_thread_ttl(settled),
         env=settled.env,
         import_folders=settled.import_folders(),

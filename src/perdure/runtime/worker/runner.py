@@ -93,7 +93,7 @@ class Runner:
         self.graphs = Graphs(
             Database(context.database),
             context.agents,
-            context.store_ttl,
+            context.store,
             sizes.stored,
             sizes.older,
             sizes.undeclared,

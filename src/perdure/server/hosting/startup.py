@@ -79,6 +79,7 @@ async def _running(
             all_tenants=True,
             observers=_observers(),
             store_ttl=config.store,
+            store_index=None if config.store_index is None else config.store_index.load(config.root),
             thread_ttl=config.checkpointer,
         )
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Routes of the store: the items that graphs keep beside their threads, of the user's tenant alone.
 
-It is the store of all graphs that were compiled without one. ``index`` is validated and has no effect; a
-``query`` is refused: this store finds by namespace and filter, not by meaning.
+It is the store of all graphs that were compiled without one. A ``query`` needs an index, which the setting
+``store.index`` describes; without one it is refused.
 
 Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
 narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored.
@@ -71,7 +71,7 @@ async def put(caller: CallerNow, asked: _Put) -> Response:
     }
     labels = await _narrowed(caller, "put", value)
     ttl = NOT_PROVIDED if asked.ttl is None else asked.ttl
-    await _done(_store(caller).aput(labels, value["key"], value["value"], ttl=ttl))
+    await _done(_store(caller).aput(labels, value["key"], value["value"], value["index"], ttl=ttl))
     return Response(status_code=204)
 
 
@@ -119,7 +119,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
             refresh_ttl=asked.refresh_ttl,
         )
     )
-    return Json({"items": list(map(_shown, found))})
+    return Json({"items": [{**_shown(item), "score": item.score} for item in found]})
 
 
 @router.post("/store/namespaces")

@@ -14,6 +14,7 @@ from perdure.database.opening import over
 from perdure.errors import PerdureError
 from perdure.langgraph import loop_state
 from perdure.langgraph.saver import PerdureSaver
+from perdure.langgraph.search_index import SearchIndex
 from perdure.langgraph.store import Clock, PerdureStore, TTLConfig
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect
@@ -57,10 +58,12 @@ class Backend:
         ttl: TTLConfig | None = None,
         clock: Callable[[], int] | None = None,
         wrap: Callable[[Driver], Driver] | None = None,
+        index: SearchIndex | None = None,
     ) -> PerdureStore:
         """Return a store; ``clock``, if given, returns its time in microseconds."""
         driver = EncryptedDriver(self.driver if wrap is None else wrap(self.driver), self.keyring)
-        return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=Clock(clock) if clock else Clock())
+        own = Clock(clock) if clock else Clock()
+        return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=own, index=index)
 
     def open_run(self, run_id: str | None, thread: str = THREAD) -> int:
         """Raise the thread's epoch, as a worker does that claims a run or ends it."""

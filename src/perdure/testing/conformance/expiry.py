@@ -9,6 +9,7 @@ from langgraph.store.base import GetOp, PutOp, SearchOp
 from perdure.model.items import MINUTE
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
+from perdure.model.records import ITEM
 from perdure.testing.conformance.backend import Backend
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.items import LATER
@@ -199,8 +200,10 @@ class Expiry:
 
         def watch(_: int, effect: Effect[Any]) -> None:
             if isinstance(effect, Commit):
-                removals = [op for op in effect.ops if isinstance(op, Delete)]
+                removals = [op for op in effect.ops if isinstance(op, Delete) and op.kind is ITEM]
                 assert all(op.unchanged for op in removals)
+                # What belongs to an item goes with it, in the same commit.
+                assert len(removals) * 2 == sum(isinstance(op, Delete) for op in effect.ops)
 
         store = backend.store(clock=clock, wrap=lambda driver: FaultyDriver(driver, on_effect=watch))
         store.put(HOME, "k", {}, ttl=1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from perdure.testing.conformance.expiry import Expiry
+from perdure.testing.conformance.meaning import Meaning
 from perdure.testing.conformance.memories import Operations
 
 
-class StoreContract(Operations, Expiry):
+class StoreContract(Operations, Expiry, Meaning):
     """Contract of LangGraph's ``BaseStore`` and of what that leaves open. Subclass it in a test and give it a
     fixture ``backend``: a ``Backend`` around an open, empty driver.
 

@@ -1,0 +1,91 @@
+"""Commands on the store: indexing of items that are stored already."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, handle_in, key_of, opened, out, print_json
+from perdure.errors import BadSetting
+
+if TYPE_CHECKING:
+    from perdure.langgraph.search_index import SearchIndex
+
+store = typer.Typer(help="Maintain the store: what agents know beside their threads.", no_args_is_help=True)
+
+
+@store.callback()
+def group() -> None:
+    """Maintain the store: what agents know beside their threads."""
+
+
+@store.command()
+def reindex(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The only settings file to read; by default those of this folder"),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(help="A label of the namespace within which to index; repeat it for a longer one"),
+    ] = None,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="The items of all tenants")] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Embed the items that the store's index does not know, or knows from another embedding model.
+
+    The index is that of store.index in perdure.toml or langgraph.json: dims, embed and fields. Items can be
+    read and written meanwhile. Safe to interrupt: the next run passes over what is done.
+    """
+    from perdure.engine.items import namespaces
+    from perdure.langgraph.reindex import Reindexed
+    from perdure.langgraph.reindex import reindex as indexing
+    from perdure.model.items import labels_of
+
+    key = key_of(key_file)
+    url, index = _settings(config, db, key is not None)
+    total, places = Reindexed(), 0
+    with opened(url, tenant, key) as database:
+        handle = handle_in(database)
+        found = handle.run(namespaces(None if all_tenants else tenant, tuple(namespace or ())))
+        for partition in found:
+            shown = escape("/".join(labels_of(partition.thread)))
+            with err.status(f"{shown}: reading") as status:
+
+                def report(done: Reindexed, shown: str = shown) -> None:
+                    status.update(f"{shown}: {done.items} items read, {done.indexed} indexed")
+
+                done = handle.run(indexing(partition, index, time.time_ns() // 1000, report))
+            total = total.plus(done)
+            places += done.items > 0
+    if as_json:
+        print_json({"namespaces": places, **total._asdict()})
+        return
+    out.print(
+        f"{total.items} items in {places} namespaces: {total.indexed} indexed, {total.changed} written "
+        f"meanwhile by others, {total.removed} entries without an item removed",
+        soft_wrap=True,
+    )
+
+
+def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:
+    from perdure.config.resolve import add_import_folders, set_variables, settle
+
+    settled = settle(file=config, flags={"database_url": (db, "--db")}, environ=os.environ, has_key=has_key)
+    chosen = settled.store_index()
+    if chosen is None:
+        raise BadSetting(
+            "which index? Write store.index with dims and embed in perdure.toml or langgraph.json, e.g.\n"
+            '[store.index]\ndims = 1536\nembed = "openai:text-embedding-3-small"'
+        )
+    set_variables(settled.env)
+    add_import_folders(settled.import_folders())
+    return settled.database_url(), chosen.load(settled.root)

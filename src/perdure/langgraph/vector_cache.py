@@ -1,0 +1,186 @@
+"""Vectors of namespaces that were searched, kept in memory and brought up to date by generation.
+
+A search compares the query with every vector of its namespaces. That takes milliseconds for tens of thousands
+of vectors in one matrix; reading them from the database takes far longer, so the matrices are kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from perdure.engine.items import Candidate
+from perdure.engine.search_index import IndexChanges
+from perdure.errors import MissingExtra
+from perdure.model.records import Partition
+from perdure.storage.port import Driver
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Matrix = NDArray[np.float32]
+
+MOST_BYTES = 256 << 20
+"""Bytes of vectors that are kept at most; the namespaces searched longest ago are forgotten first."""
+
+
+def numpy() -> Any:
+    """Return the module; raise ``MissingExtra`` if it is not installed."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise MissingExtra('a search index needs an extra: pip install "perdure[search]"') from error
+    return numpy
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexed:
+    version: int
+    content: bytes
+    rows: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceVectors:
+    """The vectors of one namespace as of a generation.
+
+    Attributes:
+        generation: The generation.
+        outdated: Keys of entries that another embedding model made.
+        rows: The number of vectors.
+    """
+
+    generation: int | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
+    outdated: frozenset[str] = frozenset()
+    _items: Mapping[str, _Indexed] = field(default_factory=dict)
+    _keys: tuple[str, ...] = ()
+    _matrix: Matrix | None = None
+    _owners: Any = None
+
+    @property
+    def rows(self) -> int:
+        return 0 if self._matrix is None else len(self._matrix)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the vectors, which are held twice: alone, so that a change replaces few, and as one."""
+        return 0 if self._matrix is None else 2 * self._matrix.nbytes
+
+    def changed(self, changes: IndexChanges, model: bytes, dims: int) -> NamespaceVectors:
+        """Return the vectors after some changes.
+
+        Args:
+            changes: The changes.
+            model: The digest of the embedding model in use.
+            dims: Its dimensions.
+        """
+        np = numpy()
+        versions, items, outdated = dict(self.versions), dict(self._items), set(self.outdated)
+        for key in (*changes.removed, *changes.written):
+            versions.pop(key, None)
+            items.pop(key, None)
+            outdated.discard(key)
+        for key, (version, entry) in changes.written.items():
+            versions[key] = version
+            if entry.vectors and entry.model != model:
+                outdated.add(key)
+            elif entry.vectors:
+                rows = np.frombuffer(b"".join(entry.vectors), dtype="<f4").reshape(-1, dims)
+                lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+                items[key] = _Indexed(version, entry.content, rows / np.where(lengths == 0, 1, lengths))
+        keys = tuple(items)
+        if not keys:
+            return NamespaceVectors(changes.generation, versions, frozenset(outdated))
+        matrix = np.concatenate([items[key].rows for key in keys])
+        owners = np.repeat(np.arange(len(keys)), [len(items[key].rows) for key in keys])
+        return NamespaceVectors(
+            changes.generation, versions, frozenset(outdated), items, keys, matrix, owners
+        )
+
+    def scores(self, query: Matrix) -> Matrix | None:
+        """Return the score of each item, the cosine of its nearest vector; ``None`` without items."""
+        if self._matrix is None:
+            return None
+        np = numpy()
+        best = np.full(len(self._keys), -np.inf, dtype=np.float32)
+        np.maximum.at(best, self._owners, self._matrix @ query)
+        return best  # type: ignore[no-any-return]
+
+    def candidate(self, partition: Partition, item: int, score: float) -> Candidate:
+        """Return an item by its position in ``scores``."""
+        key = self._keys[item]
+        return Candidate(score, partition, key, self._items[key].content)
+
+
+class VectorCache:
+    """The vectors of the namespaces of any number of databases; safe in many threads."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most_bytes
+        self._lock = Lock()
+        self._held: WeakKeyDictionary[Driver, OrderedDict[Partition, NamespaceVectors]] = WeakKeyDictionary()
+
+    def get(self, driver: Driver, partition: Partition) -> NamespaceVectors:
+        """Return what is kept of a namespace, at first nothing."""
+        with self._lock:
+            held = self._held.get(driver, OrderedDict())
+            found = held.get(partition)
+            if found is None:
+                return NamespaceVectors()
+            held.move_to_end(partition)
+            return found
+
+    def put(self, driver: Driver, partition: Partition, vectors: NamespaceVectors) -> None:
+        """Keep the vectors of a namespace."""
+        with self._lock:
+            held = self._held.setdefault(driver, OrderedDict())
+            held[partition] = vectors
+            held.move_to_end(partition)
+            size = sum(each.size for each in held.values())
+            while size > self._most and len(held) > 1:
+                _, forgotten = held.popitem(last=False)
+                size -= forgotten.size
+
+
+def ranked(found: Mapping[Partition, NamespaceVectors], query: Matrix, least: int) -> Iterator[Candidate]:
+    """Yield the items of namespaces in the order of their scores, the best first, equal ones by name.
+
+    Args:
+        found: The namespaces.
+        query: The query's vector.
+        least: The number of items that are needed at least; only when they are used up the rest is sorted.
+    """
+    np = numpy()
+    query = query / (np.linalg.norm(query) or 1)
+    owners: list[tuple[Partition, int]] = []
+    parts: list[Matrix] = []
+    for partition, vectors in sorted(found.items()):
+        scores = vectors.scores(query)
+        if scores is not None:
+            parts.append(scores)
+            owners.append((partition, len(scores)))
+    if not parts:
+        return
+    scores = np.concatenate(parts)
+    starts = np.cumsum([0, *(count for _, count in owners)])
+    for position in _descending(np, scores, least):
+        part = int(np.searchsorted(starts, position, side="right")) - 1
+        partition, _ = owners[part]
+        yield found[partition].candidate(partition, int(position - starts[part]), float(scores[position]))
+
+
+def _descending(np: Any, scores: Matrix, least: int) -> Iterator[Any]:
+    """Yield positions by descending score: first the best ``least``, which need no complete order."""
+    done = min(len(scores), max(1, least))
+    order = np.argpartition(-scores, done - 1)[:done]
+    yield from order[np.argsort(-scores[order], kind="stable")]
+    if done < len(scores):
+        rest = np.argsort(-scores, kind="stable")
+        known = set(order.tolist())
+        yield from (position for position in rest if int(position) not in known)

@@ -1,0 +1,142 @@
+"""Contract of searches by meaning: the order of the stock store, on every backend and in every process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+from zlib import crc32
+
+from langgraph.store.base import Op, PutOp
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import BadEmbedding, ReindexRequired
+from perdure.langgraph.search_index import SearchIndex
+from perdure.model.ops import Commit, Put
+from perdure.model.program import Effect
+from perdure.model.records import DOCUMENT, ITEM
+from perdure.testing.conformance.backend import Backend
+from perdure.testing.conformance.memories import HOME, keys, refused
+from perdure.testing.faults import FaultyDriver
+
+DIMS = 16
+WORDS = "ada likes tea coffee rain mountains trains music chess bread winter garden".split()
+
+
+def embed(texts: Sequence[str]) -> list[list[float]]:
+    """Return a vector for each text, the same in every process: counts of its pairs of letters."""
+    return [_vector(text.lower()) for text in texts]
+
+
+def _vector(text: str) -> list[float]:
+    vector = [0.01] * DIMS
+    for pair in pairwise(text):
+        vector[crc32("".join(pair).encode()) % DIMS] += 1
+    return vector
+
+
+def new_index(**settings: Any) -> SearchIndex:
+    """Return an index as a process of its own has it, with nothing read yet."""
+    return SearchIndex({"dims": DIMS, "embed": embed, "fields": ["text"], "name": "pairs", **settings})
+
+
+class Meaning:
+    """Contract of ``search(query=…)`` in a store with an index."""
+
+    def test_results_are_those_of_the_stock_store(self, backend: Backend) -> None:
+        chance = random.Random(1)
+        stock = InMemoryStore(index={"dims": DIMS, "embed": embed, "fields": ["text"]})
+        writers = [backend.store(index=new_index()) for _ in range(2)]
+        reader = backend.store(index=new_index())
+        namespaces = [("users", "ada"), ("users", "bob"), ("users", "ada", "old"), ("other",)]
+        for _ in range(12):
+            ops: list[Op] = []
+            for _ in range(chance.randrange(1, 6)):
+                place, key = chance.choice(namespaces), f"k{chance.randrange(5)}"
+                text = " ".join(chance.choices(WORDS, k=4))
+                value = {"text": text, "n": chance.randrange(3), "x": text[::-1]}
+                chosen: Any = chance.choice([None, None, None, False, ["x"], ["text", "x"]])
+                deleted = chance.random() < 0.2
+                ops.append(PutOp(place, key, None) if deleted else PutOp(place, key, value, chosen))
+            last = {(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
+            # The stock store keeps the vectors of paths that a later put leaves out.
+            stock.batch([PutOp(namespace, key, None) for namespace, key in last])
+            stock.batch(last.values())
+            chance.choice(writers).batch(ops)
+            query = " ".join(chance.choices(WORDS, k=2))
+            prefix = chance.choice([(), ("users",), ("users", "ada"), ("absent",)])
+            for given in (None, {"n": 1}):
+                expected = stock.search(prefix, query=query, filter=given, limit=99)
+                scored = [(e.score, e.namespace, e.key) for e in expected if e.score is not None]
+                found = reader.search(prefix, query=query, filter=given, limit=99)
+                assert _rounded([(f.score, f.namespace, f.key) for f in found]) == _rounded(scored)
+                page = reader.search(prefix, query=query, filter=given, limit=2, offset=1)
+                best = sorted((round(score or 0, 4) for score, *_ in scored), reverse=True)
+                assert [round(f.score or 0, 4) for f in page] == best[1:3]
+
+    def test_an_item_and_its_vectors_are_one_commit(self, backend: Backend) -> None:
+        both: list[bool] = []
+
+        def watch(_: int, effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit):
+                kinds = [op.kind for op in effect.ops if isinstance(op, Put)]
+                both.append(kinds.count(ITEM) <= kinds.count(DOCUMENT) - 1)
+
+        store = backend.store(index=new_index(), wrap=lambda d: FaultyDriver(d, on_effect=watch))
+        store.batch([PutOp(HOME, f"k{n}", {"text": "tea"}) for n in range(3)])
+        assert both
+        assert all(both)
+
+    def test_a_value_written_without_an_index_is_not_found_by_its_old_text(self, backend: Backend) -> None:
+        store = backend.store(index=new_index())
+        store.put(HOME, "old", {"text": "tea"})
+        store.put(HOME, "same", {"text": "tea"})
+        assert sorted(keys(store.search(HOME, query="tea"))) == ["old", "same"]
+        backend.store().put(HOME, "old", {"text": "coffee"})
+        backend.store().put(HOME, "same", {"text": "tea"})
+        assert keys(store.search(HOME, query="tea")) == ["same"]
+
+    def test_nothing_of_a_deleted_item_stays(self, backend: Backend) -> None:
+        store = backend.store(index=new_index())
+        store.put(HOME, "a", {"text": "tea"})
+        backend.store().delete(HOME, "a")
+        assert store.search(HOME, query="tea") == []
+        store.put(HOME, "b", {"text": "tea"})
+        assert keys(backend.store(index=new_index()).search(HOME, query="tea")) == ["b"]
+
+    def test_an_expired_item_is_not_found_and_reading_postpones_expiry(self, backend: Backend) -> None:
+        now = 1_000_000_000
+        store = backend.store(index=new_index(), clock=lambda: now, ttl={"refresh_on_read": True})
+        store.put(HOME, "a", {"text": "tea"}, ttl=1)
+        store.put(HOME, "b", {"text": "tea"}, ttl=1)
+        now += 40_000_000
+        assert keys(store.search(HOME, query="tea", limit=1)) == ["a"]
+        now += 40_000_000
+        assert keys(store.search(HOME, query="tea")) == ["a"]
+
+    def test_tenants_do_not_find_each_other_s(self, backend: Backend) -> None:
+        shared = new_index()
+        backend.store(index=shared, tenant="one").put(HOME, "a", {"text": "tea"})
+        assert backend.store(index=shared, tenant="two").search((), query="tea") == []
+
+    def test_what_cannot_be_embedded_is_not_stored(self, backend: Backend) -> None:
+        def short(texts: Sequence[str]) -> list[list[float]]:
+            return [[1.0] for _ in texts]
+
+        store = backend.store(index=new_index(embed=short))
+        advice = refused(BadEmbedding, lambda: store.put(HOME, "a", {"text": "tea"}))
+        assert "dims=16" in advice
+        assert backend.store().get(HOME, "a") is None
+
+    def test_vectors_of_another_model_are_not_compared(self, backend: Backend) -> None:
+        backend.store(index=new_index()).put(HOME, "a", {"text": "tea"})
+        other = backend.store(index=new_index(name="other"))
+        assert "store reindex" in refused(ReindexRequired, lambda: other.search(HOME, query="tea"))
+        other.put(HOME, "a", {"text": "tea"})
+        assert keys(other.search(HOME, query="tea")) == ["a"]
+
+
+def _rounded(found: Sequence[tuple[float | None, tuple[str, ...], str]]) -> list[Any]:
+    """Return results in an order in which equal scores do not matter."""
+    return sorted((-round(score or 0, 4), namespace, key) for score, namespace, key in found)

@@ -1,0 +1,217 @@
+"""The configuration of an index, the embedding of texts, and what a search by meaning reads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.errors import ReindexRequired, TooLarge
+from perdure.langgraph import search_index as module
+from perdure.langgraph.reindex import Reindexed, reindex
+from perdure.langgraph.search_index import SearchIndex
+from perdure.langgraph.vector_cache import NamespaceVectors, VectorCache
+from perdure.model.items import partition_of
+from perdure.model.ops import Fetch
+from perdure.model.program import Effect
+from perdure.storage.memory import MemoryDriver
+from perdure.testing.conformance import Backend
+from perdure.testing.conformance.meaning import embed, new_index
+from perdure.testing.faults import FaultyDriver
+
+HOME = ("users", "ada")
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend(MemoryDriver())
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        ({"embed": embed}, "dims"),
+        ({"dims": 0, "embed": embed}, "dims"),
+        ({"dims": True, "embed": embed}, "dims"),
+        ({"dims": 3}, "embed"),
+        ({"dims": 3, "embed": embed, "distance_type": "l2"}, "distance_type"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(config: Any, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        SearchIndex(config)
+
+
+def test_a_single_field_is_no_list_of_its_letters() -> None:
+    with pytest.raises(TypeError, match="fields"):
+        SearchIndex({"dims": 3, "embed": embed, "fields": "text"})
+
+
+def test_texts_are_found_at_paths() -> None:
+    index = new_index(fields=["text", "notes[*].body"])
+    value = {"text": "tea", "notes": [{"body": "a"}, {"body": ""}, {"body": "tea"}], "n": 1}
+    assert index.texts(value, None) == ["tea", "a"]
+    assert index.texts(value, ["n"]) == ["1"]
+    assert index.texts(value, ()) == []
+    assert new_index(fields=None).texts({"b": 1, "a": "é"}, None) == ['{"a": "é", "b": 1}']
+
+
+def test_a_model_has_a_name_of_its_own() -> None:
+    fake = DeterministicFakeEmbedding(size=16)
+    names = [
+        SearchIndex({"dims": 16, "embed": embed}).name,
+        SearchIndex({"dims": 16, "embed": fake}).name,
+        SearchIndex({"dims": 16, "embed": embed, "name": "mine"}).name,
+    ]
+    assert names[0] == "perdure.testing.conformance.meaning.embed"
+    assert names[1].endswith("DeterministicFakeEmbedding")
+    assert names[2] == "mine"
+    models = {SearchIndex({"dims": d, "embed": embed, "name": "mine"}).model for d in (16, 17)}
+    assert len(models) == 2
+
+
+def test_awaited_calls_of_one_turn_are_embedded_together(backend: Backend) -> None:
+    asked: list[int] = []
+
+    async def slow(texts: Sequence[str]) -> list[list[float]]:
+        asked.append(len(texts))
+        await asyncio.sleep(0)
+        return embed(texts)
+
+    store = backend.store(index=new_index(embed=slow))
+
+    async def work() -> str:
+        await asyncio.gather(*(store.aput(HOME, f"k{n}", {"text": f"tea {n}"}) for n in range(20)))
+        (found,) = await store.asearch(HOME, query="tea 7", limit=1)
+        return found.key
+
+    assert asyncio.run(work()) == "k7"
+    assert asked == [20, 1]
+
+
+def test_a_search_of_known_vectors_reads_the_generation_and_the_page(backend: Backend) -> None:
+    reads: list[int] = []
+
+    def watch(_: int, effect: Effect[Any]) -> None:
+        if isinstance(effect, Fetch):
+            reads.append(len(effect.items))
+
+    store = backend.store(index=new_index(), wrap=lambda driver: FaultyDriver(driver, on_effect=watch))
+    for n in range(300):
+        store.put(HOME, f"k{n}", {"text": f"tea {n}"})
+    store.search(HOME, query="tea", limit=3)
+    reads.clear()
+    assert len(store.search(HOME, query="coffee", limit=3)) == 3
+    assert reads[0] == 1
+    assert sum(reads) <= 1 + 64
+    store.put(HOME, "new", {"text": "coffee"})
+    reads.clear()
+    assert store.search(HOME, query="coffee", limit=1)[0].key == "new"
+    assert max(reads[:3]) == 1, "more than the new entry was read again"
+
+
+def test_more_vectors_than_a_search_compares_are_refused_by_name(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = backend.store(index=new_index())
+    for n in range(4):
+        store.put(HOME, f"k{n}", {"text": f"tea {n}"})
+    monkeypatch.setattr(module, "MOST_VECTORS", 3)
+    with pytest.raises(TooLarge, match="'ada'"):
+        store.search(HOME, query="tea")
+
+
+def test_the_vectors_searched_longest_ago_are_forgotten(backend: Backend) -> None:
+    index = new_index()
+    store = backend.store(index=index)
+    for user in "abc":
+        store.put(("users", user), "k", {"text": "tea"})
+        store.search(("users", user), query="tea")
+    driver = store._driver
+    held = {user: index._cache.get(driver, partition_of("", ("users", user))) for user in "abc"}
+    assert all(vectors.rows == 1 for vectors in held.values())
+    cache = VectorCache(most_bytes=2 * held["a"].size)
+    for user in "abc":
+        cache.put(driver, partition_of("", ("users", user)), held[user])
+    assert cache.get(driver, partition_of("", ("users", "a"))) == NamespaceVectors()
+    assert cache.get(driver, partition_of("", ("users", "c"))).rows == 1
+
+
+def test_without_an_index_a_query_is_refused(backend: Backend) -> None:
+    with pytest.raises(ValueError, match=r"db\.store\(index="):
+        backend.store().search(HOME, query="tea")
+
+
+def test_items_from_before_the_index_are_found_after_reindexing(backend: Backend) -> None:
+    backend.store().put(HOME, "before", {"text": "tea"})
+    old = backend.store(index=new_index(name="old"))
+    old.put(HOME, "old", {"text": "tea", "x": "bread"}, index=["x"])
+    old.put(HOME, "out", {"text": "tea"}, index=False)
+    index = new_index()
+    store = backend.store(index=index)
+    store.put(HOME, "new", {"text": "tea"})
+    with pytest.raises(ReindexRequired):
+        store.search(HOME, query="tea")
+    database = handle_of(backend.database())
+    place = partition_of("", HOME)
+    now = 2_000_000_000_000_000
+    assert database.run(reindex(place, index, now)) == Reindexed(items=4, indexed=2)
+    assert database.run(reindex(place, index, now)) == Reindexed(items=4)
+    assert sorted(item.key for item in store.search(HOME, query="tea")) == ["before", "new", "old"]
+    assert store.search(HOME, query="bread", limit=1)[0].key == "old"
+
+
+def test_an_item_that_changes_while_it_is_indexed_keeps_the_writer_s_entry(backend: Backend) -> None:
+    writer = backend.store(index=new_index())
+    backend.store().put(HOME, "k", {"text": "tea"})
+    index = new_index()
+
+    def meanwhile(texts: Sequence[str]) -> list[list[float]]:
+        if "tea" in texts:
+            writer.put(HOME, "k", {"text": "coffee"})
+        return embed(texts)
+
+    slow = new_index(embed=meanwhile)
+    done = handle_of(backend.database()).run(reindex(partition_of("", HOME), slow, 2_000_000_000_000_000))
+    assert done == Reindexed(items=1, changed=1)
+    (found,) = backend.store(index=index).search(HOME, query="coffee")
+    assert found.score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_vectors_are_sealed_with_the_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/threads.db"
+    key = bytes(range(32))
+    marked = [0.123456789 * (n + 1) for n in range(16)]
+
+    def always(texts: Sequence[str]) -> list[list[float]]:
+        return [marked for _ in texts]
+
+    with perdure.connect_sync(url, migrate=True, encryption_key=key) as db:
+        store = db.store(index={"dims": 16, "embed": always, "fields": ["text"]})
+        store.put(HOME, "k", {"text": "tea"})
+        assert len(store.search(HOME, query="x")) == 1
+    import numpy as np
+
+    raw = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert np.asarray(marked, dtype="<f4").tobytes()[:12] not in raw
+
+
+def test_best_results_need_no_order_of_the_rest(backend: Backend) -> None:
+    chance = random.Random(4)
+    store = backend.store(index=new_index())
+    for n in range(500):
+        store.put(
+            ("many", f"u{n % 7}"), f"k{n}", {"text": " ".join(chance.choices("ab cd ef gh ij".split(), k=6))}
+        )
+    everything = [item.score for item in store.search(("many",), query="ab cd", limit=500)]
+    assert everything == sorted(everything, key=lambda score: -(score or 0))
+    assert len(everything) == 500
+    page = [item.score for item in store.search(("many",), query="ab cd", limit=10, offset=20)]
+    assert page == everything[20:30]

@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -206,8 +207,11 @@ def test_items_whose_time_is_over_are_swept_for_every_tenant(tmp_path: Path, tal
                 store = runtime.for_tenant(tenant).store()
                 await store.aput(("notes",), "short", {"n": 1}, ttl=0.0001)
                 await store.aput(("notes",), "long", {"n": 2}, ttl=60)
+            sessions = database.history(tenant="third", ttl=timedelta(microseconds=1))
+            await sessions.commit(await sessions.load("s"), [{"role": "user", "content": "hi"}])
             await asyncio.sleep(0.05)
             assert await Sweeper(runtime).sweep() == 0
+            assert await sessions.sweep() == 0, "nothing was left to be swept"
             for tenant in ("", "other"):
                 assert await runtime.for_tenant(tenant).store().asweep_ttl() == 0, (
                     "nothing was left to be swept"

@@ -65,7 +65,7 @@ def opened_of(app: object) -> Any:
     """Return what ``checkpoint_lifespan`` or Perdure's server has opened for an application: an object with
     the runtime; ``None`` if neither has."""
     found = getattr(getattr(app, "state", None), "perdure", None)
-    return getattr(found, "host", found)
+    return getattr(found, "host", None) or found
 
 
 def runtime_of(app: object) -> Runtime | None:

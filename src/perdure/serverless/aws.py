@@ -198,8 +198,10 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
 
 async def _check(app: object) -> None:
     runtime = runtime_of(app)
-    found = runtime.database if runtime is not None else getattr(opened_of(app), "database", None)
-    await _check_resource(found)
+    if runtime is not None:
+        await runtime.check()
+    else:
+        await _check_resource(getattr(opened_of(app), "database", None))
 
 
 async def _check_resource(resource: object) -> None:

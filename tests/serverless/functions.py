@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import perdure
-import perdure.database
+from perdure.database import opening
 from perdure.runtime import Settings
 from perdure.serverless import lambda_function, lambda_handler
 from perdure.testing.faults import Fault, FaultyDriver, kill
 
 if at := int(os.environ.get("KILL_AT", "0")):
-    _open = perdure.database.open_driver
+    _open = opening.open_driver
     when: Any = os.environ.get("KILL_WHEN", "before")
 
     def _killing(url: str, **options: Any) -> Any:
         return FaultyDriver(_open(url, **options), Fault(at, kill, when))
 
-    perdure.database.open_driver = _killing  # type: ignore[assignment]
+    opening.open_driver = _killing  # type: ignore[assignment]
 
 
 def _note(question: str) -> None:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
+from langgraph.channels.base import BaseChannel
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Send
 
+from perdure.conversation.policy import Conversation
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow
 from perdure.model.messages import Message
@@ -101,6 +105,8 @@ class Agent:
             By default such a key is dropped, as LangGraph does, and reported once by the event
             ``state.undeclared``.
         apology: Reply on a channel to messages that were given up; ``None`` for none.
+        conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
+            and summarised as part of a run's input, for graphs that send a model all that they hold.
 
     Raises:
         ValueError: A setting is invalid, or the graph cannot be run with it.
@@ -116,6 +122,7 @@ class Agent:
     durability: Literal["sync", "async"] = "sync"
     strict: bool = False
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
+    conversation: Conversation | None = None
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]
@@ -135,6 +142,8 @@ class Agent:
                 "run durability='sync'; add them with perdure.runtime.isolated_subgraph(…), or use "
                 "Agent(graph, durability='async')"
             )
+        if self.conversation is not None:
+            check_reducer(graph, self.conversation.key)
 
 
 def _is_unsaved(bound: Any) -> bool:
@@ -150,3 +159,37 @@ def agents(
     if not named:
         raise ValueError("a runtime needs at least one graph to run")
     return {name: g if isinstance(g, Agent) else Agent(g) for name, g in named.items()}
+
+
+def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:
+    """Raise ``ValueError`` if a graph's messages cannot be replaced by its input."""
+    channel = graph.channels.get(key)
+    names = _input_names(graph)
+    if not isinstance(channel, BaseChannel) or key not in names:
+        raise ValueError(
+            f"conversation=… needs {key!r} in the graph's input, which has {sorted(names)}; name the "
+            "messages by Conversation(key=…)"
+        )
+    first, second = HumanMessage("a", id="a"), HumanMessage("b", id="b")
+    try:
+        channel = channel.copy()
+        channel.update([[first]])
+        channel.update([[RemoveMessage(id=REMOVE_ALL_MESSAGES), second]])
+        replaced = channel.get()
+    except Exception as error:
+        raise ValueError(_not_replaced(key)) from error
+    if replaced != [second]:
+        raise ValueError(_not_replaced(key))
+
+
+def _input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+    if isinstance(graph, CompiledStateGraph):
+        return set(graph.builder.schemas[graph.builder.input_schema])
+    return {graph.input_channels} if isinstance(graph.input_channels, str) else set(graph.input_channels)
+
+
+def _not_replaced(key: str) -> str:
+    return (
+        f"conversation=… needs a reducer for {key!r} that clears it on RemoveMessage(REMOVE_ALL_MESSAGES), "
+        "as langgraph.graph.add_messages does; use perdure.conversation.fitted(model, …) in the graph instead"
+    )

@@ -98,6 +98,22 @@ class Metrics:
                 ("run.lost", "perdure_runs_lost", "Runs that this process held and another took over."),
                 ("run.write_refused", "perdure_stale_writes_refused", "Writes refused to a lost run."),
                 ("run.not_renewed", "perdure_lease_renewals_failed", "Renewals of a lease that failed."),
+                (
+                    "conversation.repaired",
+                    "perdure_conversations_repaired",
+                    "Inputs of runs that repaired the thread's messages.",
+                ),
+                (
+                    "conversation.compacted",
+                    "perdure_conversations_compacted",
+                    "Inputs of runs that left out messages of the thread.",
+                ),
+                ("conversation.summary_made", "perdure_summaries", "Summaries of conversations made."),
+                (
+                    "conversation.summary_failed",
+                    "perdure_summaries_failed",
+                    "Summaries of conversations that failed; the conversation was left as it was.",
+                ),
             )
         }
         self._deliveries = Counter(
@@ -153,6 +169,9 @@ class Metrics:
                     self._age.labels(graph).observe(_seconds(fields["waited"]))
                 if "took" in fields:
                     self._duration.labels(graph, state).observe(_seconds(fields["took"]))
+            case ["conversation", _]:
+                if name in self._by_event:
+                    self._by_event[name].labels(self._graph(fields)).inc()
             case ["checkpoint", "stored"]:
                 graph = self._graph(fields)
                 for channel, size in fields["channels"].items():

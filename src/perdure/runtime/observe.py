@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 _LEVELS = {
+    "conversation.repaired": logging.WARNING,
+    "conversation.summary_failed": logging.WARNING,
     "checkpoint.large": logging.WARNING,
     "message.refused": logging.WARNING,
     "message.unreadable": logging.ERROR,

@@ -20,6 +20,7 @@ from perdure.errors import NotFound
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.runtime.agents import COMMAND, RESUME, Agent
+from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
@@ -36,7 +37,12 @@ INTERRUPTS = "__interrupt__"
 
 
 async def attempt(
-    agent: Agent, graphs: Graphs, held: HeldRun, journal: EffectJournal, buffer: EventBuffer | None
+    agent: Agent,
+    graphs: Graphs,
+    conversations: Conversations,
+    held: HeldRun,
+    journal: EffectJournal,
+    buffer: EventBuffer | None,
 ) -> Ending:
     """Run the graph for the held run, or continue it.
 
@@ -47,6 +53,7 @@ async def attempt(
     Args:
         agent: The agent of the run's graph.
         graphs: The graphs of this process.
+        conversations: Windows and summaries of the threads.
         held: The run, with its lease.
         journal: The recorded effects of the run.
         buffer: The buffer for the run's events, or ``None`` if it publishes none.
@@ -70,7 +77,7 @@ async def attempt(
     within = TENANT.set(tenant)
     try:
         async with making as graph:
-            return await _attempt(agent, graph, options, held, journal, buffer)
+            return await _attempt(agent, graph, conversations, held, journal, buffer)
     finally:
         TENANT.reset(within)
 
@@ -78,11 +85,12 @@ async def attempt(
 async def _attempt(
     agent: Agent,
     graph: Pregel[Any, Any, Any, Any],
-    options: Options,
+    conversations: Conversations,
     held: HeldRun,
     journal: EffectJournal,
     buffer: EventBuffer | None,
 ) -> Ending:
+    options = Options.read(held.messages[0].options)
     context = context_of(graph, options.context)
     config = now = config_of(agent, held, journal, options, context)
     has_begun = await _has_begun(graph, now, held)
@@ -94,6 +102,8 @@ async def _attempt(
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
+    if agent.conversation is not None and not has_begun:
+        given = await conversations.input(agent.conversation, graph, config, held, given)
     if isinstance(given, Command) and _ends(given):
         await _end(graph, config, now, held, buffer)
         return Ending(DONE, {})
@@ -116,6 +126,8 @@ async def _attempt(
         snapshot = await graph.aget_state(now)
     if interrupts or (snapshot is not None and snapshot.next):
         return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
+    if agent.conversation is not None:
+        await conversations.note_reply(agent.conversation, graph, now, held, values)
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
     return Ending(DONE, {}, tuple(replies))
 

@@ -19,6 +19,7 @@ from perdure.errors import (
     CannotTakeBack,
     Corrupt,
     Fenced,
+    NoWindow,
     PerdureError,
     TooLarge,
     Unavailable,
@@ -30,6 +31,7 @@ from perdure.model.ops import Put
 from perdure.model.queue import OUT, ROLLBACK
 from perdure.model.records import Partition
 from perdure.runtime.context import RuntimeContext
+from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import EventBuffer
 from perdure.runtime.failures import log_failure, place_of
@@ -51,7 +53,7 @@ HEED_S = 5.0
 DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
-_HOPELESS = (Unreadable, Unserialisable, TooLarge)
+_HOPELESS = (NoWindow, Unreadable, Unserialisable, TooLarge)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +91,7 @@ class Runner:
         self._renewing: set[asyncio.Task[None]] = set()
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
+        self.conversations = Conversations(context.observers)
         self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
         self.graphs = Graphs(
             Database(context.database),
@@ -186,6 +189,7 @@ class Runner:
             attempt(
                 agent,
                 self.graphs,
+                self.conversations,
                 held,
                 EffectJournal.of(self._database, held),
                 self._buffers.get(held.run.id),
@@ -291,6 +295,7 @@ class Runner:
             del self._buffers[held.run.id]
             self._subscriptions.closed(buffer, last)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
+        self.conversations.after_reply(held.partition)
         if replies:
             self._dispatch.soon((held.partition, OUT))
         self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))

@@ -1,0 +1,183 @@
+"""Conversations of a runtime's threads: windows as part of a run's input, and summaries made after replies.
+
+A summary is made while no one waits for it, and is kept in this process until the thread's next run stores it
+with its input, in one commit. If the process ends before, the next reply leads to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.messages import BaseMessage, RemoveMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
+from langgraph.pregel import Pregel
+
+from perdure.conversation.compaction import compacted
+from perdure.conversation.policy import Conversation
+from perdure.conversation.summary import SUMMARY_ID, Summary
+from perdure.engine.runs import HeldRun
+from perdure.errors import NoWindow
+from perdure.model.records import Partition
+from perdure.runtime.failures import log_failure
+from perdure.runtime.observe import Observers
+
+_MOST = 1024
+"""Number of summaries that wait for their thread's next run; the oldest is dropped first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A summary that no run has stored yet, and what the one before it covered."""
+
+    base: str | None
+    summary: Summary
+
+
+class Conversations:
+    """Applies the conversation policies of agents to the runs of their threads."""
+
+    def __init__(self, observers: Observers) -> None:
+        self._observers = observers
+        self._made: OrderedDict[Partition, _Made] = OrderedDict()
+        self._replied: dict[Partition, tuple[HeldRun, Conversation, Sequence[BaseMessage]]] = {}
+        self._tasks: dict[Partition, asyncio.Task[None]] = {}
+
+    async def input(
+        self,
+        conversation: Conversation,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        given: Any,
+    ) -> Any:
+        """Return a run's input, with the thread's messages replaced by their window if they change.
+
+        The replacement is part of the input's own checkpoint: both are stored, or neither.
+
+        Args:
+            conversation: The policy.
+            graph: The graph of the run.
+            config: The config of the run; it names the checkpoint to start from.
+            held: The run.
+            given: The input; answers to interrupts and commands are returned unchanged.
+
+        Raises:
+            NoWindow: No valid list of the messages fits.
+        """
+        if not isinstance(given, Mapping):
+            return given
+        key = conversation.key
+        new = given.get(key, [])
+        if not isinstance(new, list | tuple | BaseMessage | Mapping):
+            return given
+        stored = (await graph.aget_state(config)).values
+        before = stored.get(key) or [] if isinstance(stored, Mapping) else []
+        whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
+        if not whole:
+            return given
+        changed = compacted(conversation, whole, self._usable(held.partition, before))
+        if changed is None:
+            return given
+        if changed.repairs:
+            self._emit("repaired", held, changes=sum(changed.repairs.values()))
+        if changed.left_out:
+            self._emit("compacted", held, left_out=changed.left_out, kept=len(changed.messages))
+        if changed.has_new_summary:
+            self._emit("summary_stored", held)
+        return {**given, key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *changed.messages]}
+
+    async def note_reply(
+        self,
+        conversation: Conversation,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        values: Any,
+    ) -> None:
+        """Remember a thread's messages at the end of a run, for its summary.
+
+        Args:
+            conversation: The policy.
+            graph: The graph of the run.
+            config: The config of the run.
+            held: The run.
+            values: The output of the run; the state is read if it lacks the messages.
+        """
+        if conversation.summarize is None:
+            return
+        messages = values.get(conversation.key) if isinstance(values, Mapping) else None
+        if not isinstance(messages, list):
+            messages = (await graph.aget_state(config)).values.get(conversation.key)
+        if isinstance(messages, list):
+            self._replied[held.partition] = (held, conversation, messages)
+
+    def after_reply(self, partition: Partition) -> None:
+        """Begin a thread's summary in the background if its latest run has made one due."""
+        replied = self._replied.pop(partition, None)
+        if replied is None or partition in self._tasks:
+            return
+        task = asyncio.create_task(self._summarise(*replied))
+        self._tasks[partition] = task
+        task.add_done_callback(lambda _: self._tasks.pop(partition, None))
+
+    async def settled(self) -> None:
+        """Wait for the summaries under way."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """End the summaries under way; the next reply of their threads leads to others."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await self.settled()
+
+    def forget(self, partition: Partition) -> None:
+        """Drop what is held of a thread that was deleted."""
+        self._made.pop(partition, None)
+        self._replied.pop(partition, None)
+        if (task := self._tasks.get(partition)) is not None:
+            task.cancel()
+
+    async def _summarise(
+        self, held: HeldRun, conversation: Conversation, messages: Sequence[BaseMessage]
+    ) -> None:
+        summary = Summary.of(messages)
+        rest = [message for message in messages if message.id != SUMMARY_ID]
+        try:
+            leaving = conversation.to_fold(rest, summary)
+            if not leaving:
+                return
+            made = await conversation.fold(summary, leaving)
+        except NoWindow:
+            return  # The thread's next run is refused with this error, where someone waits for it.
+        except Exception as error:
+            self._emit("summary_failed", held, error=type(error).__name__)
+            log_failure(held.run.id, error)
+            return
+        self._made[held.partition] = _Made(None if summary is None else summary.covers, made)
+        self._made.move_to_end(held.partition)
+        while len(self._made) > _MOST:
+            self._made.popitem(last=False)
+        self._emit("summary_made", held, messages=len(leaving))
+
+    def _usable(self, partition: Partition, stored: Any) -> Summary | None:
+        """Return the summary that was made for a thread, unless the thread went another way since."""
+        made = self._made.get(partition)
+        held = Summary.of(stored) if isinstance(stored, list) else None
+        if made is None or made.base != (None if held is None else held.covers):
+            return None
+        return made.summary
+
+    def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
+        self._observers.event(
+            f"conversation.{name}",
+            tenant=held.partition.tenant,
+            thread=held.partition.thread,
+            run=held.run.id,
+            graph=held.run.graph,
+            **fields,
+        )

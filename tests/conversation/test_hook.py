@@ -61,7 +61,11 @@ def test_the_state_keeps_everything_and_the_model_sees_a_window() -> None:
     order = [message.id for message in state["messages"]]
     assert [each for part in folded for each in part] == order[: sum(map(len, folded))]
     assert len(folded) > 2
-    assert state["conversation_summary"] == {"text": f"summary {len(folded)}", "covers": folded[-1][-1]}
+    assert state["conversation_summary"] == {
+        "text": f"summary {len(folded)}",
+        "covers": folded[-1][-1],
+        "keeps": [],
+    }
     assert f"summary {len(folded)}" in model.sent[-1][0].text
     seen = {message.id for message in model.sent[-1]}
     assert set(order[sum(map(len, folded)) :]) - {order[-1]} <= seen

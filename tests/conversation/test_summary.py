@@ -11,7 +11,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from perdure.conversation import SUMMARY_PROMPT, ModelSummarizer, Summary
-from perdure.conversation.summary import folded, transcript
+from perdure.conversation.summary import Leaving, folded, transcript
 from perdure.errors import SummaryRefused
 from tests.conversation.models import Scripted
 
@@ -19,7 +19,7 @@ TALK = [HumanMessage("My name is Ada.", id="h1"), AIMessage("Hello Ada.", id="a1
 
 
 def fold(summarize: Any, summary: Summary | None = None, messages: Sequence[BaseMessage] = TALK) -> Summary:
-    return asyncio.run(folded(summary, messages, summarize, most=200))
+    return asyncio.run(folded(summary, Leaving(list(messages)), summarize, most=200))
 
 
 def test_a_summary_survives_in_its_message() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from langchain_core.messages import BaseMessage
 
-from perdure.conversation.policy import Conversation, after
+from perdure.conversation.policy import Conversation, uncovered
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.conversation.window import Window, is_system
 
@@ -48,7 +48,7 @@ def compacted(
     rest = [message for message in messages if message.id != SUMMARY_ID]
     summary = _extended(held, rest, made)
     chosen = conversation.window(rest, summary=summary)
-    leaving = after(chosen.left_out, summary)
+    leaving = uncovered(chosen.left_out, summary)
     if leaving and conversation.summarize is not None:
         summary = replace(summary or Summary(""), pending=(*(summary.pending if summary else ()), *leaving))
     became = _with_summary(chosen, summary)
@@ -69,7 +69,7 @@ def _extended(held: Summary | None, rest: Sequence[BaseMessage], made: Summary |
         return held
     pending = () if held is None else held.pending
     if made.covers in [message.id for message in pending]:
-        return replace(made, pending=tuple(after(pending, made)))
+        return replace(made, pending=tuple(uncovered(pending, made)))
     if made.covers in [message.id for message in rest]:
         return replace(made, pending=())
     return held

@@ -66,7 +66,7 @@ async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> 
     summary = summary_of(state)
     try:
         leaving = conversation.to_fold(state[conversation.key], summary)
-        if not leaving:
+        if leaving is None:
             return None
         made = await conversation.fold(summary, leaving)
     except NoWindow:
@@ -75,7 +75,7 @@ async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> 
         # A summary must never cost the reply that it follows.
         _LOG.warning("a summary failed and is tried again after the next reply: %s", type(error).__name__)
         return None
-    return {SUMMARY_KEY: {"text": made.text, "covers": made.covers}}
+    return {SUMMARY_KEY: {"text": made.text, "covers": made.covers, "keeps": list(made.keeps)}}
 
 
 def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -87,4 +87,4 @@ def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> d
 def summary_of(state: Mapping[str, Any]) -> Summary | None:
     """Return the summary that a state holds, or ``None``."""
     held = state.get(SUMMARY_KEY)
-    return Summary(held["text"], held["covers"]) if held else None
+    return Summary(held["text"], held["covers"], keeps=tuple(held["keeps"])) if held else None

@@ -10,8 +10,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, SystemMessage
 
 from perdure.conversation.counting import Counter, approximate
-from perdure.conversation.summary import ModelSummarizer, Summarize, Summary, folded
+from perdure.conversation.summary import Leaving, ModelSummarizer, Summarize, Summary, folded
 from perdure.conversation.window import Limit, Window, window
+from perdure.errors import MessageTooLong
 
 _AHEAD = 0.85
 """Share of the limit from which a summary is made ahead, before the window has to move."""
@@ -60,19 +61,27 @@ class Conversation:
         """Return the window of a conversation, as ``perdure.conversation.window`` does under this policy."""
         return self._window(messages, self.bounds, summary, tools, system)
 
-    def to_fold(self, messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
+    def to_fold(self, messages: Sequence[BaseMessage], summary: Summary | None) -> Leaving | None:
         """Return the messages that a summary should cover next: those that left the window, and those that
-        will leave it soon."""
+        will leave it soon; or ``None`` if there are none.
+
+        Raises:
+            NoWindow: No valid list of the messages fits.
+        """
         if self.summarize is None:
-            return []
+            return None
         bounds = self.bounds
         soon = replace(bounds, tokens=max(bounds.summary + 1, int(bounds.tokens * _AHEAD)))
-        left = after(self._window(messages, soon, summary, None, None).left_out, summary)
+        try:
+            chosen = self._window(messages, soon, summary, None, None)
+        except MessageTooLong:
+            chosen = self._window(messages, bounds, summary, None, None)
         pending = () if summary is None else summary.pending
-        return [*pending, *(message for message in left if message.id is not None)]
+        leaving = [*pending, *uncovered(chosen.left_out, summary)]
+        return Leaving(leaving, chosen.cut) if leaving else None
 
-    async def fold(self, summary: Summary | None, messages: Sequence[BaseMessage]) -> Summary:
-        """Return a summary that covers some messages too.
+    async def fold(self, summary: Summary | None, leaving: Leaving) -> Summary:
+        """Return a summary that covers some messages too, as ``to_fold`` found them.
 
         Raises:
             SummaryRefused: What was made is no summary.
@@ -83,7 +92,7 @@ class Conversation:
             raise ValueError("this conversation has no summarize=…")
         if isinstance(summarize, BaseChatModel):
             summarize = ModelSummarizer(summarize, counter=self.counter)
-        return await folded(summary, messages, summarize, most=self.bounds.summary, counter=self.counter)
+        return await folded(summary, leaving, summarize, most=self.bounds.summary, counter=self.counter)
 
     def _window(
         self,
@@ -103,9 +112,14 @@ class Conversation:
         )
 
 
-def after(messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
-    """Return the messages after the last one that a summary covers."""
+def uncovered(messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
+    """Return the messages that a summary does not cover: those after the last one that it covers, or all if
+    that one is not among them, and those before it that it excepts."""
     if summary is None or summary.covers is None:
         return list(messages)
     places = [place for place, message in enumerate(messages) if message.id == summary.covers]
-    return list(messages[places[-1] + 1 :] if places else messages)
+    if not places:
+        return list(messages)
+    last = places[-1]
+    excepted = [message for message in messages[:last] if message.id in summary.keeps]
+    return [*excepted, *messages[last + 1 :]]

@@ -55,17 +55,20 @@ class Summary:
         text: The summary; empty if nothing is summarised yet.
         covers: The id of the last message that the text covers.
         pending: Messages after that one which a model is not sent any more, and which no summary covers yet.
+        keeps: Ids of messages of the user before that one which the text does not cover: they are still
+            sent, as the beginning of a turn whose other messages left the window.
     """
 
     text: str
     covers: str | None = None
     pending: tuple[BaseMessage, ...] = ()
+    keeps: tuple[str, ...] = ()
 
     def message(self) -> SystemMessage:
         """Return the message that a model is sent, and that a thread holds.
 
         The text is marked as data. What is pending is kept beside the content, and is not sent."""
-        held: dict[str, Any] = {"covers": self.covers}
+        held: dict[str, Any] = {"covers": self.covers, "keeps": list(self.keeps)}
         if self.pending:
             held["pending"] = [message_to_dict(message) for message in self.pending]
         content = f"{_ABOUT}{_OPEN}{self.text}{_CLOSE}" if self.text else _NONE
@@ -83,6 +86,7 @@ class Summary:
             rest.removesuffix(_CLOSE),
             held.get("covers"),
             tuple(messages_from_dict(held.get("pending", []))),
+            tuple(held.get("keeps", ())),
         )
 
 
@@ -162,9 +166,18 @@ def _lines(message: BaseMessage) -> Iterator[str]:
             yield f"{role} calls {call['name']}({json.dumps(call['args'], default=str, ensure_ascii=False)})"
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Messages that a summary should cover next, and the ids of the user's messages that stay of their turn,
+    if the window begins within it."""
+
+    messages: list[BaseMessage]
+    keeps: tuple[str, ...] = ()
+
+
 async def folded(
     summary: Summary | None,
-    messages: Sequence[BaseMessage],
+    leaving: Leaving,
     summarize: Summarize,
     *,
     most: int,
@@ -174,7 +187,7 @@ async def folded(
 
     Args:
         summary: The summary so far.
-        messages: Messages that follow it, none of them a system message.
+        leaving: The messages, none of them a system message.
         summarize: Makes the text.
         most: The most tokens of the summary as it is sent.
         counter: Counts the tokens of a message.
@@ -182,6 +195,7 @@ async def folded(
     Raises:
         SummaryRefused: The result is no text, empty, or too long; or the last message has no id.
     """
+    messages = leaving.messages
     if not messages or messages[-1].id is None:
         raise SummaryRefused("a summary has to name the last message that it covers, and that one has no id")
     earlier = "" if summary is None else summary.text
@@ -192,7 +206,7 @@ async def folded(
     text = await made if inspect.isawaitable(made) else made
     if not isinstance(text, str) or not text.strip():
         raise SummaryRefused(f"the summary is empty or no text, but a {type(text).__name__}")
-    new = Summary(text.strip(), messages[-1].id)
+    new = Summary(text.strip(), messages[-1].id, keeps=leaving.keeps)
     size = counter([new.message()])
     if size > most:
         raise SummaryRefused(

@@ -71,12 +71,14 @@ class TokensByPart:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Messages to send, those left out in their order, the tokens by part, and what was repaired."""
+    """Messages to send, those left out in their order, the tokens by part, and what was repaired. ``cut`` has
+    the ids of the user's messages that are sent of a turn which has lost others."""
 
     messages: list[BaseMessage]
     left_out: list[BaseMessage]
     tokens: TokensByPart
     changes: tuple[Change, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -190,6 +192,7 @@ def window(
         [message for unit in left for message in unit.messages],
         TokensByPart(system=fixed.system, tools=fixed.tools, summary=fixed.summary, messages=view.total),
         tuple(changes),
+        tuple(str(each.id) for each in kept[0].messages) if view.rest > view.turn + 1 else (),
     )
 
 

@@ -84,11 +84,11 @@ class Conversations:
         if changed is None:
             return given
         if changed.repairs:
-            self._emit("repaired", held, changes=sum(changed.repairs.values()))
+            self._emit("conversation.repaired", held, changes=sum(changed.repairs.values()))
         if changed.left_out:
-            self._emit("compacted", held, left_out=changed.left_out, kept=len(changed.messages))
+            self._emit("conversation.compacted", held, left_out=changed.left_out, kept=len(changed.messages))
         if changed.has_new_summary:
-            self._emit("summary_stored", held)
+            self._emit("conversation.summary_stored", held)
         return {**given, key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *changed.messages]}
 
     async def note_reply(
@@ -149,20 +149,20 @@ class Conversations:
         rest = [message for message in messages if message.id != SUMMARY_ID]
         try:
             leaving = conversation.to_fold(rest, summary)
-            if not leaving:
+            if leaving is None:
                 return
             made = await conversation.fold(summary, leaving)
         except NoWindow:
             return  # The thread's next run is refused with this error, where someone waits for it.
         except Exception as error:
-            self._emit("summary_failed", held, error=type(error).__name__)
+            self._emit("conversation.summary_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)
             return
         self._made[held.partition] = _Made(None if summary is None else summary.covers, made)
         self._made.move_to_end(held.partition)
         while len(self._made) > _MOST:
             self._made.popitem(last=False)
-        self._emit("summary_made", held, messages=len(leaving))
+        self._emit("conversation.summary_made", held, messages=len(leaving.messages))
 
     def _usable(self, partition: Partition, stored: Any) -> Summary | None:
         """Return the summary that was made for a thread, unless the thread went another way since."""
@@ -174,7 +174,7 @@ class Conversations:
 
     def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
         self._observers.event(
-            f"conversation.{name}",
+            name,
             tenant=held.partition.tenant,
             thread=held.partition.thread,
             run=held.run.id,

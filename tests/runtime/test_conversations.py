@@ -16,7 +16,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
-from perdure.database import Database
+from perdure.database.base import DatabaseBase
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import WRITES, Fault, fail, faulty
 from tests.backends import BACKENDS, EMPTY
@@ -72,7 +72,7 @@ def graph(model: Scripted) -> Any:
 
 
 @asynccontextmanager
-async def working(database: Database, agent: Agent, seen: Seen | None = None) -> AsyncIterator[Runtime]:
+async def working(database: DatabaseBase, agent: Agent, seen: Seen | None = None) -> AsyncIterator[Runtime]:
     observers = [seen or Seen()]
     async with asyncio.timeout(100), Runtime(database, agent, settings=QUICK, observers=observers) as app:
         yield app
@@ -256,7 +256,7 @@ def test_a_graph_whose_messages_cannot_be_replaced_is_refused() -> None:
 def test_a_fault_at_any_write_leaves_one_summary_and_every_message(on: str) -> None:
     turns = 14
 
-    async def talk(database: Database, seen: Seen) -> list[BaseMessage]:
+    async def talk(database: DatabaseBase, seen: Seen) -> list[BaseMessage]:
         model = Scripted(answers=[AIMessage(REPLY)])
         agent = Agent(graph(model), conversation=policy(Summaries()))
         async with working(database, agent, seen) as app:

@@ -16,6 +16,7 @@ from perdure.model.ops import Fetch, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, STORE
 from perdure.storage.memory import MemoryDriver
+from perdure.testing.conformance.meaning import new_index
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
 from tests.engine.test_transfer import KEY_A, Hooked, database, in_memory, rows
 
@@ -44,6 +45,25 @@ def test_items_move_and_those_that_differ_are_left_alone() -> None:
     assert {i.key: i.dict() for i in target.store().search(space, limit=1000)} == {
         i.key: i.dict() for i in source.store().search(space, limit=1000)
     }
+
+
+def test_items_are_found_by_meaning_where_they_arrive() -> None:
+    source, target = in_memory(), in_memory(KEY_A)
+    store, other = source.store(index=new_index()), target.store(index=new_index())
+    for n in range(250):
+        store.put(("a",), f"key {n}", {"text": f"tea {n}"}, index=None if n % 2 else False)
+    other.put(("a",), "extra", {"text": "tea 7"})
+    assert [item.key for item in other.search(("a",), query="tea 7")] == ["extra"]
+    (partition,) = admin.partitions(source, None)
+    admin.move(source, partition, target, replace=True)
+    found = [(item.key, item.score) for item in other.search(("a",), query="tea 7", limit=200)]
+    assert sorted(found) == sorted(
+        (item.key, item.score) for item in store.search(("a",), query="tea 7", limit=200)
+    )
+    assert len(found) == 125
+    store.put(("a",), "key 7", {"text": "coffee"})
+    admin.move(source, partition, target, replace=True)
+    assert other.search(("a",), query="coffee", limit=1)[0].key == "key 7"
 
 
 def test_items_that_are_half_there_are_finished() -> None:

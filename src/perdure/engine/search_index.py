@@ -23,6 +23,7 @@ from perdure.model.records import DOCUMENT, ITEM, Key, Partition, Record
 _COLLECTION = "search"
 _GENERATION: Key = (_COLLECTION, "")
 _OF_ITEM = "="
+_LAST = 1 << 52
 _HEADERS = 1000
 _BODIES = 200
 
@@ -111,11 +112,23 @@ def changes(
 
 def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredIndexEntry]]:
     """Return the entries of some items, those that exist."""
+    records = yield from _records(partition, keys)
+    return {_item(record): _stored(partition, record) for record in records}
+
+
+def copies(partition: Partition, keys: Sequence[str]) -> Program[list[Op]]:
+    """Return the operations that store the entries of some items in another database, with a generation that
+    differs if the entries do."""
+    records = yield from _records(partition, keys)
+    ops = [entry_op(_item(record), record.body, record.version) for record in records]
+    mark = sum(record.version for record in records) % _LAST + 1
+    return [*ops, generation_op(mark)] if ops else []
+
+
+def _records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
     wanted = tuple(Get(DOCUMENT, (_COLLECTION, _OF_ITEM + key)) for key in keys)
-    if not wanted:
-        return {}
-    answers = yield from ask(Fetch(partition, wanted))
-    return {_item(record): _stored(partition, record) for records in answers for record in records}
+    answers = (yield from ask(Fetch(partition, wanted))) if wanted else ()
+    return [record for records in answers for record in records]
 
 
 def _versions(partition: Partition) -> Program[dict[str, int]]:

@@ -1,7 +1,7 @@
 """Transfer of a namespace of the store: its living items, compared by content on arrival.
 
-Items are independent, so they arrive page by page and can be read as they arrive. An item that expires
-during the transfer is on neither side afterwards.
+Items are independent, so they arrive page by page, with their entries in the search index, and can be read
+as they arrive. An item that expires during the transfer is on neither side afterwards.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 import ormsgpack
 
+from perdure.engine import search_index
 from perdure.engine.content import ATTEMPTS, Digest, Report, silent
 from perdure.engine.paging import read_all
 from perdure.engine.retention import batches
@@ -185,8 +186,12 @@ def _send(
             puts.append(Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version))
             sent[record.key] = version
             written += len(record.body)
-        yield from at(Side.TARGET, _commit(target, puts, terms))
-    extra: list[Op] = [Delete(ITEM, key, i.record.version) for key, i in there.items() if key not in mine]
+        entries = yield from at(Side.SOURCE, search_index.copies(partition, [r.key[0] for r in records]))
+        yield from at(Side.TARGET, _commit(target, [*puts, *entries], terms))
+    extra: list[Op] = []
+    for key, item in there.items():
+        if key not in mine:
+            extra += (Delete(ITEM, key, item.record.version), search_index.removal(key[0]))
     yield from at(Side.TARGET, _commit(target, extra, terms))
     return written
 

@@ -42,17 +42,19 @@ SCHEMA = Schema(
 )
 
 
-def old_graph(db: perdure.SyncDatabase) -> Any:
+def old_graph(db: perdure.SyncDatabase, *, asks: bool = True) -> Any:
     def ask(state: Before) -> Before:
-        return {"topic": state["topic"] + interrupt("why?"), "count": state.get("count", 0) + 1}
+        answer = interrupt("why?") if asks else ""
+        return {"topic": state["topic"] + answer, "count": state.get("count", 0) + 1}
 
     builder = StateGraph(Before).add_node("ask", ask).add_edge(START, "ask").add_edge("ask", END)
     return builder.compile(checkpointer=db.checkpointer())
 
 
-def new_graph(db: perdure.SyncDatabase, schema: Schema = SCHEMA) -> Any:
+def new_graph(db: perdure.SyncDatabase, schema: Schema = SCHEMA, *, asks: bool = True) -> Any:
     def question(state: After) -> After:
-        return {"subject": state["subject"] + interrupt("why?"), "count": state.get("count", 0) + 1}
+        answer = interrupt("why?") if asks else ""
+        return {"subject": state["subject"] + answer, "count": state.get("count", 0) + 1}
 
     builder = StateGraph(After).add_node("question", question)
     builder.add_edge(START, "question").add_edge("question", END)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -47,3 +49,37 @@ def test_a_question_from_before_a_deploy_is_answered(storage: Storage, by_id: bo
             assert (state.values, state.next) == ({"reply": "so"}, ())
 
     go(main())
+
+
+def test_a_worker_of_the_older_version_leaves_a_migrated_thread_to_the_newer_one(storage: Storage) -> None:
+    async def main() -> None:
+        async with working(storage.database(), after()) as newer:
+            run = await newer.wait(await newer.submit("ada", {"reply": ""}), 30)
+            assert run.state == "waiting"
+        old = Observed()
+        async with working(storage.database(), before(), observers=[old]) as older:
+            ticket = await older.answer("ada", "so")
+            await asyncio.wait_for(old.refused_twice.wait(), 30)
+            assert (await older.runs("ada"))[0].state == "open"
+        async with working(storage.database(), after()) as newer:
+            ended = await newer.wait(ticket, 30)
+            assert (ended.state, ended.attempts) == ("done", 1)
+
+    go(main())
+
+
+class Observed:
+    """Sees how often a worker was refused."""
+
+    def __init__(self) -> None:
+        self.refused_twice = asyncio.Event()
+        self.errors: list[str] = []
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "run.attempt_failed":
+            self.errors.append(fields["error"])
+            if self.errors == ["SchemaTooNew"] * 2:
+                self.refused_twice.set()
+
+    def span(self, name: str, fields: dict[str, Any]) -> Any:
+        return nullcontext()

@@ -21,6 +21,8 @@ from perdure.errors import (
     Fenced,
     NoWindow,
     PerdureError,
+    SchemaTooNew,
+    ThreadPinned,
     TooLarge,
     Unavailable,
     Unreadable,
@@ -53,6 +55,7 @@ HEED_S = 5.0
 DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
+_OTHER_VERSION = (SchemaTooNew, ThreadPinned)
 _HOPELESS = (NoWindow, Unreadable, Unserialisable, TooLarge)
 
 
@@ -344,11 +347,14 @@ class Runner:
         if asked is not None and not isinstance(error, Unavailable):
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             most = min(asked, most)
-        if held.run.attempts >= most or isinstance(error, _HOPELESS):
+        is_for_another = isinstance(error, _OTHER_VERSION)
+        if not is_for_another and (held.run.attempts >= most or isinstance(error, _HOPELESS)):
             return await self._given_up(held, reason, type(error).__name__)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())
-        after = await self._database.arun(runs.put_off(held, until, {"error": reason}, now))
+        # In a rolling deploy a worker of the other version goes on: the attempt does not count.
+        put_off = runs.put_off(held, until, {"error": reason}, now, counts=not is_for_another)
+        after = await self._database.arun(put_off)
         self._dispatch.schedule(held.partition, after.lane, now)
         return False
 

@@ -15,6 +15,7 @@ from perdure.cli.import_data import import_
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve
 from perdure.cli.store import store
+from perdure.cli.tenants import tenants
 from perdure.cli.threads import threads
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
@@ -29,6 +30,7 @@ app.command()(worker)
 app.command()(serve)
 app.command()(demo)
 app.add_typer(threads, name="threads")
+app.add_typer(tenants, name="tenants")
 app.add_typer(store, name="store")
 app.add_typer(care, name="care")
 app.add_typer(schema, name="schema")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import track
 
-from perdure.cli.app import Db, KeyFile, Tenant, err, opened, out, url_of
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, url_of
 from perdure.errors import Conflict, Corrupt, MigrationRequired
 from perdure.model.records import THREADS
 from perdure.storage.url import backend_of, redacted
+
+if TYPE_CHECKING:
+    from perdure.engine.fsck_report import Finding
 
 
 def migrate(
@@ -62,10 +68,12 @@ def fsck(
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check the database and its threads: links, heads, tags, references, checksums, and the queue.
 
-    Exit code 0 when everything is sound (or was repaired), 1 when damage is left.
+    Exit code 0 when everything is sound (or was repaired), 1 when damage is left. With --json, one object for
+    each finding, and nothing if there is none.
     """
     from perdure import admin
 
@@ -74,24 +82,42 @@ def fsck(
         names = thread_ids or list(threads)
         damaged = 0
         for detail in [] if thread_ids else admin.examine(database):
-            err.print(f"database: {escape(detail)}; restore it from a backup", soft_wrap=True)
+            if as_json:
+                print_json({"thread_id": None, "kind": "database", "detail": detail})
+            else:
+                err.print(f"database: {escape(detail)}; restore it from a backup", soft_wrap=True)
             damaged += 1
-        for name in names:
+        hidden = len(names) == 1 or as_json or not sys.stderr.isatty()
+        for name in track(names, "Checking", console=err, transient=True, disable=hidden):
             try:
                 findings = database.fsck(name)
                 repaired = database.repair(name) if findings and repair else None
             except (Corrupt, Conflict) as error:
                 # One thread that cannot be checked must not prevent the check of the others.
-                err.print(f"thread {name!r} was not checked: {escape(str(error))}", soft_wrap=True)
+                if as_json:
+                    print_json({"thread_id": name, "kind": "not checked", "detail": str(error)})
+                else:
+                    err.print(f"thread {name!r} was not checked: {escape(str(error))}", soft_wrap=True)
                 damaged += 1
                 continue
             if repaired is not None:
                 for finding in repaired.fixed:
-                    out.print(f"repaired: {escape(str(finding))}")
+                    if as_json:
+                        print_json(_finding(finding, is_repaired=True))
+                    else:
+                        out.print(f"repaired: {escape(str(finding))}", soft_wrap=True)
                 findings = list(repaired.left)
             for finding in findings:
-                err.print(escape(str(finding)), soft_wrap=True)
+                if as_json:
+                    print_json(_finding(finding))
+                else:
+                    err.print(escape(str(finding)), soft_wrap=True)
             damaged += bool(findings)
     if damaged:
         raise typer.Exit(1)
-    out.print("1 thread is sound" if len(names) == 1 else f"{len(names)} threads are sound")
+    if not as_json:
+        out.print("1 thread is sound" if len(names) == 1 else f"{len(names)} threads are sound")
+
+
+def _finding(finding: Finding, *, is_repaired: bool = False) -> dict[str, Any]:
+    return {**asdict(finding), "kind": finding.kind.value, "repaired": is_repaired}

@@ -24,6 +24,7 @@ from perdure.cli.app import (
     printable,
 )
 from perdure.cli.care import DryRun, prune_threads
+from perdure.cli.diff import diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.errors import Corrupt, NotFound
 from perdure.model.records import Partition
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 threads = typer.Typer(help="Look at threads and their queues, tag and prune them.", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 _TIME_WIDTH = len("2026-01-01T00:00:00.000000+00:00")
-for command in (inbox, runs, outbox, dead, retry, stuck):
+for command in (diff, inbox, runs, outbox, dead, retry, stuck):
     threads.command()(command)
 
 

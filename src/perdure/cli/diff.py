@@ -1,0 +1,122 @@
+"""Comparison of two checkpoints of a thread: which channels changed, and by which items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, jsonable, opened, out, print_json
+from perdure.errors import NotFound
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+
+_WIDEST = 2000
+
+
+def diff(
+    thread_id: ThreadId,
+    before: Annotated[
+        str | None,
+        typer.Argument(help="A checkpoint's id or a tag; by default the parent of the other one"),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Argument(help="A checkpoint's id or a tag; by default the latest")
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed in a thread's state between two checkpoints.
+
+    Without ids: what the latest step changed. Lists are compared item by item, so that of a conversation the
+    messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
+    """
+    with opened(db, tenant, key_file) as database:
+        new = database.show(thread_id, _id(database, thread_id, after, namespace), namespace)
+        old_id = new.parent_id if before is None else _id(database, thread_id, before, namespace)
+        old = None if old_id is None else database.show(thread_id, old_id, namespace)
+    first = {} if old is None else {c.name: c.value for c in old.channels}
+    second = {c.name: c.value for c in new.channels}
+    changes = list(_changes(first, second))
+    if as_json:
+        for change in changes:
+            print_json({"thread_id": thread_id, "before": old_id, "after": new.checkpoint_id, **change})
+        return
+    out.print(f"{escape(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}", soft_wrap=True)
+    if not changes:
+        out.print("No channel differs.")
+    for change in changes:
+        out.print(f"\n[bold]{escape(change['channel'])}[/] {change['change']}")
+        for sign, color in (("removed", "red"), ("added", "green")):
+            for item in change[sign]:
+                mark = "-" if sign == "removed" else "+"
+                out.print(f"[{color}]{mark} {escape(_line(item))}[/]", soft_wrap=True)
+
+
+def _id(database: SyncDatabase, thread_id: str, name: str | None, namespace: str) -> str | None:
+    """Return the id of a checkpoint named by its id or a tag."""
+    if name is None:
+        return None
+    named = database.tags(thread_id).get(name, name)
+    try:
+        database.show(thread_id, named, namespace)
+    except NotFound as error:
+        raise NotFound(
+            f"thread {thread_id!r} has no checkpoint or tag {name!r}; `perdure threads history` lists them"
+        ) from error
+    return named
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in sorted({*first, *second}):
+        if name not in second:
+            yield {"channel": name, "change": "removed", "removed": _items(first[name]), "added": []}
+        elif name not in first:
+            yield {"channel": name, "change": "added", "removed": [], "added": _items(second[name])}
+        elif _text(first[name]) != _text(second[name]):
+            removed, added = _items(first[name]), _items(second[name])
+            if isinstance(first[name], list) and isinstance(second[name], list):
+                removed, added = _differing(removed, added)
+            yield {"channel": name, "change": "changed", "removed": removed, "added": added}
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _differing(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the items of one list that are not in the other, in order."""
+    matcher = SequenceMatcher(None, [_text(i) for i in first], [_text(i) for i in second], autojunk=False)
+    removed: list[Any] = []
+    added: list[Any] = []
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag != "equal":
+            removed += first[a:b]
+            added += second[c:d]
+    return removed, added
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=jsonable)
+
+
+def _line(item: Any) -> str:
+    """Return an item on one line: a message as its type and text, anything else as JSON."""
+    inner = item.get("value") if isinstance(item, dict) else None
+    if isinstance(inner, dict) and "content" in inner and "type" in inner:
+        content = inner["content"]
+        text = content if isinstance(content, str) else _text(content)
+        calls = "".join(f" [calls {call.get('name')}]" for call in inner.get("tool_calls") or ())
+        line = f"{inner['type']}: {text}{calls}"
+    else:
+        line = _text(item)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]}… ({len(line):,} characters)"

@@ -1,0 +1,36 @@
+"""Commands on the tenants of a database."""
+
+from __future__ import annotations
+
+import typer
+
+from perdure.cli.app import AsJson, Db, KeyFile, opened, out, print_json, printable
+
+tenants = typer.Typer(help="Look at the tenants of a database.", no_args_is_help=True)
+
+
+@tenants.callback()
+def group() -> None:
+    """Look at the tenants of a database."""
+
+
+@tenants.command("ls")
+def list_tenants(db: Db = None, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """List the tenants, by name, each with its number of threads.
+
+    Threads without a tenant are those of the tenant ''.
+    """
+    from perdure import admin
+
+    with opened(db, key=key_file) as database:
+        counts = admin.tenants(database)
+    if as_json:
+        for tenant, threads in counts.items():
+            print_json({"tenant": tenant, "threads": threads})
+        return
+    if not counts:
+        out.print("No tenants yet.")
+        return
+    typer.echo(f"{'threads':>9}  tenant")
+    for tenant, threads in counts.items():
+        typer.echo(f"{threads:>9,}  {printable(tenant) or repr('')}")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from perdure.care.expiring import with_expired
 from perdure.engine import sweep
 from perdure.engine.sweep import Failure, SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
@@ -114,7 +115,7 @@ class RetentionSweeper:
         whose = None if options.all_tenants else tenant
         terms = SweepTerms(rules, digest, limits, whose, options.dry_run, options.only_default)
         owner = options.owner or secrets.token_hex(8)
-        return cls(driver, terms, owner, pace=WorkShare(options.share), on_step=options.on_step)
+        return cls(with_expired(driver), terms, owner, pace=WorkShare(options.share), on_step=options.on_step)
 
     def sweep(self) -> Swept | None:
         """Sweep every thread once and return the result; ``None`` if another process sweeps."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from perdure.care.expiring import ExpiringDriver
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
@@ -59,8 +60,11 @@ def over(
         wrap: As for ``open_database``: a driver around the encrypting one.
     """
     digest = Digester(*(keyring.digest_keys if keyring is not None else ()))
-    sealed = wrap(EncryptedDriver(driver, keyring))
-    return SyncDatabase(DatabaseHandle(sealed, tenant=tenant, digest=digest, retention=retention))
+    whole = wrap(EncryptedDriver(driver, keyring))
+    shown = whole
+    if retention is not None and retention.expires:
+        shown = ExpiringDriver(whole, retention)
+    return SyncDatabase(DatabaseHandle(shown, tenant=tenant, digest=digest, retention=retention))
 
 
 @contextmanager

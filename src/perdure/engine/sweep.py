@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perdure.engine import documents, retention
-from perdure.engine.expiry import read_at_rest, remove_expired
+from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
 from perdure.engine.retention import Contents
 from perdure.engine.threads import missing_head
 from perdure.engine.transact import Budget
@@ -27,6 +27,7 @@ from perdure.model.records import (
     INBOX,
     OUTBOX,
     RESERVED,
+    SERVER,
     TAG,
     WRITE,
     Key,
@@ -266,12 +267,24 @@ def visit(partition: Partition, terms: SweepTerms, now: int) -> Program[Swept]:
     expires_at = None if terms.only_default else thread.expires_at(terms.rules)
     if expires_at is not None and expires_at <= now:
         counted = yield from _weigh_all(partition)
-        if terms.dry_run or (yield from remove_expired(partition, thread)):
+        if terms.dry_run or (yield from _remove_listed(partition, thread)):
             return counted
         return Swept(threads=1)
     if policy is None or not policy.prunes or not (yield from _has_old(partition, policy, now)):
         return Swept(threads=1)
     return (yield from _prune(partition, policy, terms, now))
+
+
+def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
+    """Remove an expired thread, and its entry in a server's index."""
+    index = Partition(partition.tenant, "threads", SERVER)
+    entry = yield from documents.get(index, "threads", partition.thread)
+    if not (yield from remove_expired(partition, thread)):
+        return False
+    if entry is not None:
+        # A thread of this name that was created since has an entry of another version.
+        yield from documents.remove(index, "threads", partition.thread, entry.version)
+    return True
 
 
 def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]:

@@ -130,6 +130,7 @@ class RetentionRules:
         default: the policy of all other threads; ``None`` keeps them as they are.
         policies: further policies by name.
         assistants: names of policies by assistant id or graph id.
+        thread_ttl: threads expire by the time to live that clients of a server set for them, too.
 
     Raises:
         ValueError: an assistant has the name of a policy that does not exist.
@@ -138,6 +139,7 @@ class RetentionRules:
     default: Retention | None = None
     policies: Mapping[str, Retention] = field(default_factory=lambda: _NO_POLICIES)
     assistants: Mapping[str, str] = field(default_factory=lambda: _NO_NAMES)
+    thread_ttl: bool = False
 
     def __post_init__(self) -> None:
         for assistant, name in self.assistants.items():
@@ -158,6 +160,11 @@ class RetentionRules:
         """Shortest ``idle`` of all policies in microseconds; ``None`` if no thread expires by a policy."""
         every = [each.idle_us for each in (self.default, *self.policies.values()) if each is not None]
         return min((idle for idle in every if idle is not None), default=None)
+
+    @property
+    def expires(self) -> bool:
+        """True if threads expire at all."""
+        return self.thread_ttl or self.shortest_idle_us is not None
 
     @property
     def is_empty(self) -> bool:

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from perdure.care.sweeper import SweepOptions
 from perdure.cli.signals import asked_to_stop, leave
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.worker import HostPort, WorkerConfig
@@ -25,7 +26,9 @@ from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
 from perdure.runtime.loading import LoadedGraph, find, load_agent, load_channels
+from perdure.runtime.observe import Observers
 from perdure.runtime.options import WEBHOOK
+from perdure.runtime.retention import RetentionLoop
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
@@ -77,11 +80,18 @@ async def _work(
     with asked_to_stop() as stop:
         with _counted(config.metrics) as counting:
             async with connect(
-                url, migrate=config.development, tenant=whose.tenant, encryption_key=whose.key
+                url,
+                migrate=config.development,
+                tenant=whose.tenant,
+                encryption_key=whose.key,
+                retention=replace(config.retention.rules, thread_ttl=True),
             ) as database:
                 observers: tuple[Observer, ...] = (Logs(), tally, *counting)
                 runtime = _runtime(config, whose, database, agents, replying, observers, name)
-                async with runtime:
+                sweeping = config.retention
+                options = SweepOptions(all_tenants=whose.all_tenants, owner=name, share=sweeping.share)
+                swept = RetentionLoop(database, Observers(observers), every=sweeping.every, options=options)
+                async with runtime, swept:
                     _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
                     asked = await stop
                     line = "worker %s got %s: it claims nothing more and ends within %g s"

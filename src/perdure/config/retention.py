@@ -27,11 +27,19 @@ class Sweeping:
 def sweeping(settled: ResolvedConfig) -> Sweeping:
     """Return the settings of sweeps.
 
+    ``checkpointer.ttl.default_ttl`` of ``langgraph.json`` is another name of ``idle``, in minutes, if expired
+    threads are to be deleted.
+
     Raises:
         BadSetting: settings do not fit together.
     """
     given = settled.given("retention.")
     own = {name: given[name] for name in _FIELDS if name in given}
+    if (idle := _ttl(settled)) is not None:
+        if "idle" in own:
+            names = f"{settled.name('retention.idle')} and {settled.name('checkpointer.ttl.default_ttl')}"
+            raise BadSetting(f"{names} both set when a thread expires; set one of them")
+        own["idle"] = idle
     if own.keys() == {"keep_tagged"}:
         name = settled.name("retention.keep_tagged")
         raise BadSetting(f"{name} is set, but no thread expires; set retention.idle, e.g. to '90d'")
@@ -43,6 +51,13 @@ def sweeping(settled: ResolvedConfig) -> Sweeping:
         raise BadSetting(f"{settled.name('retention.assistants')}: {error}") from error
     every = duration_us(settled["retention.every"]) / 1_000_000
     return Sweeping(rules, every, settled["retention.share"])
+
+
+def _ttl(settled: ResolvedConfig) -> float | None:
+    """Return the seconds after which threads are deleted by the settings under ``checkpointer.ttl``."""
+    minutes: float | None = settled["checkpointer.ttl.default_ttl"]
+    is_deleting = settled["checkpointer.ttl.strategy"] == "delete"
+    return None if minutes is None or not is_deleting else minutes * 60
 
 
 def load(

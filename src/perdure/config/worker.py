@@ -15,6 +15,7 @@ from langgraph.store.base import TTLConfig
 
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.store_index import StoreIndex
+from perdure.config.retention import Sweeping, sweeping
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
 
@@ -42,6 +43,7 @@ class WorkerConfig:
     settings: Settings
     store: TTLConfig | None
     store_index: StoreIndex | None
+    retention: Sweeping
     development: bool
     webhook_hosts: tuple[str, ...] | None
     metrics: HostPort | None
@@ -100,6 +102,7 @@ def load(
         settings=Settings(**settled.runtime()),
         store=settled.store_ttl(),
         store_index=settled.store_index(),
+        retention=sweeping(settled),
         development=bool(settled["development"]),
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
         metrics=_metrics(settled),

@@ -152,6 +152,31 @@ class Metrics:
             registry=to,
             multiprocess_mode="livemax",
         )
+        self._swept = {
+            name: Counter(f"perdure_swept_{what}", text, registry=to)
+            for name, what, text in (
+                ("threads", "threads", "Threads looked at by sweeps of this process."),
+                ("expired", "expired_threads", "Expired threads that sweeps removed."),
+                ("checkpoints", "checkpoints", "Checkpoints that sweeps removed."),
+                ("bytes", "bytes", "Bytes of stored values and records that sweeps removed."),
+                ("failed", "threads_failed", "Threads that could not be swept."),
+            )
+        }
+        self._sweep_errors = Counter(
+            "perdure_sweep_errors", "Sweeps that an error ended in this process.", registry=to
+        )
+        self._sweep_ended = Gauge(
+            "perdure_sweep_last_success_timestamp_seconds",
+            "Time at which the last sweep of the database ended, by any process, in seconds since 1970.",
+            registry=to,
+            multiprocess_mode="max",
+        )
+        self._sweep_every = Gauge(
+            "perdure_sweep_interval_seconds",
+            "Time between two sweeps.",
+            registry=to,
+            multiprocess_mode="livemax",
+        )
         self._unavailable = Counter(
             "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
         )
@@ -180,6 +205,14 @@ class Metrics:
                 self._outboxes_lost.inc()
             case ["reply", state]:
                 self._deliveries.labels(self._channel(fields), state).inc()
+            case ["sweep", "finished"]:
+                for count, counter in self._swept.items():
+                    counter.inc(fields[count])
+            case ["sweep", "seen"]:
+                self._sweep_ended.set(fields["finished_at"] / 1_000_000)
+                self._sweep_every.set(fields["every"] / 1_000_000)
+            case ["sweep", "failed"]:
+                self._sweep_errors.inc()
             case ["thread", "older"]:
                 self._older.inc()
             case ["worker", "unserved_threads"]:

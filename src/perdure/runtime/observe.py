@@ -33,6 +33,8 @@ _LEVELS = {
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
     "state.undeclared": logging.WARNING,
+    "sweep.failed": logging.WARNING,
+    "sweep.finished": logging.INFO,
     "thread.deleted": logging.INFO,
     "thread.follow_not_renewed": logging.WARNING,
     "thread.older": logging.WARNING,

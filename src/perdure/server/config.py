@@ -15,6 +15,7 @@ from typing import Any, Literal
 from langgraph.store.base import TTLConfig
 
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
+from perdure.config.retention import Sweeping, sweeping
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
 from perdure.config.store_index import StoreIndex
@@ -109,6 +110,7 @@ class Config:
     development: bool
     store: TTLConfig | None
     store_index: StoreIndex | None
+    retention: Sweeping
     checkpointer: ThreadTtl | None
     env: Mapping[str, str] = field(repr=False)
     import_folders: tuple[Path, ...]
@@ -174,6 +176,7 @@ def load(
         development=is_development,
         store=settled.store_ttl(),
         store_index=settled.store_index(),
+        retention=sweeping(settled),
         checkpointer=_thread_ttl(settled),
         env=settled.env,
         import_folders=settled.import_folders(),

@@ -9,19 +9,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
+from perdure.care.sweeper import SweepOptions
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.loading import LoadedGraph, find, load_agent
-from perdure.runtime.observe import Logs, Observer
+from perdure.runtime.observe import Logs, Observer, Observers
+from perdure.runtime.retention import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
@@ -53,7 +56,12 @@ async def opened(
     make_folder_of(config.database_url)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(
-            connect(config.database_url, migrate=config.development, encryption_key=encryption_key)
+            connect(
+                config.database_url,
+                migrate=config.development,
+                encryption_key=encryption_key,
+                retention=replace(config.retention.rules, thread_ttl=True),
+            )
         )
         host = await _running(stack, config, database, agents, gate, settings, works)
         yield host
@@ -101,6 +109,10 @@ async def _running(
     )
     stack.push_async_callback(host.close)
     await stack.enter_async_context(Sweeper(runtime))
+    sweeping = config.retention
+    options = SweepOptions(all_tenants=True, share=sweeping.share)
+    loop = RetentionLoop(database, Observers(_observers()), every=sweeping.every, options=options)
+    await stack.enter_async_context(loop)
     return host
 
 

@@ -1,0 +1,92 @@
+"""Periodic sweep: one process of a database at a time applies the retention policies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import Self
+
+from perdure.care.sweeper import SweepOptions
+from perdure.database import Database
+from perdure.engine import sweep
+from perdure.engine.sweep import SweepState
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.runtime.observe import Observers
+
+_LOOK_S = 60.0
+"""Longest time between two looks at the state of the database's sweep."""
+
+
+class RetentionLoop:
+    """Sweeps a database whenever the last sweep by any process is ``every`` seconds ago. An async context
+    manager.
+
+    Args:
+        database: the database, with its policies.
+        observers: receive ``sweep.finished`` with the counts of a sweep of this process, ``sweep.failed``,
+            and ``sweep.seen`` with the time of the last sweep of any process.
+        every: seconds between two sweeps.
+        options: how a sweep is done.
+    """
+
+    def __init__(
+        self, database: Database, observers: Observers, *, every: float, options: SweepOptions
+    ) -> None:
+        self._database = database
+        self._observers = observers
+        self._every = every
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._sweep_for_ever())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def sweep_if_due(self) -> float:
+        """Sweep if it is time, and return the seconds until the next look."""
+        tenant = None if self._options.all_tenants else self._database.tenant
+        state, _ = await self._database.arun(sweep.read_state(tenant))
+        left = self._left(state, await self._database.arun(ask(Now())))
+        if left > 0:
+            self._saw(state.finished_at)
+            return min(left, _LOOK_S)
+        began = time.monotonic()
+        swept = await self._database.sweeper(self._options).asweep()
+        if swept is not None:
+            took = round((time.monotonic() - began) * 1_000_000)
+            self._observers.event("sweep.finished", **asdict(swept), took=took)
+            self._saw(await self._database.arun(ask(Now())))
+        return min(self._every, _LOOK_S)
+
+    def _left(self, state: SweepState, now: int) -> float:
+        if not state.is_over or state.finished_at is None:
+            return 0.0
+        return (state.finished_at - now) / 1_000_000 + self._every
+
+    def _saw(self, finished_at: int | None) -> None:
+        if finished_at is not None:
+            self._observers.event("sweep.seen", finished_at=finished_at, every=round(self._every * 1_000_000))
+
+    async def _sweep_for_ever(self) -> None:
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                pause = await self.sweep_if_due()
+            except Exception as error:
+                # The next sweep may succeed; a loop that ended here would stop without a notice.
+                self._observers.event("sweep.failed", error=type(error).__name__)
+                pause = _LOOK_S

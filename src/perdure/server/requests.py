@@ -229,6 +229,13 @@ class StateAt(Body):
     select: list[str] | None = None
 
 
+class NewTag(Body):
+    """The checkpoint to tag; the latest of the namespace by default."""
+
+    checkpoint_id: str | None = None
+    checkpoint_ns: str = ""
+
+
 class History(Body):
     """Conditions and page of a thread's past states. ``before`` is a checkpoint's id, a reference to it,
     or a config of it."""

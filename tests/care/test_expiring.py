@@ -12,6 +12,8 @@ from langgraph.checkpoint.base import id as ids
 import perdure
 from perdure import Retention, RetentionRules
 from perdure.care.expiring import ExpiringDriver, with_expired
+from perdure.database.base import handle_of
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.model.ops import Expect, Find, Now
 from perdure.model.records import OF_THREAD, SERVER, Partition
@@ -47,12 +49,14 @@ class Moved:
 class Kept:
     """A database whose threads expire an hour after their last activity, and what is stored in it."""
 
-    def __init__(self, db: perdure.Database, wait: Callable[[float], None]) -> None:
+    def __init__(self, db: perdure.SyncDatabase, wait: Callable[[float], None]) -> None:
         rules = RetentionRules(IDLE)
-        self.moved = Moved(with_expired(db._driver))
-        self.whole = perdure.Database(self.moved, tenant="", digest=db._digest, retention=rules)
+        opened = handle_of(db)
+        self.moved = Moved(with_expired(opened.driver))
+        self.whole = perdure.SyncDatabase(DatabaseHandle(self.moved, tenant="", digest=opened.digest))
         expiring = ExpiringDriver(self.moved, rules)
-        self.db = perdure.Database(expiring, tenant="", digest=db._digest, retention=rules)
+        self.handle = DatabaseHandle(expiring, tenant="", digest=opened.digest, retention=rules)
+        self.db = perdure.SyncDatabase(self.handle)
         self.wait = wait
 
 
@@ -85,7 +89,7 @@ def near(wait: Callable[[float], None]) -> Iterator[Kept]:
         yield Kept(db, wait)
 
 
-def talk(db: perdure.Database, thread: str = "a", turns: int = 2) -> None:
+def talk(db: perdure.SyncDatabase, thread: str = "a", turns: int = 2) -> None:
     graph = graphs.chat(db.checkpointer())
     for n in range(turns):
         graph.invoke(graphs.message(n), config(thread))
@@ -104,7 +108,7 @@ def test_it_is_absent_to_every_call_and_starts_anew(kept: Kept) -> None:
         assert saver.get_tuple(at) is None
     assert list(saver.list(config("a"))) == []
     assert list(saver.list(None)) == []
-    assert list(db.threads_sync()) == []
+    assert list(db.threads()) == []
     assert db.tags("a") == {}
     for look in (db.timeline, db.show, db.export):
         with pytest.raises(perdure.NotFound):
@@ -120,7 +124,7 @@ def test_it_is_absent_to_every_call_and_starts_anew(kept: Kept) -> None:
     assert len(db.checkpointer().get_tuple(config("a")).checkpoint["channel_values"]["messages"]) == 2  # type: ignore[union-attr]
     assert len(kept.whole.timeline("a")) == 3
     assert db.fsck("a") == []
-    assert [t.thread_id for t in db.threads_sync()] == ["a"]
+    assert [t.thread_id for t in db.threads()] == ["a"]
 
 
 def test_a_saver_that_knew_the_thread_starts_anew_too(near: Kept) -> None:
@@ -138,7 +142,7 @@ async def expired_async(near: Kept) -> None:
     await graph.ainvoke(graphs.message(0), config("a"))
     near.wait(2)
     assert (await graph.aget_state(config("a"))).values == {}
-    assert [t async for t in near.db.threads()] == []
+    assert [t async for t in perdure.Database(near.handle).threads()] == []
 
 
 @pytest.mark.anyio
@@ -160,7 +164,7 @@ def test_a_tag_keeps_it(near: Kept) -> None:
     near.db.tag("a", "kept")
     near.wait(2)
     assert len(near.db.timeline("a")) == 6
-    assert [t.thread_id for t in near.db.threads_sync()] == ["a"]
+    assert [t.thread_id for t in near.db.threads()] == ["a"]
 
 
 def test_its_own_time_to_live_comes_first(near: Kept) -> None:
@@ -169,13 +173,13 @@ def test_its_own_time_to_live_comes_first(near: Kept) -> None:
         "metadata": {},
         "ttl": {"strategy": "delete", "expires_at": (time.time_ns() // 1000) + 5 * HOUR_NS // 1000},
     }
-    near.db.run(documents.put(HERE, *OF_THREAD, body, (time.time_ns() // 1000), Expect.ANY, 1))
+    near.handle.run(documents.put(HERE, *OF_THREAD, body, (time.time_ns() // 1000), Expect.ANY, 1))
     near.wait(2)
     assert len(near.db.timeline("a")) == 6
     near.wait(4)
     with pytest.raises(perdure.NotFound):
         near.db.timeline("a")
-    assert near.db.run(documents.get(HERE, *OF_THREAD)) is None
+    assert near.handle.run(documents.get(HERE, *OF_THREAD)) is None
 
 
 def test_a_live_thread_costs_no_further_request(near: Kept) -> None:
@@ -188,11 +192,11 @@ def test_a_live_thread_costs_no_further_request(near: Kept) -> None:
     assert counts[0] == counts[1]
     near.wait(0.5)
     near.moved.asked.clear()
-    near.db.run(documents.get(HERE, "any", "name"))
+    near.handle.run(documents.get(HERE, "any", "name"))
     (asked,) = near.moved.asked
     assert len(asked.items) == 4
     near.moved.asked.clear()
-    near.db.run(documents.get(HERE, "any", "name"))
+    near.handle.run(documents.get(HERE, "any", "name"))
     assert [len(effect.items) for effect in near.moved.asked] == [1]
 
 
@@ -202,19 +206,19 @@ def test_pages_of_a_listing_are_full_although_threads_are_left_out(near: Kept) -
     near.wait(2)
     for n in (1, 4, 6):
         talk(near.db, f"t{n}", 1)
-    found = near.db._driver.perform(Find("threads", "", limit=2))
+    found = near.handle.driver.perform(Find("threads", "", limit=2))
     assert [hit.partition.thread for hit in found] == ["t1", "t4"]
-    found = near.db._driver.perform(Find("threads", "", after=found[-1].partition, limit=2))
+    found = near.handle.driver.perform(Find("threads", "", after=found[-1].partition, limit=2))
     assert [hit.partition.thread for hit in found] == ["t6"]
 
 
 def test_the_sweep_removes_it_with_its_entry_in_an_index(near: Kept) -> None:
     talk(near.db)
     index = Partition("", "threads", SERVER)
-    near.db.run(documents.put(index, "threads", "a", {"metadata": {}}, 1, Expect.ANY, 1))
+    near.handle.run(documents.put(index, "threads", "a", {"metadata": {}}, 1, Expect.ANY, 1))
     near.wait(2)
     done = near.db.sweeper().sweep()
     assert done is not None
     assert (done.expired, done.checkpoints) == (1, 6)
-    assert list(near.whole.threads_sync()) == []
-    assert near.db.run(documents.get(index, "threads", "a")) is None
+    assert list(near.whole.threads()) == []
+    assert near.handle.run(documents.get(index, "threads", "a")) is None

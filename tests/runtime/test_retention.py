@@ -50,7 +50,7 @@ def said(text: str) -> dict[str, Any]:
     return {"messages": [("user", text)]}
 
 
-def loop_of(db: perdure.Database, heard: Heard, every: float = 3600.0) -> RetentionLoop:
+def loop_of(db: Any, heard: Heard, every: float = 3600.0) -> RetentionLoop:
     return RetentionLoop(db, Observers((heard,)), every=every, options=SweepOptions(share=1.0))
 
 
@@ -61,9 +61,9 @@ async def test_a_sweep_is_due_once_an_interval_whoever_does_it() -> None:
         async with Runtime(db, graph()) as runtime:
             ticket = await runtime.submit("a", said("hello"))
             await runtime.wait(ticket, 30)
-        assert len(db.timeline("a")) == 3
+        assert len(await db.timeline("a")) == 3
         await loop_of(db, one).sweep_if_due()
-        assert len(db.timeline("a")) == 1
+        assert len(await db.timeline("a")) == 1
         left = await loop_of(db, two).sweep_if_due()
         assert 0 < left <= 60
         assert await loop_of(db, two, every=1e-6).sweep_if_due() <= 1e-6

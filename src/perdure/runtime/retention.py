@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from perdure.care.sweeper import SweepOptions
-from perdure.database import Database
+from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine import sweep
 from perdure.engine.sweep import SweepState
 from perdure.model.ops import Now
@@ -33,9 +33,10 @@ class RetentionLoop:
     """
 
     def __init__(
-        self, database: Database, observers: Observers, *, every: float, options: SweepOptions
+        self, database: DatabaseBase, observers: Observers, *, every: float, options: SweepOptions
     ) -> None:
         self._database = database
+        self._handle = handle_of(database)
         self._observers = observers
         self._every = every
         self._options = options
@@ -58,8 +59,8 @@ class RetentionLoop:
     async def sweep_if_due(self) -> float:
         """Sweep if it is time, and return the seconds until the next look."""
         tenant = None if self._options.all_tenants else self._database.tenant
-        state, _ = await self._database.arun(sweep.read_state(tenant))
-        left = self._left(state, await self._database.arun(ask(Now())))
+        state, _ = await self._handle.arun(sweep.read_state(tenant))
+        left = self._left(state, await self._handle.arun(ask(Now())))
         if left > 0:
             self._saw(state.finished_at)
             return min(left, _LOOK_S)
@@ -68,7 +69,7 @@ class RetentionLoop:
         if swept is not None:
             took = round((time.monotonic() - began) * 1_000_000)
             self._observers.event("sweep.finished", **asdict(swept), took=took)
-            self._saw(await self._database.arun(ask(Now())))
+            self._saw(await self._handle.arun(ask(Now())))
         return min(self._every, _LOOK_S)
 
     def _left(self, state: SweepState, now: int) -> float:

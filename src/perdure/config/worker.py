@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from langgraph.store.base import TTLConfig
 
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
-from perdure.config.store_index import StoreIndex
 from perdure.config.retention import Sweeping, sweeping
+from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perdure.database.asynchronous import Database
-from perdure.engine import documents, history, removal
+from perdure.engine import documents, history, removal, tags
 from perdure.engine.documents import Document
 from perdure.engine.measure import Measure
 from perdure.errors import NotFound
@@ -229,6 +229,35 @@ class Threads:
     async def measure(self, thread_id: str) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""
         return await self._database.measure(self._partition(thread_id))
+
+    async def tags(self, thread_id: str) -> list[dict[str, str]]:
+        """Return a thread's tags by name: ``name``, ``checkpoint_ns``, ``checkpoint_id``."""
+        found = await self._database.arun(tags.list_tags(self._partition(thread_id)))
+        return [
+            {
+                "name": each.key[0],
+                "checkpoint_ns": each.fields["namespace"],
+                "checkpoint_id": each.fields["checkpoint_id"],
+            }
+            for each in found
+        ]
+
+    async def set_tag(
+        self, thread_id: str, name: str, checkpoint_id: str | None = None, namespace: str = ""
+    ) -> str:
+        """Point a tag at a checkpoint, the latest of the namespace by default; return the checkpoint's id.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+        """
+        program = tags.set_tag(
+            self._partition(thread_id), name, namespace=namespace, checkpoint_id=checkpoint_id
+        )
+        return await self._database.arun(program)
+
+    async def remove_tag(self, thread_id: str, name: str) -> None:
+        """Remove a tag; ``NotFound`` if there is none."""
+        await self._database.arun(tags.remove_tag(self._partition(thread_id), name))
 
     async def has_checkpoint(self, thread_id: str, namespace: str, checkpoint_id: str) -> bool:
         """Return True if a thread has a checkpoint of this id in a namespace."""

@@ -173,7 +173,7 @@ def test_its_own_time_to_live_comes_first(near: Kept) -> None:
         "metadata": {},
         "ttl": {"strategy": "delete", "expires_at": (time.time_ns() // 1000) + 5 * HOUR_NS // 1000},
     }
-    near.handle.run(documents.put(HERE, *OF_THREAD, body, (time.time_ns() // 1000), Expect.ANY, 1))
+    near.handle.run(documents.put(HERE, *OF_THREAD, body, (time.time_ns() // 1000), Expect.ANY, fresh=1))
     near.wait(2)
     assert len(near.db.timeline("a")) == 6
     near.wait(4)
@@ -215,7 +215,7 @@ def test_pages_of_a_listing_are_full_although_threads_are_left_out(near: Kept) -
 def test_the_sweep_removes_it_with_its_entry_in_an_index(near: Kept) -> None:
     talk(near.db)
     index = Partition("", "threads", SERVER)
-    near.handle.run(documents.put(index, "threads", "a", {"metadata": {}}, 1, Expect.ANY, 1))
+    near.handle.run(documents.put(index, "threads", "a", {"metadata": {}}, 1, Expect.ANY, fresh=1))
     near.wait(2)
     done = near.db.sweeper().sweep()
     assert done is not None

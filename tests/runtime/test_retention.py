@@ -125,7 +125,7 @@ async def test_a_message_to_an_expired_thread_starts_a_new_one(
             assert await messages() == 4
             wait(2)
             assert await messages() == 0
-            runtime._clock._asked_at = None
+            runtime._context.clock._asked_at = None
             ticket = await runtime.submit("a", said("one"), dedupe_key="one")
             assert not ticket.is_duplicate
             await runtime.wait(ticket, 30)

@@ -14,7 +14,7 @@ import pytest
 import perdure
 from perdure.database.base import DatabaseBase
 from perdure.runtime import Runtime, Settings
-from perdure.testing.history import logging_agent
+from tests.chaos.history import logging_agent
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 THREADS, MESSAGES, SENDERS = (200, 50, 10) if FULL else (12, 20, 5)

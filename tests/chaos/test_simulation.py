@@ -12,9 +12,9 @@ import pytest
 
 from perdure.runtime.jitter import spread
 from perdure.storage.memory import MemoryDriver
-from perdure.testing.deployments import Outcome, simulate
-from perdure.testing.simulation import Faults
+from tests.chaos.deployments import Outcome, simulate
 from tests.chaos.figures import publish
+from tests.chaos.simulation import Faults
 from tests.mutants.runtime import BREAKS, Break
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -28,7 +28,7 @@ CALM = Faults()
 
 def refuse(outcome: Outcome) -> None:
     assert not outcome.wrong, (
-        f"seed {outcome.seed} broke a promise; perdure.testing.deployments.simulate({outcome.seed}) shows it "
+        f"seed {outcome.seed} broke a promise; tests.chaos.deployments.simulate({outcome.seed}) shows it "
         f"again: {outcome.wrong[:5]}"
     )
 

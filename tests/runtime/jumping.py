@@ -15,7 +15,7 @@ from langgraph.pregel import Pregel
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.runtime.clock import DatabaseClock
-from perdure.testing.hirelings import skew
+from tests.chaos.child_processes import skew
 
 STEP_S = 0.3
 SETTINGS = Settings(lease=6.0, poll=0.1, backoff=0.1, max_backoff=0.5, drain=10.0)

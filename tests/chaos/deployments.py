@@ -22,8 +22,8 @@ from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.worker.delivery import Channel
 from perdure.storage.port import Driver
-from perdure.testing.history import Expected, audit, logging_agent
-from perdure.testing.simulation import Faults, Process, Simulation
+from tests.chaos.history import Expected, audit, logging_agent
+from tests.chaos.simulation import Faults, Process, Simulation
 
 SETTINGS = Settings(lease=10.0, poll=1.0, attempts=1000, backoff=0.2, max_backoff=2.0, drain=0.0)
 """Short times and many attempts: the crashes of a simulation would use up any small number."""

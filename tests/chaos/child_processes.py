@@ -46,7 +46,7 @@ from perdure.runtime.worker.delivery import Channel
 from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill
-from perdure.testing.history import Log, Pause, logging_agent
+from tests.chaos.history import Log, Pause, logging_agent
 
 R = TypeVar("R")
 
@@ -451,14 +451,14 @@ def serve() -> None:
     try:
         for line in sys.stdin:
             request = json.loads(line)
-            if "hire" in request:
-                job = ProcessJob(**request["hire"])
+            if "start" in request:
+                job = ProcessJob(**request["start"])
                 backend_of(job.url)  # its client is imported here, once
                 answer = _fork(job)
                 children.add(answer)
             else:
-                _, answer = os.waitpid(request["bury"], 0)
-                children.discard(request["bury"])
+                _, answer = os.waitpid(request["reap"], 0)
+                children.discard(request["reap"])
             print(json.dumps(answer), flush=True)
     finally:
         for child in children:

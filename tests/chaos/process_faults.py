@@ -28,8 +28,8 @@ from perdure.engine import runs
 from perdure.model.ops import Fetch, Find, Range
 from perdure.model.program import ask
 from perdure.model.records import CHECKPOINT, Partition
-from perdure.testing.hirelings import FOREVER, JsonLines, ProcessJob
-from perdure.testing.history import STEPS, Expected, audit
+from tests.chaos.child_processes import FOREVER, JsonLines, ProcessJob
+from tests.chaos.history import STEPS, Expected, audit
 
 _INHERITED = ("AWS_", "PERDURE_")
 _SKEWS_S = (3600.0, -3600.0, 0.0)
@@ -37,7 +37,7 @@ _BUSY_S, _REST_S = 60.0, 120.0
 
 
 @dataclass(frozen=True)
-class Hireling:
+class ChildProcess:
     """A started process. ``gone`` is a file descriptor that becomes readable when it has ended."""
 
     job: ProcessJob
@@ -45,14 +45,14 @@ class Hireling:
     gone: int
 
 
-class Agency:
+class Launcher:
     """Starts processes in ``cwd`` and reaps them; a context manager that leaves none behind. For use by one
     thread."""
 
     def __init__(self, cwd: Path | None = None) -> None:
-        self._hired: dict[int, Hireling] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "perdure.testing.hirelings"],
+            [sys.executable, "-m", "tests.chaos.child_processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -60,39 +60,39 @@ class Agency:
             start_new_session=True,
         )
 
-    def __enter__(self) -> Agency:
+    def __enter__(self) -> Launcher:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for hireling in self._hired.values():
-            os.close(hireling.gone)
-        self._hired.clear()
+        for child in self._children.values():
+            os.close(child.gone)
+        self._children.clear()
         self._zygote.communicate(timeout=60)
 
-    def hire(self, job: ProcessJob) -> Hireling:
+    def start(self, job: ProcessJob) -> ChildProcess:
         """Start a process with this process's environment of servers."""
         environment = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
-        pid = self._request({"hire": asdict(replace(job, environment=environment))})
-        hireling = Hireling(job, pid, os.pidfd_open(pid))
-        self._hired[pid] = hireling
-        return hireling
+        pid = self._request({"start": asdict(replace(job, environment=environment))})
+        child = ChildProcess(job, pid, os.pidfd_open(pid))
+        self._children[pid] = child
+        return child
 
-    def kill(self, hireling: Hireling) -> None:
+    def kill(self, child: ChildProcess) -> None:
         """End a process at once, paused or not."""
-        os.kill(hireling.pid, signal.SIGKILL)
-        self.bury(hireling)
+        os.kill(child.pid, signal.SIGKILL)
+        self.reap(child)
 
-    def bury(self, hireling: Hireling) -> int:
+    def reap(self, child: ChildProcess) -> int:
         """Wait for the end of a process; return its exit code, or the signal that ended it as a negative
         number."""
-        del self._hired[hireling.pid]
-        os.close(hireling.gone)
-        return os.waitstatus_to_exitcode(self._request({"bury": hireling.pid}))
+        del self._children[child.pid]
+        os.close(child.gone)
+        return os.waitstatus_to_exitcode(self._request({"reap": child.pid}))
 
-    def bury_all(self) -> None:
+    def reap_all(self) -> None:
         """Kill every process that is left."""
-        for hireling in list(self._hired.values()):
-            self.kill(hireling)
+        for child in list(self._children.values()):
+            self.kill(child)
 
     def _request(self, request: dict[str, object]) -> int:
         # The pid stays reserved until the zygote has waited for it: no other process is ever killed.
@@ -146,22 +146,22 @@ class Battery:
     every_s: float = 0.3
     breaks: str = ""
 
-    def run(self, agency: Agency, url: str, folder: Path) -> tuple[Figures, list[str]]:
+    def run(self, launcher: Launcher, url: str, folder: Path) -> tuple[Figures, list[str]]:
         """Run it on an empty, migrated database; return the figures and everything that is wrong."""
-        return _Run(self, agency, url, str(folder)).run()
+        return _Run(self, launcher, url, str(folder)).run()
 
 
 @dataclass
 class _Run:
     battery: Battery
-    agency: Agency
+    launcher: Launcher
     url: str
     folder: str
     wrong: list[str] = field(default_factory=list[str])
-    alive: dict[str, Hireling] = field(default_factory=dict[str, Hireling])
+    alive: dict[str, ChildProcess] = field(default_factory=dict[str, ChildProcess])
     paused: set[str] = field(default_factory=set[str])
     later: list[tuple[float, str, str, int]] = field(default_factory=list[tuple[float, str, str, int]])
-    hired: int = 0
+    started: int = 0
 
     def run(self) -> tuple[Figures, list[str]]:
         battery = self.battery
@@ -171,12 +171,12 @@ class _Run:
         began = time.monotonic()
         try:
             for name in self.jobs:
-                self._hire(name)
+                self._start(name)
             self._strike_all()
             Path(self.folder, "enough").touch()
             self._calm()
         finally:
-            self.agency.bury_all()
+            self.launcher.reap_all()
         self._look()
         self.figures.seconds = round(time.monotonic() - began, 1)
         return self.figures, self.wrong
@@ -207,12 +207,12 @@ class _Run:
                 every_s=battery.every_s,
             )
 
-    def _hire(self, name: str) -> None:
-        self.hired += 1
+    def _start(self, name: str) -> None:
+        self.started += 1
         job = self.jobs[name]
         # A worker's leases are held under its name: a new process must not pass for one that is dead.
-        own = f"{name} #{self.hired}" if job.role == "worker" else name
-        self.alive[name] = self.agency.hire(replace(job, name=own, seed=self.random.getrandbits(32)))
+        own = f"{name} #{self.started}" if job.role == "worker" else name
+        self.alive[name] = self.launcher.start(replace(job, name=own, seed=self.random.getrandbits(32)))
 
     # Faults
 
@@ -246,10 +246,10 @@ class _Run:
                 )
         elif victims and kills > 0:
             name = self.random.choice(victims)
-            self.agency.kill(self.alive.pop(name))
+            self.launcher.kill(self.alive.pop(name))
             self.paused.discard(name)
             self.figures.kills += 1
-            self._after(self.random.uniform(0.0, 0.5), "hire", name, 0)
+            self._after(self.random.uniform(0.0, 0.5), "start", name, 0)
 
     def _after(self, seconds: float, what: str, name: str, pid: int) -> None:
         heapq.heappush(self.later, (time.monotonic() + seconds, what, name, pid))
@@ -258,23 +258,23 @@ class _Run:
         """Do what is due, wait a moment, and report processes that ended by themselves."""
         while self.later and self.later[0][0] <= time.monotonic():
             _, what, name, pid = heapq.heappop(self.later)
-            if what == "hire":
-                self._hire(name)
+            if what == "start":
+                self._start(name)
             elif name in self.paused and self.alive[name].pid == pid:
                 os.kill(pid, signal.SIGCONT)
                 self.paused.discard(name)
-        by_file = {hireling.gone: name for name, hireling in self.alive.items()}
+        by_file = {child.gone: name for name, child in self.alive.items()}
         poll = select.poll()
         for file in by_file:
             poll.register(file, select.POLLIN)
         for file, _ in poll.poll(20):
             name = by_file[file]
-            hireling = self.alive.pop(name)
-            code = self.agency.bury(hireling)
-            if code or hireling.job.role == "worker":
-                error = Path(self.folder, f"error of {hireling.job.name}")
+            child = self.alive.pop(name)
+            code = self.launcher.reap(child)
+            if code or child.job.role == "worker":
+                error = Path(self.folder, f"error of {child.job.name}")
                 output = error.read_text()[-1000:] if error.exists() else ""
-                self.wrong.append(f"{hireling.job.name} ended by itself, with {code}: {output}")
+                self.wrong.append(f"{child.job.name} ended by itself, with {code}: {output}")
 
     def _calm(self) -> None:
         """Run without faults until the senders finish and the workers come to rest."""

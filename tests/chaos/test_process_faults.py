@@ -35,11 +35,11 @@ from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import LANE, Partition
 from perdure.storage.url import open_driver
-from perdure.testing.hirelings import SCENARIOS, JsonLines, ProcessJob, messages_of
-from perdure.testing.history import Expected, audit
-from perdure.testing.nemesis import Agency, Battery, forks, repetitions
 from tests.backends import BACKENDS, EMPTY
+from tests.chaos.child_processes import SCENARIOS, JsonLines, ProcessJob, messages_of
 from tests.chaos.figures import publish
+from tests.chaos.history import Expected, audit
+from tests.chaos.process_faults import Battery, Launcher, forks, repetitions
 from tests.chaos.zygote import ROOT
 from tests.mutants.runtime import BREAKS
 from tests.servers import dynamodb
@@ -51,14 +51,14 @@ PROCESSES = [name for name in BACKENDS if name != "memory"]
 LOCAL = ("sqlite", "postgresql")
 """Backends that answer within a millisecond; the others are visited a tenth as often."""
 LIVES_S = 60.0
-AGENCIES = 2
+LAUNCHERS = 2
 
 pytestmark = pytest.mark.timeout(3000 if FULL else 180)
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    path = tempfile.mkdtemp(prefix="perdure-nemesis-", dir=MEMORY if MEMORY.is_dir() else None)
+    path = tempfile.mkdtemp(prefix="perdure-faults-", dir=MEMORY if MEMORY.is_dir() else None)
     try:
         yield Path(path)
     finally:
@@ -73,11 +73,11 @@ def migrated(backend: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def agencies() -> Iterator[list[Agency]]:
+def launchers() -> Iterator[list[Launcher]]:
     with ExitStack() as stack:
         # Set once for both threads of a visit: the first to leave would take them from the other.
         stack.enter_context(dynamodb.credentials())
-        yield [stack.enter_context(Agency(ROOT)) for _ in range(AGENCIES)]
+        yield [stack.enter_context(Launcher(ROOT)) for _ in range(LAUNCHERS)]
 
 
 # At random moments
@@ -95,10 +95,10 @@ def battery(backend: str, seed: int) -> Battery:
     "backend",
     [pytest.param(name, marks=[] if name == "sqlite" else [pytest.mark.slow]) for name in PROCESSES],
 )
-def test_kills_and_pauses_at_random_moments_break_no_promise(agencies: list[Agency], backend: str) -> None:
+def test_kills_and_pauses_at_random_moments_break_no_promise(launchers: list[Launcher], backend: str) -> None:
     seed = secrets.randbits(32)
     with migrated(backend) as url, folder() as path:
-        figures, wrong = battery(backend, seed).run(agencies[0], url, path)
+        figures, wrong = battery(backend, seed).run(launchers[0], url, path)
     publish("battery", asdict(figures))
     assert not wrong, f"seed {seed}: {len(wrong)} promises broken: {wrong[:5]}"
     assert (figures.lost, figures.forks, figures.twice, figures.stuck, figures.stale) == (0, 0, 0, 0, 0)
@@ -134,7 +134,7 @@ class Lived:
     stored: str
 
 
-def live(agency: Agency, backend: str, point: Point) -> Lived:
+def live(launcher: Launcher, backend: str, point: Point) -> Lived:
     """Kill one process at a point, let another one finish, and look."""
     with migrated(backend) as url, folder() as path:
         # The first one is told of all that is due: it need not ask, and its effects are the scenario's.
@@ -150,9 +150,9 @@ def live(agency: Agency, backend: str, point: Point) -> Lived:
         )
         killed = False
         if point.at:
-            killed = end_of(agency, replace(job, at=point.at, when=point.when)) == -signal.SIGKILL
+            killed = end_of(launcher, replace(job, at=point.at, when=point.when)) == -signal.SIGKILL
             job = replace(job, name="second", poll=0.05)
-        code = end_of(agency, job)
+        code = end_of(launcher, job)
         error = path / f"error of {job.name}"
         if code:
             said = error.read_text()[-2000:] if error.exists() else "nothing"
@@ -167,15 +167,15 @@ def live(agency: Agency, backend: str, point: Point) -> Lived:
         return Lived(killed, int((path / "effects").read_text()), tuple(wrong), stored)
 
 
-def end_of(agency: Agency, job: ProcessJob) -> int:
+def end_of(launcher: Launcher, job: ProcessJob) -> int:
     """Let a process come to its end; its exit code. One that does not is killed, and the test fails."""
-    hireling = agency.hire(job)
+    child = launcher.start(job)
     poll = select.poll()
-    poll.register(hireling.gone, select.POLLIN)
+    poll.register(child.gone, select.POLLIN)
     if not poll.poll(LIVES_S * 1000):
-        agency.kill(hireling)
+        launcher.kill(child)
         return 99
-    return agency.bury(hireling)
+    return launcher.reap(child)
 
 
 def threads_of(scenario: str) -> list[str]:
@@ -224,21 +224,21 @@ def described(database: SyncDatabase, thread: str) -> list[Any]:
 
 
 def visit(
-    agencies: list[Agency], backend: str, points: list[Point], undisturbed: str
+    launchers: list[Launcher], backend: str, points: list[Point], undisturbed: str
 ) -> tuple[int, list[str]]:
     """How many processes were killed, and what was wrong then."""
-    free: SimpleQueue[Agency] = SimpleQueue()
-    for agency in agencies:
-        free.put(agency)
+    free: SimpleQueue[Launcher] = SimpleQueue()
+    for launcher in launchers:
+        free.put(launcher)
 
     def one(point: Point) -> tuple[Point, Lived]:
-        agency = free.get()
+        launcher = free.get()
         try:
-            return point, live(agency, backend, point)
+            return point, live(launcher, backend, point)
         finally:
-            free.put(agency)
+            free.put(launcher)
 
-    with ThreadPoolExecutor(len(agencies)) as pool:
+    with ThreadPoolExecutor(len(launchers)) as pool:
         lived = list(pool.map(one, points))
     wrong = [f"{point}: {what}" for point, found in lived for what in found.wrong]
     wrong += [
@@ -270,13 +270,13 @@ def visited(backend: str, scenario: str, effects: int) -> list[Point]:
     ],
 )
 def test_a_kill_at_any_storage_effect_breaks_no_promise(
-    agencies: list[Agency], backend: str, scenario: str
+    launchers: list[Launcher], backend: str, scenario: str
 ) -> None:
-    quiet = live(agencies[0], backend, Point(scenario))
+    quiet = live(launchers[0], backend, Point(scenario))
     assert not quiet.wrong, quiet.wrong
     assert quiet.effects > 20
     points = visited(backend, scenario, quiet.effects)
-    killed, wrong = visit(agencies, backend, points, quiet.stored)
+    killed, wrong = visit(launchers, backend, points, quiet.stored)
     figures = {"backend": backend, "scenario": scenario, "points": len(points), "killed": killed}
     publish("points", {**figures, "violations": len(wrong), "parts": 1})
     assert not wrong, f"{len(wrong)} promises broken: {wrong[:5]}"
@@ -288,7 +288,7 @@ def test_a_kill_at_any_storage_effect_breaks_no_promise(
 
 
 @pytest.mark.skipif(not FULL, reason="it takes a minute")
-def test_a_missing_fence_is_noticed(agencies: list[Agency]) -> None:
+def test_a_missing_fence_is_noticed(launchers: list[Launcher]) -> None:
     """The compare-and-set on the head hides most of what a stale writer stores, so it is asked for each write
     who held the thread then."""
     with migrated("sqlite") as url, folder() as path:
@@ -301,7 +301,7 @@ def test_a_missing_fence_is_noticed(agencies: list[Agency]) -> None:
             threads=20,
             breaks="tests.mutants.breaks:no_fence",
         )
-        figures, wrong = broken.run(agencies[0], url, path)
+        figures, wrong = broken.run(launchers[0], url, path)
     publish("no fence", {**asdict(figures), "wrong": len(wrong)})
     assert figures.stale > 0
     assert wrong or not (figures.lost or figures.forks or figures.twice)
@@ -312,11 +312,11 @@ def no_run_id(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="it takes tens of points")
-def test_a_missing_run_id_is_noticed(agencies: list[Agency]) -> None:
-    effects = live(agencies[0], "sqlite", Point("plain")).effects
+def test_a_missing_run_id_is_noticed(launchers: list[Launcher]) -> None:
+    effects = live(launchers[0], "sqlite", Point("plain")).effects
     for at in range(1, effects + 1):
-        point = Point("plain", at, breaks="tests.chaos.test_nemesis:no_run_id")
-        lived = live(agencies[0], "sqlite", point)
+        point = Point("plain", at, breaks="tests.chaos.test_process_faults:no_run_id")
+        lived = live(launchers[0], "sqlite", point)
         if lived.wrong:
             assert any("I3" in what for what in lived.wrong), lived.wrong
             return
@@ -327,7 +327,7 @@ def test_a_process_believes_that_it_is_later() -> None:
     """Also where a module has taken the function before; what is compared with is the real time's."""
     code = (
         "import time, datetime; from time import time as taken; from datetime import datetime as moment\n"
-        "from perdure.testing.hirelings import skew\n"
+        "from tests.chaos.child_processes import skew\n"
         "before, earlier = time.time(), moment.now(datetime.timezone.utc)\n"
         "skew(-3600)\n"
         "from langgraph.checkpoint.base import empty_checkpoint\n"
@@ -337,4 +337,4 @@ def test_a_process_believes_that_it_is_later() -> None:
         "assert -3600 <= (moment.fromisoformat(empty_checkpoint()['ts']) - earlier).total_seconds() < -3500\n"
         "assert isinstance(earlier, moment)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

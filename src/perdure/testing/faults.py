@@ -31,6 +31,20 @@ from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
 from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of, searches_items
 
+__all__ = [
+    "ALL",
+    "READS",
+    "WRITES",
+    "Action",
+    "ErrorName",
+    "Fault",
+    "FaultyDriver",
+    "fail",
+    "faulty",
+    "kill",
+    "refuse",
+]
+
 R = TypeVar("R")
 
 READS: tuple[type[Effect[Any]], ...] = (Fetch, Find)

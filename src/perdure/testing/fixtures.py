@@ -12,6 +12,8 @@ import pytest
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import connect_sync
 
+__all__ = ["Cold", "cold"]
+
 Cold = Callable[..., AbstractContextManager[SyncDatabase]]
 
 

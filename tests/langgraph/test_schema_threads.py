@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
+from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
 import perdure
@@ -204,3 +205,56 @@ def test_a_step_that_fails_names_itself_and_changes_nothing(db: perdure.SyncData
         graph.invoke({"lines": ["x"]}, CONFIG)
     assert "secret" not in str(caught.value)
     assert db.digest("t") == before
+
+
+class Order1(BaseModel):
+    items: list[str] = []
+    total: str = "0"
+
+
+class Order2(BaseModel):
+    items: dict[str, int] = {}
+    total: int = 0
+
+
+def test_a_pydantic_state_whose_fields_change_goes_on(db: perdure.SyncDatabase) -> None:
+    def graph(state: Any, schema: Schema | None = None) -> Any:
+        builder = StateGraph(state).add_node("n", lambda held: {"total": held.total}).add_edge(START, "n")
+        return builder.compile(checkpointer=db.checkpointer(schema=schema))
+
+    graph(Order1).invoke({"items": ["tea", "milk"], "total": "12"}, CONFIG)
+    # Without a step every message raises, as with the stock savers.
+    with pytest.raises(ValidationError):
+        graph(Order2).invoke({}, CONFIG)
+    steps = [convert(2, "items", lambda names: dict.fromkeys(names, 1)), convert(2, "total", int)]
+    migrated = graph(Order2, Schema(2, steps))
+    assert migrated.invoke({"items": {"tea": 2}}, CONFIG) == {"items": {"tea": 2}, "total": 12}
+
+
+def test_an_input_that_was_accepted_before_a_deploy_runs_under_the_present_names(
+    db: perdure.SyncDatabase,
+) -> None:
+    def failing(state: Words) -> Words:
+        raise ConnectionError("no model")
+
+    def fine(state: Any) -> Any:
+        return {"done": len(state["heard"])}
+
+    before = StateGraph(Words).add_node("n", failing).add_edge(START, "n")
+    graph = before.compile(checkpointer=db.checkpointer(), interrupt_before=["n"])
+    graph.invoke({"said": "hello"}, CONFIG, durability="sync")
+
+    class Heard(TypedDict, total=False):
+        heard: list[str]
+        done: int
+
+    after = StateGraph(Heard).add_node("m", fine).add_edge(START, "m")
+    doubled = convert(2, "heard", lambda word: [word, word])
+    steps = [rename_channel(2, "said", "heard"), doubled, rename_node(2, "n", "m")]
+    new = after.compile(checkpointer=db.checkpointer(schema=Schema(2, steps)))
+    first = list(new.get_state_history(CONFIG))[-1]
+    # The oldest checkpoint holds the input itself.
+    assert first.next == ("__start__",)
+    assert new.invoke(None, CONFIG) == {"heard": ["hello", "hello"], "done": 2}
+    assert new.invoke(None, first.config) == {"heard": ["hello", "hello"], "done": 2}
+    assert db.fsck("t") == []

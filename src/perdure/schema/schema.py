@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from perdure.model.lineage import UNVERSIONED
 from perdure.schema.changes import Changes, renamed_types
@@ -48,7 +49,7 @@ class Schema:
         object.__setattr__(self, "steps", tuple(self.steps))
         before: Step | None = None
         for step in self.steps:
-            if not isinstance(step, _KINDS):
+            if not isinstance(cast(object, step), _KINDS):
                 raise TypeError(
                     f"{step!r} is no step; make steps with rename_channel, rename_node, rename_type, convert "
                     "and drop of perdure.schema"

@@ -61,7 +61,7 @@ class NamespaceVectors:
     _items: Mapping[str, _Indexed] = field(default_factory=dict)
     _keys: tuple[str, ...] = ()
     _matrix: Matrix | None = None
-    _owners: Any = None
+    _starts: Any = None
 
     @property
     def rows(self) -> int:
@@ -98,19 +98,18 @@ class NamespaceVectors:
         if not keys:
             return NamespaceVectors(changes.generation, versions, frozenset(outdated))
         matrix = np.concatenate([items[key].rows for key in keys])
-        owners = np.repeat(np.arange(len(keys)), [len(items[key].rows) for key in keys])
+        starts = np.cumsum([0, *(len(items[key].rows) for key in keys[:-1])])
         return NamespaceVectors(
-            changes.generation, versions, frozenset(outdated), items, keys, matrix, owners
+            changes.generation, versions, frozenset(outdated), items, keys, matrix, starts
         )
 
     def scores(self, query: Matrix) -> Matrix | None:
         """Return the score of each item, the cosine of its nearest vector; ``None`` without items."""
         if self._matrix is None:
             return None
-        np = numpy()
-        best = np.full(len(self._keys), -np.inf, dtype=np.float32)
-        np.maximum.at(best, self._owners, self._matrix @ query)
-        return best  # type: ignore[no-any-return]
+        # The vectors of an item are neighbours, so its best one is the largest of a stretch.
+        best: Matrix = numpy().maximum.reduceat(self._matrix @ query, self._starts)
+        return best
 
     def candidate(self, partition: Partition, item: int, score: float) -> Candidate:
         """Return an item by its position in ``scores``."""

@@ -40,6 +40,14 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     ``tool_calls`` and ``invalid_tool_calls`` decide which calls a message has. Calls that only its content or
     the provider's raw form holds are removed there: a provider would get them without a result.
     """
+    if (
+        isinstance(message.content, str)
+        and "tool_calls" not in message.additional_kwargs
+        and [new_ids.get((call_id, 0)) for call_id, _ in calls_of(message)]
+        == [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
+        and len(new_ids) == len(message.tool_calls) + len(message.invalid_tool_calls)
+    ):
+        return message  # Most messages: nothing to compare, nothing to copy.
     fields: dict[str, Any] = {}
     counted: Counter[str] = Counter()
     for name in ("tool_calls", "invalid_tool_calls"):

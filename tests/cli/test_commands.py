@@ -242,3 +242,16 @@ def test_the_installed_program_refuses_in_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_the_database_may_be_named_in_perdure_toml(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    converse(tmp_path / "other.db", "bob", 1)
+    (tmp_path / "perdure.toml").write_text('database_url = "sqlite:///t.db"\n')
+    assert "ada" in shell("threads", "ls").stdout
+    assert "bob" in shell("threads", "ls", DATABASE_URL="sqlite:///other.db").stdout
+    assert "bob" in shell("threads", "ls", "--db", "sqlite:///other.db").stdout
+    (tmp_path / "perdure.toml").write_text("lease_s = 3\n")
+    done = shell("threads", "ls")
+    assert done.returncode == 1
+    assert "perdure.toml" in done.stderr

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,10 +108,30 @@ def handle_in(database: SyncDatabase) -> DatabaseHandle:
 
 
 def url_of(url: str | None) -> str:
-    """Return the URL that was passed or set; raise ``BadUrl`` without one."""
+    """Return the URL that was passed or set, or else that of ``perdure.toml`` in the current folder.
+
+    Raises:
+        BadSetting: The file is invalid.
+        BadUrl: There is no URL.
+    """
+    url = url or _url_in(Path("perdure.toml"))
     if url is None:
-        raise BadUrl("which database? Pass --db sqlite:///threads.db, or set PERDURE_DB")
+        raise BadUrl(
+            "which database? Pass --db sqlite:///threads.db, set PERDURE_DB or DATABASE_URL, or write "
+            "database_url in perdure.toml"
+        )
     return url
+
+
+def _url_in(path: Path) -> str | None:
+    """Return the database of a settings file, if there is the file and it names one."""
+    if not path.is_file():
+        return None
+    from perdure.config.settings import SETTINGS
+    from perdure.config.sources import of_file, value_of
+
+    entry = of_file(path).entries.get("database_url")
+    return None if entry is None else str(value_of(SETTINGS["database_url"], entry))
 
 
 def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:

@@ -97,3 +97,34 @@ def test_the_options_of_an_archive_are_refused_elsewhere(run: Run, old: Path) ->
     code, _, err = run(*IMPORT, "--replace")
     assert code == 1
     assert "belong to --from archive" in err
+
+
+def test_a_stock_file_is_not_taken_for_a_database_and_the_command_is_named(
+    run: Run, old: Path, tmp_path: Path
+) -> None:
+    before = old.read_bytes()
+    for words in (("migrate",), ("threads", "ls")):
+        code, _, err = run(*words, "--db", "sqlite:///old.db")
+        assert code == 1
+        assert "perdure import old.db --from langgraph-sqlite --db sqlite:///new.db" in err
+    assert old.read_bytes() == before
+
+
+def test_a_conversation_goes_out_and_in_as_json(run: Run, old: Path, tmp_path: Path) -> None:
+    assert run(*IMPORT)[0] == 0
+    code, out, err = run("export", "finished 1", "--as", "history", "--db", "sqlite:///new.db")
+    assert (code, err) == (0, "")
+    assert [m["role"] for m in json.loads(out)][:3] == ["user", "assistant", "tool"]
+    code, lines, _ = run("export", "--all", "--as", "history", "--db", "sqlite:///new.db")
+    assert sorted(json.loads(line)["thread_id"] for line in lines.splitlines()) == [
+        "finished 1",
+        "forked 2",
+        "parked 0",
+    ]
+    (tmp_path / "talks.jsonl").write_text(lines)
+    with perdure.connect_sync(f"sqlite:///{tmp_path}/second.db", migrate=True):
+        pass
+    code, _, err = run("import", "talks.jsonl", "--from", "history", "--db", "sqlite:///second.db")
+    assert (code, err) == (0, "")
+    code, again, _ = run("export", "--all", "--as", "history", "--db", "sqlite:///second.db")
+    assert (code, again) == (0, lines)

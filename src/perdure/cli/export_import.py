@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
 
 
+class ExportForm(StrEnum):
+    """The form of an export that is printed."""
+
+    JSON = "json"
+    HISTORY = "history"
+
+
 def export(
     thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
     output: Annotated[
@@ -32,6 +40,9 @@ def export(
         bool, typer.Option("--clear", help="Write the file in the clear although the database is encrypted")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there")] = False,
+    form: Annotated[
+        ExportForm, typer.Option("--as", help="What is printed without --output: everything, or the messages")
+    ] = ExportForm.JSON,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -42,11 +53,19 @@ def export(
     complete and holds any number of threads. It is read back and compared by digest before it replaces a file
     of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
     which the import needs; --clear writes it unencrypted.
+
+    --as history prints the messages of a thread's latest state as neutral JSON, `[{role, content, …}]`; for
+    several threads, or --all, a line each. `perdure import --from history` reads both.
     """
     from perdure import admin
 
     key = key_of(key_file)
+    if form is ExportForm.HISTORY and (output is not None or clear):
+        raise NotAllowed("--as history is printed; redirect it to a file instead of --output")
     with opened(db, tenant, key) as database:
+        if form is ExportForm.HISTORY:
+            _export_history(database, tenant, thread_ids, everything)
+            return
         if output is None:
             _export_json(database, thread_ids, everything)
             return
@@ -67,6 +86,26 @@ def export(
         out.print(f"{digest.hex}  {escape(name)}, {digest.checkpoints} checkpoints", soft_wrap=True)
     sealed = "in the clear" if clear or key is None else "sealed with the database's key"
     err.print(escape(f"{len(digests)} threads are in {output}, {sealed}"), soft_wrap=True)
+
+
+def _export_history(
+    database: SyncDatabase, tenant: str, thread_ids: list[str] | None, everything: bool
+) -> None:
+    from perdure import admin
+    from perdure.imports.history import read_history
+
+    if everything:
+        names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+    else:
+        names = list(dict.fromkeys(thread_ids or []))
+    if not names:
+        raise NotFound("which thread? Name one or more, or pass --all")
+    if len(names) == 1 and not everything:
+        typer.echo(json.dumps(read_history(database, names[0], tenant=tenant), ensure_ascii=True, indent=1))
+        return
+    for name in names:
+        messages = read_history(database, name, tenant=tenant)
+        typer.echo(json.dumps({"thread_id": name, "messages": messages}, ensure_ascii=True))
 
 
 def _export_json(database: SyncDatabase, thread_ids: list[str] | None, everything: bool) -> None:

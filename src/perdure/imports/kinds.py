@@ -22,6 +22,7 @@ class SourceKind(StrEnum):
     LANGGRAPH_POSTGRES = "langgraph-postgres"
     LANGGRAPH_REDIS = "langgraph-redis"
     AWS_DYNAMODB = "aws-dynamodb"
+    HISTORY = "history"
 
 
 def open_source(kind: SourceKind, where: str) -> Source:
@@ -66,6 +67,12 @@ def _dynamodb(where: str) -> Source:
     return DynamoSource(where)
 
 
+def _history(where: str) -> Source:
+    from perdure.imports.history import HistorySource
+
+    return HistorySource(Path(where))
+
+
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
     """Raise ``MissingExtra`` if a client library is not installed."""
@@ -80,4 +87,5 @@ _OPENERS: dict[SourceKind, Callable[[str], Source]] = {
     SourceKind.LANGGRAPH_POSTGRES: _postgres,
     SourceKind.LANGGRAPH_REDIS: _redis,
     SourceKind.AWS_DYNAMODB: _dynamodb,
+    SourceKind.HISTORY: _history,
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.errors import Corrupt, MigrationRequired
+from perdure.errors import BadUrl, Corrupt, MigrationRequired
 from perdure.storage.sql import listing
 from perdure.storage.sql.checksums import ADVICE
 from perdure.storage.sql.schema import CLOCK, HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
@@ -121,9 +121,25 @@ def check(connection: apsw.Connection, path: Path) -> None:
         raise MigrationRequired(
             f"{path} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
         )
+    if found == 0 and is_stock(connection):
+        raise MigrationRequired(_stock(path))
     what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
     raise MigrationRequired(
         f"{path} {what}; run `perdure migrate --db sqlite:///{path}`, or connect with migrate=True"
+    )
+
+
+def is_stock(connection: apsw.Connection) -> bool:
+    """Return True if the file is one of langgraph-checkpoint-sqlite's saver."""
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(checkpoints)")}
+    return {"checkpoint_ns", "parent_checkpoint_id"} <= columns
+
+
+def _stock(path: Path) -> str:
+    return (
+        f"{path} is a file of LangGraph's own SqliteSaver, which stays as it is. Import its threads into a "
+        f"new file: `perdure migrate --db sqlite:///new.db`, then `perdure import {path} --from "
+        "langgraph-sqlite --db sqlite:///new.db`"
     )
 
 
@@ -134,6 +150,8 @@ def apply(connection: apsw.Connection, path: Path) -> int:
         found = version(connection)
         if found > SCHEMA_VERSION:
             check(connection, path)
+        if found == 0 and is_stock(connection):
+            raise BadUrl(_stock(path))
         for statement in pending_file(found):
             connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:

@@ -66,6 +66,7 @@ def test_no_object_is_built() -> None:
         ("json", b"{", "cannot be read"),
         ("yaml", b"a: 1", "'yaml'"),
         ("msgpack", b"\xc1", "could not be read"),
+        ("msgpack", b"", "is empty"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_by_name(kind: str, body: bytes, why: str) -> None:

@@ -22,6 +22,7 @@ class SourceKind(StrEnum):
     LANGGRAPH_POSTGRES = "langgraph-postgres"
     LANGGRAPH_REDIS = "langgraph-redis"
     AWS_DYNAMODB = "aws-dynamodb"
+    PLAIN = "plain"
     HISTORY = "history"
 
 
@@ -73,6 +74,15 @@ def _history(where: str) -> Source:
     return HistorySource(Path(where))
 
 
+def _plain(where: str) -> Source:
+    from perdure.imports.plain import of_d1, of_file
+
+    if not where.startswith("d1://"):
+        return of_file(Path(where.removeprefix("sqlite:///")))
+    with needing("d1"):
+        return of_d1(where)
+
+
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
     """Raise ``MissingExtra`` if a client library is not installed."""
@@ -87,5 +97,6 @@ _OPENERS: dict[SourceKind, Callable[[str], Source]] = {
     SourceKind.LANGGRAPH_POSTGRES: _postgres,
     SourceKind.LANGGRAPH_REDIS: _redis,
     SourceKind.AWS_DYNAMODB: _dynamodb,
+    SourceKind.PLAIN: _plain,
     SourceKind.HISTORY: _history,
 }

@@ -46,6 +46,8 @@ def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[in
     """
     raw = b"" if body is None else body.encode() if isinstance(body, str) else bytes(body)
     found = _KINDS.get(kind or "null")
+    if found == refs.MSGPACK and not raw:
+        raise Unserialisable("a value is empty: the source is damaged")
     if found is not None:
         return found, raw
     if kind == "json":

@@ -1,0 +1,252 @@
+"""Reads the plain layout of home-made savers, in a SQLite file or in Cloudflare D1:
+
+``checkpoints(thread_id, checkpoint_id, parent_id, state, created_at)`` and, if it is there,
+``writes(thread_id, checkpoint_id, task_id, idx, channel, value)``. ``state`` is a JSON object as text, or
+LangGraph's MessagePack as bytes: a whole checkpoint of LangGraph's, or the values by channel. ``value`` is
+JSON as text or MessagePack as bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from langgraph.checkpoint.base import CheckpointTuple
+
+from perdure.errors import BadUrl, Contention, Unavailable, Unserialisable
+from perdure.imports.expected import as_tuple
+from perdure.imports.payloads import SERDE, loaded, payload
+from perdure.imports.source import (
+    CheckpointEntry,
+    Outline,
+    SourceCheckpoint,
+    SourceItem,
+    SourceWrite,
+    WriteSlot,
+)
+
+_CHECKPOINTS = {"thread_id", "checkpoint_id", "parent_id", "state", "created_at"}
+_WRITES = {"thread_id", "checkpoint_id", "task_id", "idx", "channel", "value"}
+_WHOLE = {"channel_values", "channel_versions"}
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
+
+
+class Rows(Protocol):
+    """Runs a query with parameters ``?1``, ``?2``…, all of them text."""
+
+    def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]: ...
+
+
+class PlainSource:
+    """Tables of the plain layout.
+
+    Args:
+        name: The source's name for messages.
+        rows: Runs a query.
+        close: Releases the source.
+
+    Raises:
+        BadUrl: There are no such tables.
+    """
+
+    def __init__(self, name: str, rows: Rows, close: Callable[[], None]) -> None:
+        self.name = self.verifier = name
+        self._rows, self._close = rows, close
+        missing = _CHECKPOINTS - self._columns("checkpoints")
+        if missing:
+            raise BadUrl(
+                f"{name} has not the plain layout: its table checkpoints lacks {', '.join(sorted(missing))}; "
+                "name the columns so, e.g. with a view"
+            )
+        found = self._columns("writes")
+        if found and (missing := _WRITES - found):
+            raise BadUrl(
+                f"{name} has not the plain layout: its table writes lacks {', '.join(sorted(missing))}"
+            )
+        self._has_writes = bool(found)
+
+    def _columns(self, table: str) -> set[str]:
+        return {row[0] for row in self._rows("SELECT name FROM pragma_table_info(?1)", table)}
+
+    def count(self) -> int | None:
+        """Return the number of threads."""
+        return int(self._rows("SELECT CAST(count(DISTINCT thread_id) AS TEXT) FROM checkpoints")[0][0])
+
+    def threads(self) -> Iterator[str]:
+        """Yield the ids of the threads in order."""
+        last = ""
+        query = "SELECT min(thread_id) FROM checkpoints WHERE thread_id > ?1"
+        while (found := self._rows(query, last)[0][0]) is not None:
+            yield found
+            last = found
+
+    def outline(self, thread: str) -> Outline:
+        """Return what there is of a thread."""
+        rows = self._rows(
+            "SELECT checkpoint_id, parent_id FROM checkpoints WHERE thread_id = ?1 ORDER BY checkpoint_id",
+            thread,
+        )
+        outline = Outline([CheckpointEntry("", name, parent or None) for name, parent in rows])
+        if self._has_writes:
+            slots = self._rows(
+                "SELECT checkpoint_id, task_id, CAST(idx AS TEXT) FROM writes WHERE thread_id = ?1", thread
+            )
+            outline.writes = [WriteSlot("", name, task, int(idx)) for name, task, idx in slots]
+        return outline
+
+    def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
+        """Yield checkpoints in the given order. One that has only values gets what LangGraph needs to go on:
+        versions that count from the thread's first checkpoint, and no task to run."""
+        parents = {entry.id: entry.parent_id for entry in self.outline(thread).checkpoints}
+        for entry in wanted:
+            if not _HEX.fullmatch(entry.id.replace("-", "")):
+                raise Unserialisable(
+                    f"checkpoint {entry.id!r} is not named by hexadecimal digits, as LangGraph's are, which "
+                    "could not go on from it; rename it to a UUID at the source"
+                )
+            rows = self._rows(
+                "SELECT typeof(state), CASE typeof(state) WHEN 'blob' THEN hex(state) ELSE state END, "
+                "CAST(created_at AS TEXT) FROM checkpoints WHERE thread_id = ?1 AND checkpoint_id = ?2",
+                thread,
+                entry.id,
+            )
+            if not rows:
+                raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
+            kind, text, created = rows[0]
+            state = loaded(*_stored(kind, text))
+            if not isinstance(state, dict):
+                raise Unserialisable(f"the state of checkpoint {entry.id} is not an object")
+            # As LangGraph counts: the ids of tasks, by which writes are found again, depend on it.
+            step = _depth(entry.id, parents) - 1
+            source = "input" if step < 0 else "loop"
+            metadata: dict[str, Any] = {"source": source, "step": step, "parents": {}}
+            if state.keys() >= _WHOLE:
+                yield SourceCheckpoint(entry, {**state, "id": entry.id}, metadata)
+                continue
+            checkpoint: dict[str, Any] = {
+                "v": 4,
+                "ts": _time(created),
+                "id": entry.id,
+                "channel_values": state,
+                "channel_versions": dict.fromkeys(state, step + 2),
+                "versions_seen": {},
+                "updated_channels": None,
+            }
+            yield SourceCheckpoint(entry, checkpoint, metadata)
+
+    def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
+        """Yield pending writes in the given order."""
+        for slot in wanted:
+            rows = self._rows(
+                "SELECT channel, typeof(value), "
+                "CASE typeof(value) WHEN 'blob' THEN hex(value) ELSE value END "
+                "FROM writes WHERE thread_id = ?1 AND checkpoint_id = ?2 AND task_id = ?3 AND idx = "
+                "CAST(?4 AS INTEGER)",
+                thread,
+                slot.checkpoint_id,
+                slot.task_id,
+                str(slot.idx),
+            )
+            if not rows:
+                raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
+            channel, kind, text = rows[0]
+            yield SourceWrite(slot, "", channel, *payload(*_stored(kind, text)))
+
+    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints as they are read here: no saver is known for this layout."""
+        slots: dict[str, list[WriteSlot]] = {}
+        for slot in self.outline(thread).writes:
+            slots.setdefault(slot.checkpoint_id, []).append(slot)
+        for found in self.checkpoints(thread, wanted):
+            yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
+
+    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
+        """Return the checkpoint that was created last, of several the one with the largest id."""
+        rows = self._rows(
+            "SELECT checkpoint_id FROM checkpoints WHERE thread_id = ?1 "
+            "ORDER BY created_at DESC, checkpoint_id DESC LIMIT 1",
+            thread,
+        )
+        found: str = rows[0][0]
+        return found
+
+    def items(self) -> Iterator[SourceItem]:
+        """Return nothing: the layout has no store."""
+        return iter(())
+
+    def close(self) -> None:
+        """Release the source."""
+        self._close()
+
+
+def of_file(path: Path) -> PlainSource:
+    """Open a SQLite file of the plain layout; raise ``BadUrl`` if it is none."""
+    if not path.is_file():
+        raise BadUrl(f"{path} is not a file; pass a SQLite file, or d1://account/database")
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+
+    def rows(query: str, *parameters: str) -> Sequence[Sequence[Any]]:
+        try:
+            return connection.execute(query, parameters).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise Unavailable(f"{path} cannot be read: {error}") from error
+
+    return _opened(str(path), rows, connection.close)
+
+
+def of_d1(url: str) -> PlainSource:
+    """Open a D1 database of the plain layout; raise ``BadUrl`` if it is none."""
+    from perdure.storage.d1.rest import AnswerLost, Rejected
+    from perdure.storage.d1.url import D1Url
+
+    target = D1Url.of(url)
+    transport = target.connect()
+
+    def rows(query: str, *parameters: str) -> Sequence[Sequence[Any]]:
+        try:
+            return transport.batch([(query, parameters)])[0]
+        except (AnswerLost, Rejected) as error:
+            raise Unavailable(f"{target.name} cannot be read: {error}") from error
+
+    return _opened(target.name, rows, transport.close)
+
+
+def _opened(name: str, rows: Rows, close: Callable[[], None]) -> PlainSource:
+    try:
+        return PlainSource(name, rows, close)
+    except BaseException:
+        close()
+        raise
+
+
+def _stored(kind: str, text: Any) -> tuple[str, bytes]:
+    """Return a column's form and bytes: text is JSON, bytes are MessagePack."""
+    if kind == "blob" and text:
+        return "msgpack", bytes.fromhex(text)
+    if kind in ("blob", "null"):
+        return "null", b""  # LangGraph's serialiser writes no bytes for None
+    return "json", str(text).encode()
+
+
+def _depth(checkpoint_id: str, parents: dict[str, str | None]) -> int:
+    """Return the number of a checkpoint's ancestors."""
+    depth, at, seen = 0, parents.get(checkpoint_id), {checkpoint_id}
+    while at is not None and at in parents and at not in seen:
+        seen.add(at)
+        depth, at = depth + 1, parents[at]
+    return depth
+
+
+def _time(created: str | None) -> str:
+    """Return a time in ISO 8601: of text, or of seconds or milliseconds since 1970."""
+    text = created or "0"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return datetime.fromtimestamp(number / 1000 if number > 1e11 else number, UTC).isoformat()

@@ -1,0 +1,173 @@
+"""Rows of the plain layout, in a file and in D1, as they are after an import."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+import perdure
+from perdure.errors import BadUrl
+from perdure.imports.kinds import SourceKind, open_source
+from perdure.imports.plain import of_file
+from tests.imports import parity, threads
+from tests.imports.test_history import chat
+from tests.servers import d1
+
+IDS = [f"1f0e0000-0000-6000-8000-{n:012d}" for n in range(4)]
+TABLES = (
+    "CREATE TABLE checkpoints (thread_id TEXT, checkpoint_id TEXT, parent_id TEXT, state, created_at)",
+    "CREATE TABLE writes (thread_id TEXT, checkpoint_id TEXT, task_id TEXT, idx INT, channel TEXT, value)",
+)
+
+
+def packed(value: Any) -> bytes:
+    return JsonPlusSerializer().dumps_typed(value)[1]
+
+
+WORDS = [HumanMessage("hello", id="1"), AIMessage("hi", id="2")]
+ROWS: list[tuple[Any, ...]] = [
+    ("ada", IDS[0], None, json.dumps({"messages": [], "topic": "ž"}), "2026-01-01T00:00:00+00:00"),
+    ("ada", IDS[1], IDS[0], packed({"messages": WORDS, "topic": "ž"}), "2026-01-01T00:00:01+00:00"),
+    ("ada", IDS[2], IDS[0], json.dumps({"messages": [], "topic": "fork"}), "2026-01-01T00:00:00.5+00:00"),
+    ("bob", IDS[3], None, json.dumps({"messages": [{"role": "user", "content": "plain"}]}), 1767225600),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "plain.db"
+    with closing(sqlite3.connect(found)) as connection, connection:
+        for table in TABLES:
+            connection.execute(table)
+        connection.executemany("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)", ROWS)
+        connection.execute(
+            "INSERT INTO writes VALUES (?, ?, ?, ?, ?, ?)", ("ada", IDS[2], "task", 0, "topic", '"new"')
+        )
+    return found
+
+
+def check(source: Any) -> None:
+    with perdure.connect_sync("memory://") as db:
+        reports = {r.thread: r for r in parity.imported(source, db)}
+        assert {t: (r.state, r.checkpoints, r.verified) for t, r in reports.items()} == {
+            "ada": ("imported", 3, 3),
+            "bob": ("imported", 1, 1),
+        }
+        assert {r.state for r in parity.imported(source, db)} == {"unchanged"}
+        saver = db.checkpointer()
+        head = saver.get_tuple(threads.config("ada"))
+        assert head is not None
+        assert head.checkpoint["id"] == IDS[1]
+        assert head.checkpoint["channel_values"] == {"messages": WORDS, "topic": "ž"}
+        assert head.checkpoint["ts"] == "2026-01-01T00:00:01+00:00"
+        by_id = {t.checkpoint["id"]: t for t in saver.list(threads.config("ada"))}
+        assert by_id[IDS[2]].parent_config == by_id[IDS[1]].parent_config != None  # noqa: E711
+        assert by_id[IDS[2]].pending_writes == [("task", "topic", "new")]
+        graph = chat(saver)
+        assert graph.get_state(threads.config("ada")).next == ()
+        for thread, last in (("ada", "3 so far"), ("bob", "2 so far")):
+            state = graph.invoke({"messages": [HumanMessage("more")]}, threads.config(thread))
+            assert state["messages"][-1].content == last
+            assert db.fsck(thread) == []
+
+
+def test_rows_of_a_file_become_threads_that_go_on(path: Path) -> None:
+    source = open_source(SourceKind.PLAIN, str(path))
+    check(source)
+    source.close()
+
+
+@pytest.fixture
+def cloud() -> Iterator[str]:
+    with d1.empty() as url:
+        yield url
+
+
+@pytest.mark.slow
+def test_rows_of_d1_become_threads_that_go_on(cloud: str) -> None:
+    from perdure.storage.d1.url import D1Url
+
+    with D1Url.of(cloud).session() as transport:
+        transport.batch([(table, ()) for table in TABLES])
+        for thread, name, parent, state, created in ROWS:
+            value = "unhex(?4)" if isinstance(state, bytes) else "?4"
+            text = state.hex() if isinstance(state, bytes) else state
+            transport.batch(
+                [
+                    (
+                        f"INSERT INTO checkpoints VALUES (?1, ?2, ?3, {value}, ?5)",
+                        (thread, name, parent, text, str(created)),
+                    )
+                ]
+            )
+        transport.batch(
+            [(f"INSERT INTO writes VALUES ('ada', '{IDS[2]}', 'task', 0, 'topic', '\"new\"')", ())]
+        )
+    source = open_source(SourceKind.PLAIN, cloud)
+    check(source)
+    source.close()
+
+
+def test_a_whole_checkpoint_of_langgraph_s_keeps_its_versions(path: Path) -> None:
+    stock = InMemorySaver()
+    shape = threads.SHAPES["parked"]
+    shape.make(shape.graph(stock), "whole")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for found in stock.list(threads.config("whole")):
+            parent = (found.parent_config or {"configurable": {}})["configurable"].get("checkpoint_id")
+            row = ("whole", found.checkpoint["id"], parent, packed(found.checkpoint), found.checkpoint["ts"])
+            connection.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)", row)
+            connection.executemany(
+                "INSERT INTO writes VALUES ('whole', ?, ?, ?, ?, ?)",
+                [
+                    (
+                        found.checkpoint["id"],
+                        task,
+                        -3 if channel == "__interrupt__" else n,
+                        channel,
+                        packed(value),
+                    )
+                    for n, (task, channel, value) in enumerate(found.pending_writes or ())
+                ],
+            )
+    source = of_file(path)
+    with perdure.connect_sync("memory://") as db:
+        parity.imported(source, db)
+        saver = db.checkpointer()
+        here, there = (shape.graph(s).get_state(threads.config("whole")) for s in (saver, stock))
+        assert (here.values, here.next) == (there.values, there.next)
+        assert [i.value for i in here.interrupts] == [i.value for i in there.interrupts] == ["go on?"]
+        assert threads.go_on(saver, "whole", shape) == threads.go_on(stock, "whole", shape)
+    source.close()
+
+
+def test_what_langgraph_could_not_go_on_from_is_skipped(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO checkpoints VALUES ('eve', 'first', NULL, '{}', '2026')")
+        connection.execute(f"INSERT INTO checkpoints VALUES ('fay', '{IDS[0]}', NULL, '[1]', '2026')")
+    source = of_file(path)
+    with perdure.connect_sync("memory://") as db:
+        reports = {r.thread: r for r in parity.imported(source, db)}
+        assert reports["eve"].state == reports["fay"].state == "skipped"
+        assert "not named by hexadecimal digits" in reports["eve"].why
+        assert "is not an object" in reports["fay"].why
+        assert sorted(t.thread_id for t in db.threads_sync()) == ["ada", "bob"]
+    source.close()
+
+
+def test_other_tables_are_refused_by_name(path: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE checkpoints RENAME COLUMN state TO body")
+    with pytest.raises(BadUrl, match="its table checkpoints lacks state"):
+        of_file(path)
+    with pytest.raises(BadUrl, match="is not a file"):
+        of_file(tmp_path / "none")

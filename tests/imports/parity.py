@@ -15,12 +15,14 @@ FULL = os.environ.get("PERDURE_CHAOS") == "full"
 THREADS = 200 if FULL else 6
 
 
-def imported(source: Any, db: perdure.Database, options: ImportOptions | None = None) -> list[ThreadReport]:
+def imported(
+    source: Any, db: perdure.SyncDatabase, options: ImportOptions | None = None
+) -> list[ThreadReport]:
     importer = Importer(source, db, options or ImportOptions())
     return [importer.thread(thread) for thread in source.threads()]
 
 
-def check(stock: Any, opened: Callable[[], Source], db: perdure.Database, *, forks: bool = True) -> None:
+def check(stock: Any, opened: Callable[[], Source], db: perdure.SyncDatabase, *, forks: bool = True) -> None:
     """Import threads of every shape; compare them, repeat, go on at the source, import again, go on here.
 
     ``forks`` is false for a saver in which the branches of a thread overwrite each other's values.

@@ -67,7 +67,7 @@ def test_a_thread_comes_along_and_one_on_s3_is_refused(table: tuple[str, Any], t
         assert threads.seen(db.checkpointer(), thread, made[thread]) == threads.seen(
             stock, thread, made[thread]
         )
-        assert [t.thread_id for t in db.threads_sync()] == ["parked 0"]
+        assert [t.thread_id for t in db.threads()] == ["parked 0"]
 
 
 def test_another_table_is_refused_by_name() -> None:

@@ -160,7 +160,7 @@ def test_what_langgraph_could_not_go_on_from_is_skipped(path: Path) -> None:
         assert reports["eve"].state == reports["fay"].state == "skipped"
         assert "not named by hexadecimal digits" in reports["eve"].why
         assert "is not an object" in reports["fay"].why
-        assert sorted(t.thread_id for t in db.threads_sync()) == ["ada", "bob"]
+        assert sorted(t.thread_id for t in db.threads()) == ["ada", "bob"]
     source.close()
 
 

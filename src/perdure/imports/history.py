@@ -15,6 +15,7 @@ from uuid import UUID
 
 from langgraph.checkpoint.base import CheckpointTuple
 
+from perdure.database.base import handle_of
 from perdure.engine import checkpoints, values
 from perdure.errors import BadUrl, NotAllowed, NotFound, Unserialisable
 from perdure.history.neutral import NeutralMessage, to_langchain, to_neutral
@@ -33,14 +34,14 @@ from perdure.model.packing import joined
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:
-    from perdure.database import Database
+    from perdure.database.blocking import SyncDatabase
 
 CHANNEL = "messages"
 _LISTED = Serde("listed")
 
 
 def read_history(
-    database: Database, thread: str, *, tenant: str = "", channel: str = CHANNEL
+    database: SyncDatabase, thread: str, *, tenant: str = "", channel: str = CHANNEL
 ) -> list[NeutralMessage]:
     """Return the messages of a thread's latest state in neutral form.
 
@@ -55,8 +56,8 @@ def read_history(
         NotAllowed: The channel is a DeltaChannel, or holds something else than messages.
         Unserialisable: A message has no neutral form.
     """
-    partition = Partition(tenant, thread)
-    record = database.run(checkpoints.load(partition, "", None)).checkpoint
+    handle, partition = handle_of(database), Partition(tenant, thread)
+    record = handle.run(checkpoints.load(partition, "", None)).checkpoint
     if record is None:
         raise NotFound(f"there is no thread {thread!r}; `perdure threads ls` lists what there is")
     ref = record.refs.get(channel)
@@ -67,7 +68,7 @@ def read_history(
                 "call graph.get_state and perdure.history.neutral.to_neutral there"
             )
         raise NotFound(f"thread {thread!r} has no channel {channel!r}; it has {', '.join(record.refs)}")
-    trees, _ = database.run(values.resolve(partition, {channel: ref}, database.digester))
+    trees, _ = handle.run(values.resolve(partition, {channel: ref}, handle.digest))
     held = _LISTED.value(*joined(trees[channel]))
     if not isinstance(held, list):
         raise NotAllowed(f"thread {thread!r}: {channel!r} holds no list of messages")

@@ -35,7 +35,7 @@ _WHOLE = {"channel_values", "channel_versions"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 
 
-class Rows(Protocol):
+class PlainRows(Protocol):
     """Runs a query with parameters ``?1``, ``?2``…, all of them text."""
 
     def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]: ...
@@ -53,7 +53,7 @@ class PlainSource:
         BadUrl: There are no such tables.
     """
 
-    def __init__(self, name: str, rows: Rows, close: Callable[[], None]) -> None:
+    def __init__(self, name: str, rows: PlainRows, close: Callable[[], None]) -> None:
         self.name = self.verifier = name
         self._rows, self._close = rows, close
         missing = _CHECKPOINTS - self._columns("checkpoints")
@@ -216,7 +216,7 @@ def of_d1(url: str) -> PlainSource:
     return _opened(target.name, rows, transport.close)
 
 
-def _opened(name: str, rows: Rows, close: Callable[[], None]) -> PlainSource:
+def _opened(name: str, rows: PlainRows, close: Callable[[], None]) -> PlainSource:
     try:
         return PlainSource(name, rows, close)
     except BaseException:

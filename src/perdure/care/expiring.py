@@ -114,7 +114,7 @@ class ExpiringDriver:
                 return cast("Program[R]", self._write(effect))
         elif isinstance(effect, Drop):
             self._forget(effect.partition)
-        return ask(effect)
+        return ask(cast("Effect[R]", cast("Effect[Any]", effect)))
 
     def _fetch(self, effect: Fetch) -> Program[tuple[tuple[Record, ...], ...]]:
         count = len(effect.items)

@@ -141,7 +141,12 @@ class SweepState:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> SweepState:
         """Return the state from its plain data."""
-        return cls(**{**body, "swept": Swept(**body["swept"]), "last": Swept(**body["last"])})
+        fields: dict[str, Any] = {
+            **body,
+            "swept": Swept(**body["swept"]),
+            "last": Swept(**body["last"]),
+        }
+        return cls(**fields)
 
 
 def read_state(tenant: str | None) -> Program[tuple[SweepState, int]]:

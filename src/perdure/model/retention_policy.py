@@ -73,7 +73,8 @@ class Retention:
         last: Any = self.keep_last
         if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
             raise ValueError(f"keep_last is {last!r}; it has to be a whole number from 1 on")
-        if not isinstance(self.keep_tagged, bool):
+        tagged: Any = self.keep_tagged
+        if not isinstance(tagged, bool):
             raise ValueError(f"keep_tagged is {self.keep_tagged!r}; it has to be true or false")
         for name in ("keep_for", "idle"):
             value = getattr(self, name)

@@ -154,6 +154,7 @@ def test_a_plan_names_the_threads_that_would_lose_something(shell: Shell, tmp_pa
     code, shown, why = shell("plan", "app:new")
     assert code == 1
     assert "a: it would go on with the node 'ask', which the graph does not have" in why
+    assert "x: the channel 'topic' has a value, and the graph has no such channel; rename or drop it" in why
     assert "x: the channel 'notes' holds str, the graph takes list; convert it" in why
     code, shown, why = shell("plan", "app:failing", "--json")
     assert code == 1

@@ -26,6 +26,7 @@ from perdure.schema.changes import BRANCH
 from perdure.schema.schema import Schema
 
 _INTERRUPT = "__interrupt__"
+_OWN = ("__", "branch:", "join:")
 _CHECKED = (str, bool, int, list, dict, set)
 """Types of channels that a stored value is compared with; the others convert, or accept, more than one."""
 
@@ -132,10 +133,13 @@ def _lost(
 
 
 def _unfit(graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig) -> Iterator[str]:
-    """Yield the channels whose stored value the graph does not accept."""
+    """Yield the channels whose stored value the graph does not have or accept."""
     found = saver.get_tuple(config)
     values: Mapping[str, Any] = {} if found is None else found.checkpoint["channel_values"]
     facts = read(graph)
+    for name in values:
+        if name not in graph.channels and not name.startswith(_OWN):
+            yield f"the channel {name!r} has a value, and the graph has no such channel; rename or drop it"
     for channel in facts.channels:
         if channel.name not in values:
             continue

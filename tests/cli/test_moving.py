@@ -386,7 +386,7 @@ def test_a_copy_that_is_killed_again_and_again_gets_there(
     # On a busy machine every blow may come when everything is done: then once more, into another database.
     for attempt in range(5):
         target = database(tmp_path / f"{attempt}.db", fill=empty)
-        if sum([stopped_after(lines, house, target, expected, blow) for lines in (1, 12, 30)]):
+        if sum(stopped_after(lines, house, target, expected, blow) for lines in (1, 12, 30)):
             break
     else:
         pytest.fail("every copy was done before it was stopped")

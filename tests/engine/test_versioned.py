@@ -44,7 +44,7 @@ class Shelf:
         def change(held: Versioned) -> dict[str, Any]:
             return {**held.body, **more}
 
-        return run(versioned.revise(HERE, "c", name, change, *self.tick(), before), self.driver)
+        return run(versioned.revise(HERE, "c", name, change, *self.tick(), before=before), self.driver)
 
     def choose(self, name: str, number: int) -> Versioned | None:
         return run(versioned.choose(HERE, "c", name, number, *self.tick()), self.driver)

@@ -19,7 +19,7 @@ from perdure.model.chunks import Digester
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime import notifications as tuning
-from perdure.runtime import runtime as runtimes
+from perdure.runtime import tenant as runtimes
 from perdure.runtime.notifications import ENDED, STORED, Notifications, PollDelay
 from perdure.storage.memory import MemoryDriver
 from tests.runtime.graphs import Post, Talk, eventually, go, settings, working

@@ -51,7 +51,7 @@ def test_who_is_not_known_is_told_so() -> None:
 def test_a_handler_asks_by_the_names_of_its_parameters() -> None:
     given: dict[str, Any] = {}
 
-    async def authenticate(
+    async def authenticate(  # noqa: PLR0917 - a handler may have them all
         request: Any,
         path: str,
         method: str,

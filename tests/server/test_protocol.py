@@ -14,6 +14,7 @@ import pytest
 from langgraph_sdk import get_sync_client
 
 from perdure.runtime import Event
+from perdure.runtime.tenant import TenantRuntime
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
 from tests.server.hosting import owners
@@ -246,7 +247,7 @@ async def _amid_one_event(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.Event().wait()
 
     async with place(url) as here, here.http() as http:
-        monkeypatch.setattr(here.host.runtime, "follow_thread", follow)
+        monkeypatch.setattr(TenantRuntime, "follow_thread", follow)
         for since, rest in ((997, [998, 999, 1_000]), (998, [999, 1_000]), (999, [1_000])):
             async with aclosing(heard(http, "t", channels=["input"], since=since)) as events:
                 assert [(await anext(events))["seq"] for _ in rest] == rest

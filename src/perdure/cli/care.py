@@ -45,6 +45,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; print w
 @care.command("run")
 def run_(
     once: Annotated[bool, typer.Option("--once", help="Sweep once and exit, e.g. from cron")] = False,
+    *,
     dry_run: DryRun = False,
     keep_last: KeepLast = None,
     keep_for: KeepFor = None,

@@ -89,6 +89,7 @@ class CopyCounts:
 
 def copy(
     source: Annotated[str, typer.Option("--from", help="The database to read, e.g. sqlite:///threads.db")],
+    *,
     target: Annotated[str, typer.Option("--to", help="The database to write, set up by `perdure migrate`")],
     tenant: Annotated[str | None, typer.Option(help="Only this tenant; by default all tenants")] = None,
     threads: Annotated[
@@ -129,7 +130,15 @@ def copy(
         try:
             with shown(len(partitions)) as progress:
                 for partition in partitions:
-                    _one(partition, here, there, replace, dry_run, tally, progress)
+                    _one(
+                        partition,
+                        here,
+                        there,
+                        replace=replace,
+                        dry_run=dry_run,
+                        tally=tally,
+                        progress=progress,
+                    )
         except KeyboardInterrupt:
             err.print(
                 f"Stopped. At the target: {tally}. Run the same command again to continue.", soft_wrap=True
@@ -165,6 +174,7 @@ def _one(
     partition: Partition,
     here: SyncDatabase,
     there: SyncDatabase,
+    *,
     replace: bool,
     dry_run: bool,
     tally: CopyCounts,

@@ -11,6 +11,7 @@ def demo(
     db: Annotated[
         str, typer.Option("--db", envvar="PERDURE_DB", help="The database of the conversations")
     ] = "sqlite:///perdure-demo.db",
+    *,
     model: Annotated[
         str | None,
         typer.Option(help="provider:name, or local; otherwise OpenAI's with OPENAI_API_KEY set, else local"),
@@ -26,4 +27,6 @@ def demo(
     """Chat with a durable agent in your browser. Kill it during an answer, and start it again to continue."""
     from perdure.demo.serve import main_demo
 
-    raise typer.Exit(main_demo(db, host, port, model, once, thread, browser))
+    raise typer.Exit(
+        main_demo(db, host=host, port=port, model=model, once=once, thread=thread, open_browser=browser)
+    )

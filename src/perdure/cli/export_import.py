@@ -29,6 +29,7 @@ class ExportForm(StrEnum):
 
 def export(
     thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
+    *,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write a file that `perdure import --from archive` reads"),

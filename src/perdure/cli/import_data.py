@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 def import_(
     source: Annotated[str, typer.Argument(help="The file, or the URL of the database, to read")],
+    *,
     kind: Annotated[SourceKind, typer.Option("--from", help="What the source is")],
     threads: Annotated[
         list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")

@@ -40,6 +40,7 @@ R = TypeVar("R")
 
 def inbox(
     thread_id: ThreadId,
+    *,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -83,6 +84,7 @@ def runs(
 
 def outbox(
     thread_id: ThreadId,
+    *,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -142,6 +144,7 @@ def stuck(
     older: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Count queues that have been due for longer")
     ] = 60.0,
+    *,
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="Look at every tenant's threads")
     ] = False,

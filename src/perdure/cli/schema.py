@@ -129,6 +129,7 @@ def _advice(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
 @schema.command()
 def plan(
     place: Place,
+    *,
     schema_place: SchemaPlace = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Try so many threads, spread over all; all without it")

@@ -25,6 +25,7 @@ def serve(
             "langgraph.json",
         ),
     ] = None,
+    *,
     db: Annotated[
         str | None,
         typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),

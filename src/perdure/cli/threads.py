@@ -70,6 +70,7 @@ def list_threads(
 @threads.command()
 def show(
     thread_id: ThreadId,
+    *,
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
     namespace: Namespace = "",
     db: Db = None,
@@ -100,6 +101,7 @@ def show(
 @threads.command()
 def history(
     thread_id: ThreadId,
+    *,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -169,6 +171,7 @@ def digest(
 @threads.command()
 def tag(
     thread_id: ThreadId,
+    *,
     name: Annotated[str, typer.Argument(help="The tag's name")],
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the tag")] = False,
@@ -189,6 +192,7 @@ def tag(
 @threads.command()
 def prune(
     thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
+    *,
     every_thread: Annotated[bool, typer.Option("--all", help="All threads of the tenant")] = False,
     keep_last: Annotated[
         int | None, typer.Option(min=1, help="The number of newest checkpoints to keep", show_default=False)

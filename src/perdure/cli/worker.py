@@ -35,6 +35,7 @@ def worker(
             "called agent. Without any, those of perdure.toml or langgraph.json",
         ),
     ] = None,
+    *,
     config: Annotated[
         Path | None,
         typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),

@@ -87,7 +87,7 @@ async def _work(
                 retention=replace(config.retention.rules, thread_ttl=True),
             ) as database:
                 observers: tuple[Observer, ...] = (Logs(), tally, *counting)
-                runtime = _runtime(config, whose, database, agents, replying, observers, name)
+                runtime = _runtime(config, whose, database, agents, replying, observers, name=name)
                 sweeping = config.retention
                 options = SweepOptions(all_tenants=whose.all_tenants, owner=name, share=sweeping.share)
                 swept = RetentionLoop(database, Observers(observers), every=sweeping.every, options=options)
@@ -107,6 +107,7 @@ def _runtime(
     agents: Mapping[str, Agent],
     channels: Mapping[str, Channel],
     observers: tuple[Observer, ...],
+    *,
     name: str,
 ) -> Runtime:
     """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a

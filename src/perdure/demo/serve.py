@@ -32,6 +32,7 @@ PORTS_TRIED = 20
 
 def main_demo(
     db_url: str,
+    *,
     host: str,
     port: int,
     model: str | None,

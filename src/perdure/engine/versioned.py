@@ -68,6 +68,7 @@ def revise(
     change: Change,
     now: int,
     fresh: int,
+    *,
     before: Versioned | None = None,
 ) -> Program[Versioned | None]:
     """Add a new version and make it current.

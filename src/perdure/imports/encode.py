@@ -81,7 +81,7 @@ class ThreadEncoder:
             checkpoint,  # type: ignore[arg-type]
             found.metadata,
             dict.fromkeys(values, 0),
-            None,
+            base=None,
         )
         if before != parent:
             record = record.moved(prior=before or ORIGIN)

@@ -150,7 +150,13 @@ class CheckpointPlan:
             with translate.noted(encoder.partition, checkpoint["id"]):
                 try:
                     record = translate.to_record(
-                        encoder.serde, encoding, place, checkpoint, self.metadata, self.new_versions, base
+                        encoder.serde,
+                        encoding,
+                        place,
+                        checkpoint,
+                        self.metadata,
+                        self.new_versions,
+                        base=base,
                     )
                     return record.moved(schema=self.migration.schema.version, carried=carried(encoding.write))
                 except (TypeNotAllowed, Unserialisable) as error:

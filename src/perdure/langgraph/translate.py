@@ -156,6 +156,7 @@ def to_record(
     checkpoint: Checkpoint,
     full: Mapping[str, Any],
     new_versions: ChannelVersions,
+    *,
     base: CheckpointRecord | None,
 ) -> CheckpointRecord:
     """Return the record of a checkpoint. Channels that ``base`` has at the same version keep its references.
@@ -281,8 +282,8 @@ def read_values(
                         new,
                         expansion,
                         record.refs,
-                        generation,
-                        root,
+                        generation=generation,
+                        root=root,
                         are_roots=are_roots,
                     )
                 )

@@ -51,7 +51,7 @@ class TenantDocuments:
             The new version; None if there is neither a document nor ``before``.
         """
         now, fresh = await self._clock.now(), self._database.fresh()
-        program = versioned.revise(self._partition, self._kind, name, change, now, fresh, before)
+        program = versioned.revise(self._partition, self._kind, name, change, now, fresh, before=before)
         return await self._database.arun(program)
 
     async def choose(self, name: str, number: int) -> Versioned | None:

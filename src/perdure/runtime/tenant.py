@@ -190,7 +190,7 @@ class TenantRuntime:
         named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
         payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
-        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, named)
+        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, answers=named)
         return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
 
     # Work on demand

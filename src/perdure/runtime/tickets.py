@@ -29,6 +29,7 @@ def message_of(
     dedupe_key: str | None,
     channel: str,
     options: Options,
+    *,
     answers: Sequence[str] | None = None,
 ) -> Message:
     """Return the message to store, under a new id.

@@ -446,9 +446,9 @@ def take(
     trees: Mapping[str, Tree],
     expansion: Expansion,
     references: Mapping[str, bytes],
+    *,
     generation: int,
     root: str | None,
-    *,
     are_roots: bool,
 ) -> dict[str, Any]:
     """Return the values of trees that were read, and remember them for the next load and put.

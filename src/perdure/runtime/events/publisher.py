@@ -54,6 +54,7 @@ class EventBuffer:
         partition: Partition,
         run_id: str,
         epoch: int,
+        *,
         first: int,
         stored: bool,
         changed: Callable[[Partition], None],

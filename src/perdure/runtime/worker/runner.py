@@ -270,10 +270,10 @@ class Runner:
             held.partition,
             held.run.id,
             held.epoch,
-            first,
-            is_stored,
-            changed,
-            self._notifications.stored,
+            first=first,
+            stored=is_stored,
+            changed=changed,
+            announce=self._notifications.stored,
         )
         self._buffers[held.run.id] = buffer
         self._subscriptions.opened(buffer)

@@ -63,7 +63,7 @@ async def opened(
                 retention=replace(config.retention.rules, thread_ttl=True),
             )
         )
-        host = await _running(stack, config, database, agents, gate, settings, works)
+        host = await _running(stack, config, database, agents, gate=gate, settings=settings, works=works)
         yield host
 
 
@@ -72,6 +72,7 @@ async def _running(
     config: Config,
     database: Database,
     agents: Mapping[str, Agent],
+    *,
     gate: Gate,
     settings: Settings,
     works: bool,

@@ -222,6 +222,7 @@ async def join_stream(
     request: Request,
     thread_id: ThreadId,
     run_id: str,
+    *,
     stream_mode: Annotated[list[str] | None, Query()] = None,
     cancel_on_disconnect: bool = False,
     last_event_id: Annotated[str | None, Query()] = None,

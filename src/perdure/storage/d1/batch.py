@@ -134,13 +134,15 @@ def _ordered(item: Range) -> tuple[str, tuple[str | None, ...]]:
         after = [item.after] if item.by else list(item.after[depth:])
     parameters = [*_row(zip(item.prefix, kind.key, strict=False)), *_row(zip(after, by, strict=False))]
     limit = [] if item.limit is None else [item.limit]
-    text = _ordered_sql(kind, depth, item.by, item.reverse, bool(after), bool(limit), item.bodies)
+    text = _ordered_sql(
+        kind, depth, item.by, reverse=item.reverse, after=bool(after), limit=bool(limit), bodies=item.bodies
+    )
     return text, tuple(None if p is None else str(p) for p in [*parameters, *limit])
 
 
 @lru_cache(maxsize=256)
 def _ordered_sql(
-    kind: Kind, depth: int, by: str | None, reverse: bool, after: bool, limit: bool, bodies: bool
+    kind: Kind, depth: int, by: str | None, *, reverse: bool, after: bool, limit: bool, bodies: bool
 ) -> str:
     order = [c for c in kind.fields if c.name == by] or list(kind.key[depth:])
     where = [f"x.t = {_PK}"]

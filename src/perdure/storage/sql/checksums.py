@@ -58,6 +58,7 @@ def matches(
     key: Key,
     fields: Sequence[Any],
     version: int,
+    *,
     body: bytes | None,
 ) -> bool:
     """Return True if a stored checksum is that of a record.

@@ -304,16 +304,16 @@ def record(
         raise checksums.damaged(partition, kind, key)
     if verify and (found is not None or required):
         read = body if bodies or not kind.body else None
-        if not _is_sound(found, partition, kind, key, values, version, read):
+        if not _is_sound(found, partition, kind, key, values, version, body=read):
             raise checksums.damaged(partition, kind, key)
     return Record(kind, key, dict(zip(_names(kind), values, strict=True)), version, body)
 
 
 def _is_sound(
-    found: Any, partition: Partition, kind: Kind, key: Any, fields: Any, version: Any, body: bytes | None
+    found: Any, partition: Partition, kind: Kind, key: Any, fields: Any, version: Any, *, body: bytes | None
 ) -> bool:
     try:
-        return checksums.matches(found, partition, kind, key, fields, version, body)
+        return checksums.matches(found, partition, kind, key, fields, version, body=body)
     except (TypeError, ValueError, OverflowError):
         # A column has another type than the one that was written.
         return False

@@ -21,6 +21,7 @@ _WIDEST = 2000
 
 def diff(
     thread_id: ThreadId,
+    *,
     before: Annotated[
         str | None,
         typer.Argument(help="A checkpoint's id or a tag; by default the parent of the other one"),

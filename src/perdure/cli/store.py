@@ -30,6 +30,7 @@ def reindex(
         Path | None,
         typer.Option("--config", help="The only settings file to read; by default those of this folder"),
     ] = None,
+    *,
     namespace: Annotated[
         list[str] | None,
         typer.Option(help="A label of the namespace within which to index; repeat it for a longer one"),

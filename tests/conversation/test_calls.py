@@ -50,3 +50,9 @@ def test_calls_of_one_id_are_told_apart_by_their_number() -> None:
     changed = with_ids(twice, {("1", 0): "1", ("1", 1): "x"})
     assert calls_of(changed) == [("1", "look"), ("x", "look")]
     assert [part["id"] for part in changed.content] == ["1", "x"]  # type: ignore[index]
+
+
+def test_calls_of_one_id_are_told_apart_in_a_message_of_text() -> None:
+    call = {"name": "look", "args": {}, "id": "1"}
+    changed = with_ids(AIMessage("so", tool_calls=[call, call]), {("1", 0): "1", ("1", 1): "x"})
+    assert calls_of(changed) == [("1", "look"), ("x", "look")]

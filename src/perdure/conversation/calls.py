@@ -43,9 +43,8 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     if (
         isinstance(message.content, str)
         and "tool_calls" not in message.additional_kwargs
-        and [new_ids.get((call_id, 0)) for call_id, _ in calls_of(message)]
-        == [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
         and len(new_ids) == len(message.tool_calls) + len(message.invalid_tool_calls)
+        and all(number == 0 and new == old for (old, number), new in new_ids.items())
     ):
         return message  # Most messages: nothing to compare, nothing to copy.
     fields: dict[str, Any] = {}

@@ -105,6 +105,13 @@ def test_a_call_that_only_the_content_has_is_removed() -> None:
     assert [change.kind for change in repaired.changes] == ["call_removed", "result_removed"]
 
 
+def test_a_call_that_only_the_content_has_is_reported_beside_others() -> None:
+    blocks = [{"type": "tool_use", "id": each, "name": "look", "input": {}} for each in ("1", "gone")]
+    repaired = repair([HUMAN, asked("1", content=blocks), result("1")])
+    assert repaired.messages[1].content == blocks[:1]
+    assert [change.kind for change in repaired.changes] == ["call_removed"]
+
+
 def test_calls_whose_arguments_cannot_be_parsed_need_a_result_too() -> None:
     bad = {"name": "look", "args": "{", "id": "1", "error": None, "type": "invalid_tool_call"}
     repaired = repair([HUMAN, AIMessage("", invalid_tool_calls=[bad], id="a")])

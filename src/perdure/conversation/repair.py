@@ -142,6 +142,7 @@ def _number_calls(ledger: _Ledger) -> None:
     for place, message in enumerate(ledger.messages):
         if not isinstance(message, AIMessage):
             continue
+        noted = len(ledger.changes)
         counted: dict[str, int] = defaultdict(int)
         calls: list[_ToolCall] = []
         ids: dict[tuple[str, int], str] = {}
@@ -164,7 +165,7 @@ def _number_calls(ledger: _Ledger) -> None:
         if calls:
             ledger.calls[place] = calls
         changed = with_ids(message, ids)
-        if changed is not message and not counted:
+        if changed is not message and len(ledger.changes) == noted:
             ledger.note("call_removed", message)
         ledger.messages[place] = changed
 

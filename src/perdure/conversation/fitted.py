@@ -56,7 +56,7 @@ def fitted(
         TypeError: ``model`` is no chat model.
         ValueError: The model has no counter of its own.
     """
-    if not isinstance(model, BaseChatModel):
+    if not isinstance(cast("object", model), BaseChatModel):
         raise TypeError(
             f"fitted() takes a chat model, not a {type(model).__name__}; wrap the model first, then bind "
             "tools to the result: fitted(model, limit).bind_tools(tools)"

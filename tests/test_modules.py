@@ -84,6 +84,7 @@ TESTED_BY = {
     "perdure.server.routes.health": "server/test_health.py",
     "perdure.server.routes.meta": "server/test_health.py",
     "perdure.server.routes.protocol": "server/test_protocol.py",
+    "perdure.server.routes.tags": "server/test_tags.py",
     "perdure.server.routes.runs": "server/acceptance/test_runs.py",
     "perdure.server.routes.states": "server/acceptance/test_states.py",
     "perdure.server.routes.storage": "server/test_storage.py",

@@ -157,8 +157,8 @@ class MessageTooLong(NoWindow):
 
 
 class SummaryRefused(PerdureError):
-    """What was made of a conversation is no summary: no text, empty, or too long. The conversation is left as
-    it was."""
+    """The text that was made of a conversation is no summary: no text, empty, or too long. The conversation
+    is left as it was."""
 
 
 class QueueFull(PerdureError):

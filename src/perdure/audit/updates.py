@@ -87,7 +87,7 @@ def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
 
 
 class Returned:
-    """What the ``return`` statements of a function state: keys of updates, and names of nodes.
+    """Contents of a function's ``return`` statements: keys of updates, and names of nodes.
 
     Args:
         source: The function.

@@ -121,7 +121,7 @@ class ExpiringDriver:
         try:
             answers = yield from ask(replace(effect, items=(*effect.items, *_LOOKS)))
         except Corrupt:
-            # What was asked for may be sound; whoever asks for the damaged record gets the error.
+            # What was asked for may be sound; a caller that asks for the damaged record gets the error.
             return (yield from ask(effect))
         heads, epochs, documents = answers[count:]
         if not self._may_be_over(effect.partition, heads, epochs, documents):
@@ -155,8 +155,8 @@ class ExpiringDriver:
         return tuple(out)
 
     def _is_over(self, hit: IndexHit) -> Program[bool]:
-        """Whether a thread of a listing is expired by a policy; one that has its own time to live is found,
-        and reads as absent."""
+        """Return True if a thread of a listing is expired by a policy; one that has its own time to live is
+        found, and reads as absent."""
         partition, idle = hit.partition, self._rules.shortest_idle_us
         if idle is None or not _is_thread(partition) or self._is_alive(partition):
             return False

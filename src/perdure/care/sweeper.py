@@ -55,7 +55,7 @@ class WorkShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """How a sweep is done.
+    """Options of a sweep.
 
     Args:
         owner: name of this process; a random one by default.

@@ -1,4 +1,4 @@
-"""What a model sees of a conversation: windows that are always valid, repair, and running summaries."""
+"""View of a conversation for a model: windows that are always valid, repair, and running summaries."""
 
 from typing import TYPE_CHECKING, Any
 

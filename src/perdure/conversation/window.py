@@ -161,12 +161,12 @@ def window(
     bounds = limit if isinstance(limit, Limit) else Limit(limit)
     repaired = repair(messages)
     changes = list(repaired.changes)
-    said = None if summary is None else summary.message()
-    heads, rest = _parted(repaired.messages, changes, SUMMARY_ID if said else None)
+    carrier = None if summary is None else summary.message()
+    heads, rest = _parted(repaired.messages, changes, SUMMARY_ID if carrier else None)
     fixed = TokensByPart(
         system=sum(counter([head]) for head in [*heads, *_prompt(system)]),
         tools=count_tools(counter, tools),
-        summary=max(bounds.summary, 0 if said is None else counter([said])),
+        summary=max(bounds.summary, 0 if carrier is None else counter([carrier])),
         messages=0,
     )
     if not rest:
@@ -188,7 +188,7 @@ def window(
         raise _too_long(bounds, fixed, has_to_stay, counter, fixed.total + view.total)
     left = [*units[: view.turn], *units[view.turn + 1 : view.rest]]
     return Window(
-        [*heads, *([] if said is None else [said]), *chosen],
+        [*heads, *([] if carrier is None else [carrier]), *chosen],
         [message for unit in left for message in unit.messages],
         TokensByPart(system=fixed.system, tools=fixed.tools, summary=fixed.summary, messages=view.total),
         tuple(changes),

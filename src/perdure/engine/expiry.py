@@ -41,7 +41,7 @@ _ITEMS: tuple[Get | Range, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ThreadAtRest:
-    """What decides whether a thread expires, as it was read.
+    """Facts that decide on the expiry of a thread, as they were read.
 
     Attributes:
         is_busy: a run is open, a message waits or a reply is to be delivered.

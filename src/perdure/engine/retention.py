@@ -217,7 +217,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
 
 
 def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
-    """Whether a thread has writes of some runs. Their bodies are not read."""
+    """Return True if a thread has writes of some runs. Their bodies are not read."""
     after: Key | None = None
     while True:
         page = Range(WRITE, after=after, limit=_PAGE, bodies=False)

@@ -54,7 +54,7 @@ _LAST = "\U0010ffff" * 64
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did, or would do.
+    """Result of a sweep, or of a dry run.
 
     Attributes:
         threads: threads looked at.
@@ -80,7 +80,7 @@ def _counts(swept: Swept) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SweepTerms:
-    """What a sweep applies and how.
+    """Rules and terms of a sweep.
 
     Attributes:
         tenant: the only tenant to sweep, ``None`` for all.
@@ -293,7 +293,7 @@ def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
 
 
 def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]:
-    """Whether a thread may have checkpoints that its policy does not keep."""
+    """Return True if a thread may have checkpoints that its policy does not keep."""
     wanted = (policy.keep_last or 1) + 1
     found, tags, oldest = yield from ask(
         Fetch(

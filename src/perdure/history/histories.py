@@ -85,7 +85,7 @@ class NewTurn:
 
 
 class _Programs:
-    """What ``Histories`` and ``SyncHistories`` run."""
+    """Programs that ``Histories`` and ``SyncHistories`` run."""
 
     def __init__(self, driver: Driver, *, tenant: str, ttl: timedelta | None) -> None:
         if ttl is not None and ttl <= timedelta():

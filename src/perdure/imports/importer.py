@@ -212,7 +212,7 @@ class Importer:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be imported of a thread: new checkpoints in their order, and the slots of writes to read."""
+    """Plan of a thread's import: new checkpoints in their order, and the slots of writes to read."""
 
     partition: Partition
     outline: Outline

@@ -28,8 +28,8 @@ class WriteSlot(NamedTuple):
 
 @dataclass(slots=True)
 class Outline:
-    """What a source has of a thread, without values: its checkpoints in the order of their ids, and the slots
-    of its pending writes. Some 300 bytes of memory a checkpoint."""
+    """Outline of a thread at a source, without values: its checkpoints in the order of their ids, and the
+    slots of its pending writes. Some 300 bytes of memory a checkpoint."""
 
     checkpoints: list[CheckpointEntry] = field(default_factory=list)
     writes: list[WriteSlot] = field(default_factory=list)

@@ -156,7 +156,8 @@ def ranked(found: Mapping[Partition, NamespaceVectors], query: Matrix, least: in
         least: The number of items that are needed at least; only when they are used up the rest is sorted.
     """
     np = numpy()
-    query = query / (np.linalg.norm(query) or 1)
+    length = float(np.linalg.norm(query)) or 1.0
+    query = (query / length).astype(np.float32)
     owners: list[tuple[Partition, int]] = []
     parts: list[Matrix] = []
     for partition, vectors in sorted(found.items()):
@@ -166,12 +167,12 @@ def ranked(found: Mapping[Partition, NamespaceVectors], query: Matrix, least: in
             owners.append((partition, len(scores)))
     if not parts:
         return
-    scores = np.concatenate(parts)
+    every: Matrix = np.concatenate(parts)
     starts = np.cumsum([0, *(count for _, count in owners)])
-    for position in _descending(np, scores, least):
+    for position in _descending(np, every, least):
         part = int(np.searchsorted(starts, position, side="right")) - 1
         partition, _ = owners[part]
-        yield found[partition].candidate(partition, int(position - starts[part]), float(scores[position]))
+        yield found[partition].candidate(partition, int(position - starts[part]), float(every[position]))
 
 
 def _descending(np: Any, scores: Matrix, least: int) -> Iterator[Any]:

@@ -45,7 +45,7 @@ def duration_us(value: str | float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What stays of a thread. Without any field everything stays.
+    """Rules for the checkpoints that a thread keeps. Without any field everything stays.
 
     A checkpoint is removed when neither ``keep_last`` nor ``keep_for`` keeps it. Whatever they are, the
     latest checkpoint of the thread and of each subgraph stays, with its open interrupts; so do tagged

@@ -33,7 +33,7 @@ _CHECKED = (str, bool, int, list, dict, set)
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """What a deploy would do to a thread.
+    """Effect of a deploy on a thread.
 
     Attributes:
         thread_id: The thread.

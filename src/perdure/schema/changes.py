@@ -1,4 +1,4 @@
-"""What the steps after a version do to each name and value: the steps between two versions, composed."""
+"""Effect of the steps after a version on each name and value: the steps between two versions, composed."""
 
 from __future__ import annotations
 

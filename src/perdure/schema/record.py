@@ -25,7 +25,8 @@ FILE = "perdure.schema.json"
 FORMAT = "perdure.schema/1"
 
 Fingerprint = dict[str, Any]
-"""What threads depend on, by section: ``channels`` and ``types`` by name, ``nodes`` and ``interrupts``."""
+"""Parts of a graph that threads depend on, by section: ``channels`` and ``types`` by name, ``nodes`` and
+``interrupts``."""
 _SECTIONS = {"channels": "channel", "types": "type", "nodes": "node", "interrupts": "interrupt"}
 
 

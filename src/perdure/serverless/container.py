@@ -19,7 +19,7 @@ THAWED_AFTER_S = 1.0
 
 
 class Container(Generic[R]):
-    """What a process keeps from call to call. Calls come one after another, as on Lambda.
+    """Resources that a process keeps from call to call. Calls come one after another, as on Lambda.
 
     Args:
         opening: Makes the context manager of the resource, for each time that it is opened.

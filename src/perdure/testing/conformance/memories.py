@@ -247,7 +247,7 @@ class Operations:
         assert store.list_namespaces(max_depth=1, offset=1, limit=1) == [("b",)]
         assert store.list_namespaces(limit=3, offset=2) == list(FAMILY[2:5])
         assert store.list_namespaces(limit=0) == store.list_namespaces(offset=99) == []
-        assert store.list_namespaces(prefix=("nobody",)) == store.list_namespaces(prefix=("*",) * 9) == []
+        assert store.list_namespaces(prefix=("absent",)) == store.list_namespaces(prefix=("*",) * 9) == []
         refused(ValueError, lambda: store.list_namespaces(limit=-1))
 
     def test_a_namespace_without_items_is_not_listed(self, backend: Backend) -> None:

@@ -101,6 +101,15 @@ def chatbot() -> Graph:
     return in_a_row(MessagesState, chat=chat)
 
 
+class Untyped(TypedDict):
+    messages: Annotated[list, add_messages]  # type: ignore[type-arg]
+
+
+@sound
+def chatbot_without_a_type_of_messages() -> Graph:
+    return in_a_row(Untyped, chat=lambda state: {"messages": [("ai", "hello")]})
+
+
 @sound
 def react_agent() -> Graph:
     with warnings.catch_warnings():

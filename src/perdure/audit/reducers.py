@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
+from langgraph.graph.message import add_messages
 
 from perdure.audit import checks
 from perdure.audit.checks import AuditCheck
@@ -60,8 +61,10 @@ class _Reducer:
         self.function: Callable[..., Any] = channel.reducer
         self.name = getattr(unwrapped(channel.reducer), "__name__", "reducer")
         self.channel = channel
-        self.type = channel.type
-        self.update, self.is_uniform = _update_type(channel)
+        self.type, self.update, self.is_uniform = channel.type, *_update_type(channel)
+        if _is_of_messages(self.function) and not _holds_messages(self.type):
+            # It makes messages of whatever it gets, and gives those without an id one at random.
+            self.type, self.update, self.is_uniform = list[AnyMessage], list[AnyMessage], True
 
     def binary(self) -> Iterator[ReducerFailure]:
         """Check a reducer of a value and one update."""
@@ -272,6 +275,11 @@ def _covers(hint: Any, declared: Any) -> bool:
     if isinstance(left, type) and isinstance(right, type):
         return issubclass(right, left) or issubclass(left, right)
     return False
+
+
+def _is_of_messages(reducer: Callable[..., Any]) -> bool:
+    """Return True for LangGraph's own reducers of messages."""
+    return getattr(unwrapped(reducer), "__module__", "") == add_messages.__module__
 
 
 def _holds_messages(annotation: Any) -> bool:

@@ -43,6 +43,7 @@ def test_the_top_level_names_are_these() -> None:
         "RetentionRules",
         "Repaired",
         "RunInProgress",
+        "SearchIndex",
         "Stuck",
         "Survey",
         "SyncDatabase",

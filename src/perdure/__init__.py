@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from perdure.langgraph.inspect import ChannelView, CheckpointView
     from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
+    from perdure.langgraph.search_index import SearchIndex
     from perdure.langgraph.store import PerdureStore
     from perdure.model.retention_policy import Retention, RetentionRules
 
@@ -71,6 +72,7 @@ __all__ = [
     "Retention",
     "RetentionRules",
     "RunInProgress",
+    "SearchIndex",
     "Stuck",
     "Survey",
     "SyncDatabase",
@@ -94,10 +96,11 @@ _MODULES = {
     "Measure": "engine.measure",
     "PerdureSaver": "langgraph.saver",
     "PerdureStore": "langgraph.store",
+    "Repaired": "engine.fsck_report",
     "Replaces": "langgraph.replaces",
     "Retention": "model.retention_policy",
     "RetentionRules": "model.retention_policy",
-    "Repaired": "engine.fsck_report",
+    "SearchIndex": "langgraph.search_index",
     "Stuck": "engine.stuck",
     "Survey": "engine.stuck",
     "SyncDatabase": "database.blocking",

@@ -260,7 +260,9 @@ def test_the_page_has_every_event() -> None:
         if file.name not in ("observe.py", "metrics.py")
     )
     told = set(
-        re.findall(r'"((?:checkpoint|conversation|message|run|reply|state|thread|worker)\.[a-z_]+)"', code)
+        re.findall(
+            r'"((?:checkpoint|conversation|message|run|reply|state|sweep|thread|worker)\.[a-z_]+)"', code
+        )
     )
     states = (messages.DONE, messages.FAILED, messages.INTERRUPTED, messages.ROLLED_BACK, messages.WAITING)
     told |= {f"run.{state}" for state in states}

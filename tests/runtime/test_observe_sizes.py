@@ -216,7 +216,9 @@ def test_metrics_have_a_histogram_by_channel(memory: Storage) -> None:
     # The last run of three had more than 50 KiB from its first step on: after it and after the second.
     assert documents - (value("bucket", channel="documents", le="51200.0") or 0) == 2
     assert value("bucket", channel="messages", le="51200.0") == value("count", channel="messages")
-    channels = {s.labels["channel"] for f in registry.collect() for s in f.samples if "bytes" in s.name}
+    channels = {
+        s.labels["channel"] for f in registry.collect() for s in f.samples if "checkpoint_bytes" in s.name
+    }
     assert channels == {"documents", "messages", "notes"}
 
 

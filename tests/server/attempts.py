@@ -92,6 +92,11 @@ def _threads(names: Names) -> Iterator[Attempt]:
         yield Attempt("DELETE", at, {"thread_id": thread_id})
         yield Attempt("POST", f"{at}/copy", {"thread_id": thread_id})
         yield Attempt("GET", f"{at}/storage", {"thread_id": thread_id})
+        yield Attempt("GET", f"{at}/tags", {"thread_id": thread_id})
+        tag = {"thread_id": thread_id, "name": "mine"}
+        yield Attempt("PUT", f"{at}/tags/{{name}}", tag, {})
+        yield Attempt("PUT", f"{at}/tags/{{name}}", tag, {"checkpoint_id": names.checkpoint})
+        yield Attempt("DELETE", f"{at}/tags/{{name}}", tag)
         yield Attempt("GET", f"{at}/stream", {"thread_id": thread_id}, headers={"Last-Event-ID": "-"})
     ids = {"thread_id": names.idle}
     yield Attempt("GET", at, ids, query={"include": "ttl"})

@@ -48,6 +48,9 @@ TOLD = (
     errors.Unreadable,
     errors.TypeNotAllowed,
     errors.TypeNotFound,
+    errors.SchemaTooNew,
+    errors.ThreadPinned,
+    errors.MigrationFailed,
     errors.QueueFull,
     errors.SubscriberTooSlow,
 )

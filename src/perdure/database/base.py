@@ -8,6 +8,7 @@ from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
+from perdure.langgraph.large_channels import WARN_BYTES, LargeChannels
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search_index import IndexConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
@@ -53,6 +54,7 @@ class DatabaseBase:
         may_list_all_threads: bool = False,
         metadata_keys: Collection[str] = DEFAULT_METADATA_KEYS,
         schema: Schema | None = None,
+        warn_bytes: int | None = WARN_BYTES,
         serde: None = None,
     ) -> PerdureSaver:
         """Return a checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
@@ -71,6 +73,8 @@ class DatabaseBase:
             metadata_keys: Configurable values that are stored as metadata; all others are left out.
             schema: Version of the graph, and the steps by which threads of older versions are migrated when
                 they are read; version 1 unless given.
+            warn_bytes: Size in bytes from which a channel of the state is named in a warning of the logger
+                ``perdure.langgraph``, once a thread; ``None`` for no warnings.
             serde: Not supported; anything but ``None`` raises ``TypeError``.
         """
         if serde is not None:
@@ -78,7 +82,8 @@ class DatabaseBase:
         refuse_text("metadata_keys", metadata_keys)
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
-        return PerdureSaver(
+        large = None if warn_bytes is None else LargeChannels(warn_bytes)
+        saver = PerdureSaver(
             self._handle.driver,
             tenant=self.tenant if tenant is None else tenant,
             digest=self._handle.digest,
@@ -89,6 +94,8 @@ class DatabaseBase:
             metadata_keys=metadata_keys,
             schema=schema,
         )
+        saver.on_stored = None if large is None else large.stored
+        return saver
 
     def store(
         self,

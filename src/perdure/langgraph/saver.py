@@ -102,8 +102,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         self._openings = Openings(driver)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
         self.on_stored: OnStored | None = None
-        """For the runtime: called with every checkpoint when it is durable, in the thread that stored it. It
-        may neither raise nor wait."""
+        """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
+        nor wait."""
         self.on_older: Callable[[Partition], None] | None = None
         """For the runtime: called, likewise, for a thread that was found older than this process knew it.
         Without it that is logged."""

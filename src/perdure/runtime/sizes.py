@@ -17,6 +17,7 @@ from typing import Any
 
 from langgraph.constants import START
 
+from perdure.langgraph.large_channels import path_of
 from perdure.model.records import Partition
 from perdure.runtime.observe import Observers
 
@@ -67,7 +68,7 @@ class Sizes:
         fields = self._fields_of(partition)
         if fields is None:
             return
-        place = _place(namespace)
+        place = path_of(namespace)
         # Triggers of a step are channels without a value; a run's input is gone after its first one.
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
@@ -87,10 +88,3 @@ class Sizes:
         is_news = channel not in channels
         channels.add(channel)
         return is_news
-
-
-def _place(namespace: str) -> str:
-    """Return the path of a subgraph by its nodes, without the ids of their tasks: only names of the
-    program."""
-    nodes = [part.partition(":")[0] for part in namespace.split("|") if part and not part.isdigit()]
-    return "".join(f"{node}/" for node in nodes)

@@ -1,0 +1,72 @@
+"""Warning of large channels: a log line that names the channel before a state grows without bound.
+
+It is for checkpointers without a runtime, which emits events and metrics of the same sizes instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from langgraph.constants import START
+
+from perdure.model.records import Partition
+
+WARN_BYTES = 50 * 1024
+"""Size from which a channel is large, unless another is given."""
+
+_THREADS_MOST = 4096
+_log = logging.getLogger("perdure.langgraph")
+
+
+class LargeChannels:
+    """Logs a channel whose serialised value is larger than ``warn_bytes``, once for each thread while it is
+    known; safe in many threads."""
+
+    def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
+        given: object = warn_bytes
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ValueError(f"warn_bytes is a number of bytes from 1 on, or None, not {warn_bytes!r}")
+        self._warn_bytes = warn_bytes
+        self._lock = threading.Lock()
+        self._warned: OrderedDict[Partition, set[str]] = OrderedDict()
+
+    def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+        """Look at a durable checkpoint.
+
+        Args:
+            partition: The thread.
+            namespace: The namespace of the checkpoint.
+            sizes: The serialised sizes of its channels, as far as they are known.
+        """
+        for channel, size in sizes.items():
+            if size > self._warn_bytes and channel != START:
+                name = path_of(namespace) + channel
+                if self._is_news(partition, name):
+                    _log.warning(
+                        "channel %r of thread %r has %s bytes in each checkpoint, more than %s; keep large "
+                        "values out of the state, or pass checkpointer(warn_bytes=…)",
+                        name,
+                        partition.thread,
+                        f"{size:,}",
+                        f"{self._warn_bytes:,}",
+                    )
+
+    def _is_news(self, partition: Partition, channel: str) -> bool:
+        with self._lock:
+            channels = self._warned.setdefault(partition, set())
+            self._warned.move_to_end(partition)
+            if len(self._warned) > _THREADS_MOST:
+                self._warned.popitem(last=False)
+            is_news = channel not in channels
+            channels.add(channel)
+            return is_news
+
+
+def path_of(namespace: str) -> str:
+    """Return the path of a subgraph by its nodes, without the ids of their tasks: only names of the
+    program."""
+    nodes = [part.partition(":")[0] for part in namespace.split("|") if part and not part.isdigit()]
+    return "".join(f"{node}/" for node in nodes)

@@ -23,13 +23,10 @@ _log = logging.getLogger("perdure.langgraph")
 
 class LargeChannels:
     """Logs a channel whose serialised value is larger than ``warn_bytes``, once for each thread while it is
-    known; safe in many threads."""
+    known; safe in many threads. Raises ``ValueError`` unless that is an integer above 0."""
 
     def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
-        given: object = warn_bytes
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            raise ValueError(f"warn_bytes is a number of bytes from 1 on, or None, not {warn_bytes!r}")
-        self._warn_bytes = warn_bytes
+        self._warn_bytes = _checked(warn_bytes)
         self._lock = threading.Lock()
         self._warned: OrderedDict[Partition, set[str]] = OrderedDict()
 
@@ -63,6 +60,12 @@ class LargeChannels:
             is_news = channel not in channels
             channels.add(channel)
             return is_news
+
+
+def _checked(warn_bytes: object) -> int:
+    if isinstance(warn_bytes, bool) or not isinstance(warn_bytes, int) or warn_bytes < 1:
+        raise ValueError(f"warn_bytes is a number of bytes from 1 on, or None, not {warn_bytes!r}")
+    return warn_bytes
 
 
 def path_of(namespace: str) -> str:

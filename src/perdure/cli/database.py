@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,14 @@ from rich.markup import escape
 from rich.progress import track
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, url_of
-from perdure.errors import Conflict, Corrupt, MigrationRequired
+from perdure.errors import Conflict, Corrupt, MigrationRequired, Unreadable
 from perdure.model.records import THREADS
 from perdure.storage.url import backend_of, redacted
 
 if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
     from perdure.engine.fsck_report import Finding
+    from perdure.langgraph.saver import PerdureSaver
 
 
 def migrate(
@@ -62,9 +65,18 @@ def fsck(
     thread_ids: Annotated[
         list[str] | None, typer.Argument(help="The threads' ids; all of the tenant without")
     ] = None,
+    *,
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair gaps and heads; lost bytes are reported")
     ] = False,
+    types: Annotated[
+        str | None,
+        typer.Option(
+            "--types",
+            metavar="PLACE",
+            help="A graph, e.g. app:graph: report the threads whose latest state it cannot build",
+        ),
+    ] = None,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -72,8 +84,9 @@ def fsck(
 ) -> None:
     """Check the database and its threads: links, heads, tags, references, checksums, and the queue.
 
-    Exit code 0 when everything is sound (or was repaired), 1 when damage is left. With --json, one object for
-    each finding, and nothing if there is none.
+    With --types, a thread is also reported whose latest state the graph cannot build: because a class is gone
+    or not allowed, or because a newer schema version stored it. Exit code 0 when everything is sound (or was
+    repaired), 1 when damage is left. With --json, one object for each finding, and nothing if there is none.
     """
     from perdure import admin
 
@@ -87,6 +100,7 @@ def fsck(
             else:
                 err.print(f"database: {escape(detail)}; restore it from a backup", soft_wrap=True)
             damaged += 1
+        saver = None if types is None else _saver_of(database, types)
         hidden = len(names) == 1 or as_json or not sys.stderr.isatty()
         for name in track(names, "Checking", console=err, transient=True, disable=hidden):
             try:
@@ -112,11 +126,40 @@ def fsck(
                     print_json(_finding(finding))
                 else:
                     err.print(escape(str(finding)), soft_wrap=True)
-            damaged += bool(findings)
+            unreadable = None if saver is None else _unreadable(saver, name)
+            if unreadable is not None:
+                if as_json:
+                    print_json({"thread_id": name, "kind": "types", "detail": unreadable})
+                else:
+                    err.print(f"thread {name!r}: {escape(unreadable)}", soft_wrap=True)
+            damaged += bool(findings) or unreadable is not None
     if damaged:
         raise typer.Exit(1)
     if not as_json:
         out.print("1 thread is sound" if len(names) == 1 else f"{len(names)} threads are sound")
+
+
+def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
+    """Return the checkpointer that the runtime makes for the graph at a place."""
+    from perdure.runtime.graph_factories import Factory
+    from perdure.runtime.graphs import saver_for
+    from perdure.runtime.loading import find, load_agent
+
+    agent = asyncio.run(load_agent(find(place)))
+    graphs = [] if isinstance(agent.graph, Factory) else [agent.graph]
+    return saver_for(database, [agent], graphs)
+
+
+def _unreadable(saver: PerdureSaver, thread_id: str) -> str | None:
+    """Return the reason for which the latest state of a thread cannot be built, or ``None``."""
+    try:
+        saver.get_tuple({"configurable": {"thread_id": thread_id}})
+    except Unreadable as error:
+        return str(error)
+    except Corrupt:
+        # The check of the records reports it.
+        return None
+    return None
 
 
 def _finding(finding: Finding, *, is_repaired: bool = False) -> dict[str, Any]:

@@ -110,8 +110,9 @@ def test_a_listing_shows_ids_whole_and_none_that_changes_the_terminal(shell: She
         converse(tmp_path / "t.db", name, 1)
     listed = shell("threads", "ls", PERDURE_DB="sqlite:///t.db").stdout
     heading, *lines = listed.splitlines()
-    assert heading.split() == ["latest", "checkpoint", "thread"]
-    assert [line.split("  ", 1)[1] for line in lines] == [
+    assert heading.split() == ["last", "change", "status", "thread"]
+    assert {line.split()[1] for line in lines} == {"idle"}
+    assert [line.split("  ", 1)[1].removeprefix("idle").strip() for line in lines] == [
         "[bold]b", r"'red\x1b[31m'", r"'two\nlines'", "x" * 400,
     ]  # fmt: skip
 
@@ -121,7 +122,8 @@ def test_threads_are_listed_shown_and_told_apart_by_tenant(shell: Shell, tmp_pat
     url = {"PERDURE_DB": "sqlite:///t.db"}
     assert "ada" in shell("threads", "ls", **url).stdout
     entry = json.loads(shell("threads", "ls", "--json", **url).stdout)
-    assert entry["thread_id"] == "ada"
+    assert (entry["thread_id"], entry["status"]) == ("ada", "idle")
+    assert entry["created_at"] <= entry["updated_at"]
     assert "No threads yet" in shell("threads", "ls", "--tenant", "other", **url).stdout
     shown = shell("threads", "show", "ada", **url)
     assert "question 1 [bold]" in shown.stdout

@@ -21,11 +21,11 @@ from perdure.cli.app import (
     opened,
     out,
     print_json,
-    printable,
 )
 from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.diff import diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
+from perdure.cli.thread_listing import list_threads, top
 from perdure.errors import Corrupt, NotFound
 from perdure.model.records import Partition
 
@@ -34,37 +34,9 @@ if TYPE_CHECKING:
 
 threads = typer.Typer(help="Look at threads and their queues, tag and prune them.", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
-_TIME_WIDTH = len("2026-01-01T00:00:00.000000+00:00")
-for command in (diff, inbox, runs, outbox, dead, retry, stuck):
+threads.command("ls")(list_threads)
+for command in (top, diff, inbox, runs, outbox, dead, retry, stuck):
     threads.command()(command)
-
-
-@threads.command("ls")
-def list_threads(
-    db: Db = None,
-    tenant: Tenant = "",
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the threads of a tenant, by id, with the time of their latest checkpoint."""
-    with opened(db, tenant, key_file) as database:
-        count = 0
-        for count, thread in enumerate(database.threads(), 1):
-            if as_json:
-                entry = {"thread_id": thread.thread_id, "updated_at": thread.updated_at}
-                if thread.error is not None:
-                    entry["error"] = thread.error
-                print_json(entry)
-                continue
-            if count == 1:
-                typer.echo(f"{'latest checkpoint':<{_TIME_WIDTH}}  thread")
-            shown = thread.updated_at or ""
-            typer.echo(
-                f"{shown if thread.error is None else 'unreadable: run perdure fsck':<{_TIME_WIDTH}}"
-                f"  {printable(thread.thread_id)}"
-            )
-        if not count and not as_json:
-            out.print("No threads yet.")
 
 
 @threads.command()

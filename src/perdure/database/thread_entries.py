@@ -16,14 +16,22 @@ from perdure.model.records import Partition
 class Thread:
     """Entry of the thread listing.
 
-    ``updated_at`` is the time of the last change, ISO 8601. If it is read from the latest checkpoint, and
-    that cannot be read, it is ``None`` and ``error`` is the reason.
+    Attributes:
+        tenant: The owner of the thread.
+        thread_id: Its id.
+        updated_at: The time of the last change, ISO 8601. If it is read from the latest checkpoint, and that
+            cannot be read, it is ``None`` and ``error`` is the reason.
+        error: The reason, else ``None``.
+        created_at: The time of the first change, ISO 8601; ``None`` on backends without a listing.
+        status: ``idle``, ``busy``, ``interrupted`` or ``error``; ``None`` if only the thread itself tells.
     """
 
     tenant: str
     thread_id: str
     updated_at: str | None
     error: str | None = None
+    created_at: str | None = None
+    status: str | None = None
 
 
 def page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
@@ -35,11 +43,17 @@ def entry(found: IndexHit) -> Program[Thread]:
     """Return the entry of a thread of a page."""
     if found.listed is None:
         return (yield from _read(found.partition))
+    listed = found.listed
     try:
-        at = datetime.fromtimestamp(found.listed.updated_at / 1_000_000, UTC)
+        updated, created = _time(listed.updated_at), _time(listed.created_at)
     except (ValueError, OverflowError, OSError):
         return Thread(*found.partition[:2], None, "the time in the listing is none: run `perdure fsck`")
-    return Thread(found.partition.tenant, found.partition.thread, at.isoformat(timespec="microseconds"))
+    status = None if listed.status == "unsure" else listed.status
+    return Thread(*found.partition[:2], updated, None, created, status)
+
+
+def _time(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
 
 
 def _read(partition: Partition) -> Program[Thread]:

@@ -1,0 +1,35 @@
+"""Listings of threads: with their sizes, and the largest first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.test_commands import Shell, converse, shell
+
+__all__ = ["shell"]
+
+
+def test_sizes_are_measured_on_request(shell: Shell, tmp_path: Path) -> None:
+    for name, turns in (("ada", 1), ("bob", 6)):
+        converse(tmp_path / "t.db", name, turns)
+    db = ("--db", "sqlite:///t.db")
+    plain = [json.loads(line) for line in shell("threads", "ls", "--json", *db).stdout.splitlines()]
+    assert all("bytes" not in each for each in plain)
+    measured = [
+        json.loads(line) for line in shell("threads", "ls", "--bytes", "--json", *db).stdout.splitlines()
+    ]
+    assert measured[1]["bytes"] > measured[0]["bytes"] > 100
+    shown = shell("threads", "ls", "--bytes", *db).stdout
+    assert f"{measured[1]['bytes']:,}  bob" in shown
+
+
+def test_the_largest_threads_come_first(shell: Shell, tmp_path: Path) -> None:
+    for name, turns in (("ada", 1), ("bob", 6), ("eve", 3)):
+        converse(tmp_path / "t.db", name, turns)
+    db = ("--db", "sqlite:///t.db")
+    lines = shell("threads", "top", "-n", "2", *db).stdout.splitlines()
+    assert [line.split()[-1] for line in lines] == ["thread", "bob", "eve"]
+    (first,) = map(json.loads, shell("threads", "top", "-n", "1", "--json", *db).stdout.splitlines())
+    assert (first["thread_id"], first["largest_channel"]) == ("bob", "messages")
+    assert shell("threads", "top", "--tenant", "none", *db).stdout.strip() == "No threads yet."

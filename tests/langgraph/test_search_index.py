@@ -168,6 +168,17 @@ def test_items_from_before_the_index_are_found_after_reindexing(backend: Backend
     assert store.search(HOME, query="bread", limit=1)[0].key == "old"
 
 
+def test_an_asynchronous_function_embeds_what_is_indexed_again(backend: Backend) -> None:
+    async def slow(texts: Sequence[str]) -> list[list[float]]:
+        return embed(texts)
+
+    backend.store().put(HOME, "k", {"text": "tea"})
+    index = new_index(embed=slow)
+    place = partition_of("", HOME)
+    assert handle_of(backend.database()).run(reindex(place, index, 2_000_000_000_000_000)).indexed == 1
+    assert backend.store(index=new_index()).search(HOME, query="tea")[0].key == "k"
+
+
 def test_an_item_that_changes_while_it_is_indexed_keeps_the_writer_s_entry(backend: Backend) -> None:
     writer = backend.store(index=new_index())
     backend.store().put(HOME, "k", {"text": "tea"})

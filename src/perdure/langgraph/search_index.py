@@ -6,6 +6,7 @@ compared in this process. LangGraph's ``IndexConfig`` is understood as its own s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -117,8 +118,13 @@ class SearchIndex:
         return search_index.pack(IndexEntry(self.model, search_index.content_of(body), paths, vectors))
 
     def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
-        """Embed texts, for items that are indexed again."""
-        return dict(self._embedded(texts, self.embeddings.embed_documents(list(texts)), {}).texts)
+        """Embed texts, for items that are indexed again. No event loop may run in this thread if the
+        embedding function is asynchronous."""
+        if isinstance(self.embeddings, EmbeddingsLambda) and not hasattr(self.embeddings, "func"):
+            vectors = asyncio.run(self.embeddings.aembed_documents(list(texts)))
+        else:
+            vectors = self.embeddings.embed_documents(list(texts))
+        return dict(self._embedded(texts, vectors, {}).texts)
 
     def _wanted(self, ops: Sequence[Op]) -> tuple[list[str], list[str]]:
         last = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}

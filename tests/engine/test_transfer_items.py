@@ -16,6 +16,8 @@ from perdure.model.ops import Fetch, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, STORE
 from perdure.storage.memory import MemoryDriver
+from perdure.storage.port import CommitLimits
+from perdure.testing.conformance import Narrow
 from perdure.testing.conformance.meaning import new_index
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
 from tests.engine.test_transfer import KEY_A, Hooked, database, in_memory, rows
@@ -64,6 +66,29 @@ def test_items_are_found_by_meaning_where_they_arrive() -> None:
     store.put(("a",), "key 7", {"text": "coffee"})
     admin.move(source, partition, target, replace=True)
     assert other.search(("a",), query="coffee", limit=1)[0].key == "key 7"
+
+
+def test_an_item_arrives_with_its_vectors_or_not_at_all() -> None:
+    source = in_memory()
+    store = source.store(index=new_index())
+    for n in range(60):
+        store.put(("a",), f"key {n}", {"text": f"tea {n}"})
+    (partition,) = admin.partitions(source, None)
+    narrow = Narrow(MemoryDriver(), CommitLimits(ops=21, bytes=1 << 20))
+    broken = FaultyDriver(narrow, Fault(3, fail("unavailable")), counts=WRITES)
+    with pytest.raises(Unavailable):
+        admin.move(source, partition, database(broken))
+    target = database(narrow)
+
+    def by_meaning() -> list[str]:
+        fresh = target.store(index=new_index())
+        return sorted(item.key for item in fresh.search(("a",), query="tea", limit=99))
+
+    arrived = sorted(item.key for item in target.store().search(("a",), limit=99))
+    assert 0 < len(arrived) < 60
+    assert by_meaning() == arrived
+    admin.move(source, partition, target)
+    assert len(by_meaning()) == 60
 
 
 def test_items_that_are_half_there_are_finished() -> None:

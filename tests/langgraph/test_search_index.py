@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,8 @@ def test_a_model_has_a_name_of_its_own() -> None:
     assert names[0] == "perdure.testing.conformance.meaning.embed"
     assert names[1].endswith("DeterministicFakeEmbedding")
     assert names[2] == "mine"
-    models = {SearchIndex({"dims": d, "embed": embed, "name": "mine"}).model for d in (16, 17)}
-    assert len(models) == 2
+    marks = {SearchIndex({"dims": d, "embed": embed, "name": "mine"}).mark(()) for d in (16, 17)}
+    assert len(marks) == 2
 
 
 def test_awaited_calls_of_one_turn_are_embedded_together(backend: Backend) -> None:
@@ -175,8 +177,80 @@ def test_an_asynchronous_function_embeds_what_is_indexed_again(backend: Backend)
     backend.store().put(HOME, "k", {"text": "tea"})
     index = new_index(embed=slow)
     place = partition_of("", HOME)
-    assert handle_of(backend.database()).run(reindex(place, index, 2_000_000_000_000_000)).indexed == 1
+    with closing(index):
+        done = handle_of(backend.database()).run(reindex(place, index, 2_000_000_000_000_000))
+    assert done.indexed == 1
     assert backend.store(index=new_index()).search(HOME, query="tea")[0].key == "k"
+
+
+def test_a_read_while_an_item_is_indexed_does_not_leave_it_out(backend: Backend) -> None:
+    store = backend.store()
+    store.put(HOME, "k", {"text": "tea"}, ttl=60)
+
+    def meanwhile(texts: Sequence[str]) -> list[list[float]]:
+        if "tea" in texts:
+            store.get(HOME, "k")
+        return embed(texts)
+
+    index, now = new_index(embed=meanwhile), time.time_ns() // 1000
+    done = handle_of(backend.database()).run(reindex(partition_of("", HOME), index, now))
+    assert done == Reindexed(items=1, indexed=1)
+
+
+def test_an_expired_item_does_not_keep_a_namespace_from_being_searched(backend: Backend) -> None:
+    now = 1_000_000_000
+    old = backend.store(index=new_index(name="old"), clock=lambda: now)
+    old.put(HOME, "short", {"text": "tea"}, ttl=1)
+    old.put(HOME, "long", {"text": "tea"})
+    now += 120_000_000
+    index = new_index()
+    done = handle_of(backend.database()).run(reindex(partition_of("", HOME), index, now))
+    assert done == Reindexed(items=1, indexed=1, removed=1)
+    found = backend.store(index=index, clock=lambda: now).search(HOME, query="tea")
+    assert [item.key for item in found] == ["long"]
+
+
+def test_other_fields_are_another_index(backend: Backend) -> None:
+    backend.store(index=new_index()).put(HOME, "k", {"text": "tea", "more": "bread"})
+    other = new_index(fields=["more"])
+    with pytest.raises(ReindexRequired, match="other fields"):
+        backend.store(index=other).search(HOME, query="bread")
+    assert handle_of(backend.database()).run(reindex(partition_of("", HOME), other, 1)).indexed == 1
+    assert backend.store(index=other).search(HOME, query="bread")[0].score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_nothing_is_embedded_where_nothing_is_to_be_indexed(backend: Backend) -> None:
+    backend.store(index=new_index()).put(HOME, "k", {"text": "tea"})
+
+    def never(texts: Sequence[str]) -> list[list[float]]:
+        raise AssertionError("asked for nothing")
+
+    index = new_index(embed=never)
+    assert handle_of(backend.database()).run(reindex(partition_of("", HOME), index, 1)).indexed == 0
+
+
+def test_items_of_equal_score_are_paged_without_a_gap(backend: Backend) -> None:
+    store = backend.store(index=new_index())
+    chance = random.Random(9)
+    names = [f"k{n:03}" for n in range(120)]
+    chance.shuffle(names)
+    for name in names:
+        store.put(HOME, name, {"text": "tea" if int(name[1:]) % 3 else "bread"})
+    store.put(HOME, "k007", {"text": "tea"})
+    found: list[str] = []
+    for at in range(0, 120, 7):
+        found += [item.key for item in store.search(HOME, query="tea", limit=7, offset=at)]
+    assert found[:80] == sorted(name for name in names if int(name[1:]) % 3)
+    assert len(set(found)) == 120
+
+
+def test_a_deletion_elsewhere_is_seen(backend: Backend) -> None:
+    backend.store(index=new_index(name="old")).put(HOME, "k", {"text": "tea"})
+    store = backend.store(index=new_index())
+    with pytest.raises(ReindexRequired):
+        store.search(HOME, query="tea")
+    backend.store().delete(HOME, "k")
+    assert store.search(HOME, query="tea") == []
 
 
 def test_an_item_that_changes_while_it_is_indexed_keeps_the_writer_s_entry(backend: Backend) -> None:

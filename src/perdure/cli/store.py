@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +55,7 @@ def reindex(
     key = key_of(key_file)
     url, index = _settings(config, db, key is not None)
     total, places = Reindexed(), 0
-    with opened(url, tenant, key) as database:
+    with opened(url, tenant, key) as database, closing(index):
         handle = handle_in(database)
         found = handle.run(namespaces(None if all_tenants else tenant, tuple(namespace or ())))
         for partition in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -60,16 +61,23 @@ def remembered(counter: Counter, most: int = 10_000) -> Counter:
         most: The number of counts that are kept; older ones are forgotten.
     """
     counts: dict[str, int] = {}
+    lock = Lock()
 
     def count(messages: list[BaseMessage]) -> int:
         if len(messages) != 1:
             return counter(messages)
-        key = messages[0].model_dump_json(exclude={"response_metadata", "usage_metadata"})
+        try:
+            key = messages[0].model_dump_json(exclude={"response_metadata", "usage_metadata", "artifact"})
+        except ValueError:
+            # Bytes in the content have no text to remember the count by.
+            return counter(messages)
         found = counts.get(key)
         if found is None:
-            found = counts[key] = counter(messages)
-            if len(counts) > most:
-                del counts[next(iter(counts))]
+            found = counter(messages)
+            with lock:
+                counts[key] = found
+                if len(counts) > most:
+                    del counts[next(iter(counts))]
         return found
 
     return count

@@ -18,6 +18,7 @@ from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
     EPOCH,
+    GC,
     HEAD,
     LANE,
     OF_THREAD,
@@ -35,6 +36,7 @@ _ITEMS: tuple[Get | Range, ...] = (
     Range(TAG, limit=1),
     Range(RUN, by="first", reverse=True, limit=1, bodies=False),
     Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=1),
+    Get(GC, ()),
     *(Get(LANE, (name,)) for name in _LANES),
 )
 
@@ -88,8 +90,9 @@ class ThreadAtRest:
 def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
     that was stored last."""
-    documents, epochs, heads, tags, runs, newest, *lanes = yield from ask(Fetch(partition, _ITEMS))
-    queues = [Lane.read(name, found) for name, found in zip(_LANES, lanes, strict=True)]
+    found = yield from ask(Fetch(partition, _ITEMS))
+    documents, epochs, heads, tags, runs, newest, collections, *lanes = found
+    queues = [Lane.read(name, lane) for name, lane in zip(_LANES, lanes, strict=True)]
     head = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
     if head is not None and (not newest or newest[0].key[1] != head):
         (newest,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, ("", head)),)))
@@ -105,7 +108,9 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     checks = [
         unchanged(DOCUMENT, OF_THREAD, documents),
         unchanged(EPOCH, (), epochs),
-        *(unchanged(LANE, (name,), found) for name, found in zip(_LANES, lanes, strict=True)),
+        # A tag that is set meanwhile raises it.
+        unchanged(GC, (), collections),
+        *(unchanged(LANE, (name,), lane) for name, lane in zip(_LANES, lanes, strict=True)),
         *(Check(HEAD, each.key, each.version) for each in heads),
     ]
     if head is None:

@@ -91,11 +91,11 @@ def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Prog
                 f"item {w.key!r} of {labels_of(partition.thread)!r} has {size} bytes, the backend "
                 f"takes {budget.bytes} at once; split it into several items"
             )
-    for batch in _batches(known, _weight, budget, reserve=1):
+    for batch in split(known, _weight, budget, reserve=1):
         yield from _write(partition, batch)
 
 
-def _batches(
+def split(
     parts: Iterable[V], weigh: Callable[[V], tuple[int, int]], budget: Budget, *, reserve: int = 0
 ) -> Iterator[list[V]]:
     """Split parts among commits that leave room for ``reserve`` further operations each; ``weigh`` returns
@@ -378,7 +378,7 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
                 due.setdefault(hint.partition, []).append((gone, search_index.removal(key[0])))
         before = removed
         for partition, ops in due.items():
-            removed += yield from _each(partition, ops, budget)
+            removed += yield from _each(partition, ops, budget, search_index.generation_removal())
         if len(found) < _EXPIRED or removed == before:
             return removed
 
@@ -420,25 +420,28 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
             indexed = w.version
     if indexed is not None:
         ops.append(search_index.generation_op(indexed))
+    elif any(isinstance(op, Delete) for op in ops):
+        ops.append(search_index.generation_removal())
     return tuple(ops)
 
 
-def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget) -> Program[int]:
-    """Commit independent parts together, or one by one if that is refused; return the count of those that
-    held."""
-
-    def weigh(part: tuple[Op, ...]) -> tuple[int, int]:
-        return len(part), sum(len(op.body) for op in part if isinstance(op, Put))
-
+def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op) -> Program[int]:
+    """Commit independent parts together, or one by one if that is refused, each commit with ``also``; return
+    the count of those that held."""
     held = 0
-    for batch in _batches(parts, weigh, budget):
-        outcome = yield from ask(Commit(partition, tuple(op for part in batch for op in part)))
+    for batch in split(parts, weight, budget, reserve=len(also)):
+        outcome = yield from ask(Commit(partition, (*(op for part in batch for op in part), *also)))
         if isinstance(outcome, Committed):
             held += len(batch)
             continue
         for part in batch if len(batch) > 1 else ():
-            held += isinstance((yield from ask(Commit(partition, part))), Committed)
+            held += isinstance((yield from ask(Commit(partition, (*part, *also)))), Committed)
     return held
+
+
+def weight(part: Sequence[Op]) -> tuple[int, int]:
+    """Return the number of operations, and the bytes of their bodies, for ``split``."""
+    return len(part), sum(len(op.body) for op in part if isinstance(op, Put))
 
 
 def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:

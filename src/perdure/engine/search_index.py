@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import ormsgpack
 
-from perdure.errors import Corrupt
+from perdure.errors import Corrupt, TooLarge
 from perdure.model.items import labels_of
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -23,7 +23,6 @@ from perdure.model.records import DOCUMENT, ITEM, Key, Partition, Record
 _COLLECTION = "search"
 _GENERATION: Key = (_COLLECTION, "")
 _OF_ITEM = "="
-_LAST = 1 << 52
 _HEADERS = 1000
 _BODIES = 200
 
@@ -85,8 +84,14 @@ def generation_op(version: int) -> Op:
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
 
 
+def generation_removal() -> Op:
+    """Return the operation after which readers look at all entries again, in a commit that only removes
+    some. A namespace without an index has no generation, and nothing is stored for it."""
+    return Delete(DOCUMENT, _GENERATION)
+
+
 def changes(
-    partition: Partition, generation: int | None, versions: Mapping[str, int]
+    partition: Partition, generation: int | None, versions: Mapping[str, int], most: int
 ) -> Program[IndexChanges | None]:
     """Read what has changed in a namespace's entries, ``None`` for nothing.
 
@@ -94,12 +99,21 @@ def changes(
         partition: The namespace.
         generation: The generation that the caller knows, ``None`` for none.
         versions: The versions of the entries that the caller knows, by the keys of their items.
+        most: The most entries that the caller takes.
+
+    Raises:
+        TooLarge: There are more.
     """
     (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _GENERATION),)))
     now = found[0].version if found else 0
-    if now == generation:
+    if found and now == generation:
         return None
     present = yield from _versions(partition)
+    if len(present) > most:
+        raise TooLarge(
+            f"{labels_of(partition.thread)!r} has {len(present):,} indexed items, more than the {most:,} "
+            "that one search compares; search a narrower namespace, such as one user's"
+        )
     written: dict[str, StoredIndexEntry] = {}
     wanted = [key for key, version in present.items() if versions.get(key) != version]
     for place in range(0, len(wanted), _BODIES):
@@ -116,13 +130,10 @@ def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredI
     return {_item(record): _stored(partition, record) for record in records}
 
 
-def copies(partition: Partition, keys: Sequence[str]) -> Program[list[Op]]:
-    """Return the operations that store the entries of some items in another database, with a generation that
-    differs if the entries do."""
+def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
+    """Return the operations that store the entries of some items in another database, by key."""
     records = yield from _records(partition, keys)
-    ops = [entry_op(_item(record), record.body, record.version) for record in records]
-    mark = sum(record.version for record in records) % _LAST + 1
-    return [*ops, generation_op(mark)] if ops else []
+    return {_item(record): entry_op(_item(record), record.body, record.version) for record in records}
 
 
 def _records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
@@ -150,14 +161,18 @@ def orphans(partition: Partition, items: Iterable[str]) -> Program[list[str]]:
 
 
 def store_entries(
-    partition: Partition, entries: Mapping[str, tuple[bytes, int]], removed: Sequence[str], version: int
+    partition: Partition,
+    entries: Mapping[str, tuple[bytes, int]],
+    removed: Mapping[str, int | None],
+    version: int,
 ) -> Program[bool]:
     """Store entries of items that are there already, and remove others, in one commit.
 
     Args:
         partition: The namespace.
         entries: By the item's key: the entry, and the version that the item must still have.
-        removed: Keys whose entries are removed; their items must be absent.
+        removed: Keys whose entries are removed: with the version that the item must still have, ``None`` if
+            it must be absent.
         version: A number that is used once.
 
     Returns:
@@ -166,8 +181,8 @@ def store_entries(
     ops: list[Op] = []
     for key, (body, expected) in entries.items():
         ops += (Check(ITEM, (key,), expected), entry_op(key, body, version))
-    for key in removed:
-        ops += (Check(ITEM, (key,), Expect.ABSENT), removal(key))
+    for key, item in removed.items():
+        ops += (Check(ITEM, (key,), Expect.ABSENT if item is None else item), removal(key))
     outcome = yield from ask(Commit(partition, (*ops, generation_op(version))))
     return isinstance(outcome, Committed)
 

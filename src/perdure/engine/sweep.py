@@ -16,7 +16,7 @@ from perdure.engine.retention import Contents
 from perdure.engine.threads import missing_head
 from perdure.engine.transact import Budget
 from perdure.engine.values import FETCH_KEYS, reachable
-from perdure.errors import Conflict, Corrupt
+from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.ops import Expect, Fetch, Find, Get, Range
@@ -214,8 +214,10 @@ def step(
     for hit in found:
         try:
             swept += yield from visit(hit.partition, terms, now)
-        except (Conflict, Corrupt, LookupError) as error:
-            # A thread that cannot be read, or is written to all the time, must not block the others.
+        except Unavailable:
+            raise
+        except (PerdureError, LookupError, ValueError) as error:
+            # A thread that cannot be read or pruned, or is written to all the time, blocks no other.
             swept += Swept(threads=1, failed=1)
             failures.append(Failure(hit.partition, _reason(error)))
     left = {name: thread for name, thread in state.left.items() if name != tenant}
@@ -229,9 +231,11 @@ def step(
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, LookupError) and not isinstance(error, Corrupt | Conflict):
+    if type(error) is LookupError:
         return "its metadata name a retention policy that does not exist; it was left as it is"
-    return str(error)
+    if isinstance(error, PerdureError):
+        return str(error)
+    return f"its records cannot be read ({type(error).__name__}): run `perdure fsck`"
 
 
 def _next(state: SweepState, terms: SweepTerms) -> Program[tuple[str | None, Partition | None]]:

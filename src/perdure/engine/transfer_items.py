@@ -14,8 +14,8 @@ import ormsgpack
 
 from perdure.engine import search_index
 from perdure.engine.content import ATTEMPTS, Digest, Report, silent
+from perdure.engine.items import split, weight
 from perdure.engine.paging import read_all
-from perdure.engine.retention import batches
 from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.items import is_over, labels_of
@@ -178,20 +178,23 @@ def _send(
     ]
     for start in range(0, len(wanted), _PAGE):
         records = yield from at(Side.SOURCE, _get(partition, wanted[start : start + _PAGE]))
-        puts: list[Op] = []
+        entries = yield from at(Side.SOURCE, search_index.copies(partition, [r.key[0] for r in records]))
+        puts: list[list[Op]] = []
         for record in records:
             held = there[record.key].record.version if record.key in there else 0
             version = max(record.version, held + 1)
             expect = held or Expect.ABSENT
-            puts.append(Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version))
+            put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
+            entry = entries.get(record.key[0])
+            puts.append([put] if entry is None else [put, entry])
             sent[record.key] = version
             written += len(record.body)
-        entries = yield from at(Side.SOURCE, search_index.copies(partition, [r.key[0] for r in records]))
-        yield from at(Side.TARGET, _commit(target, [*puts, *entries], terms))
-    extra: list[Op] = []
-    for key, item in there.items():
-        if key not in mine:
-            extra += (Delete(ITEM, key, item.record.version), search_index.removal(key[0]))
+        yield from at(Side.TARGET, _commit(target, puts, terms))
+    extra: list[list[Op]] = [
+        [Delete(ITEM, key, item.record.version), search_index.removal(key[0])]
+        for key, item in there.items()
+        if key not in mine
+    ]
     yield from at(Side.TARGET, _commit(target, extra, terms))
     return written
 
@@ -201,9 +204,14 @@ def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
     return [record for answer in answers for record in answer]
 
 
-def _commit(target: Partition, ops: list[Op], terms: TransferOptions) -> Program[None]:
-    for batch in batches(ops, terms.budget):
-        outcome = yield from ask(Commit(target, tuple(batch)))
+def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) -> Program[None]:
+    """Write parts, an item with its entry in the search index or the removal of both, each within one
+    commit."""
+    for batch in split(parts, weight, terms.budget, reserve=1):
+        ops = [op for part in batch for op in part]
+        if any(op.kind is not ITEM for op in ops):
+            ops.append(search_index.generation_removal())
+        outcome = yield from ask(Commit(target, tuple(ops)))
         if not isinstance(outcome, Committed):
             raise _written_to(target)
 

@@ -16,11 +16,12 @@ from perdure.engine.search_index import IndexEntry, StoredIndexEntry, content_of
 from perdure.langgraph.search_index import SearchIndex
 from perdure.model.items import is_over, labels_of
 from perdure.model.json_values import unpack
-from perdure.model.ops import Fetch, Range
+from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Key, Partition, Record
 
 _PAGE = 50
+_ATTEMPTS = 8
 _VERSION_BITS = 52
 
 
@@ -53,12 +54,14 @@ def reindex(
         report: Called after each page with the counts so far.
     """
     done = Reindexed()
-    keys: list[str] = []
+    stored: dict[str, int] = {}
+    expired: dict[str, int] = {}
     after: Key | None = None
     while True:
         (records,) = yield from ask(Fetch(partition, (Range(ITEM, after=after, limit=_PAGE),)))
         living = [record for record in records if not is_over(record, now)]
-        keys += [record.key[0] for record in living]
+        stored |= {record.key[0]: record.version for record in records}
+        expired |= {record.key[0]: record.version for record in records if is_over(record, now)}
         known = yield from search_index.read(partition, [record.key[0] for record in living])
         stale = [record for record in living if _is_stale(record, known, index)]
         indexed = yield from _index(partition, index, stale, known)
@@ -67,9 +70,10 @@ def reindex(
         if len(records) < _PAGE:
             break
         after = records[-1].key
-    left = yield from search_index.orphans(partition, keys)
-    for key in left:
-        removed = yield from search_index.store_entries(partition, {}, [key], _version())
+    living_keys = stored.keys() - expired.keys()
+    for key in (yield from search_index.orphans(partition, living_keys)):
+        gone = {key: expired.get(key)}
+        removed = yield from search_index.store_entries(partition, {}, gone, _version())
         done = done.plus(Reindexed(removed=int(removed)))
     report(done)
     return done
@@ -80,7 +84,8 @@ def _is_stale(record: Record, known: Mapping[str, StoredIndexEntry], index: Sear
     if found is None:
         return True
     entry = found.entry
-    return entry.content != content_of(record.body) or (bool(entry.vectors) and entry.model != index.model)
+    is_outdated = bool(entry.vectors) and entry.model != index.mark(entry.paths)
+    return is_outdated or entry.content != content_of(record.body)
 
 
 def _index(
@@ -101,10 +106,23 @@ def _index(
     for record in stale:
         key = record.key[0]
         own = tuple(vectors[text] for text in texts[key])
-        entry = search_index.pack(IndexEntry(index.model, content_of(record.body), paths[key], own))
-        entries = {key: (entry, record.version)}
-        indexed += yield from search_index.store_entries(partition, entries, (), _version())
+        entry = IndexEntry(index.mark(paths[key]), content_of(record.body), paths[key], own)
+        indexed += yield from _store(partition, record, entry)
     return indexed
+
+
+def _store(partition: Partition, record: Record, entry: IndexEntry) -> Program[bool]:
+    """Store the entry of an item that still has the value that was embedded; a read may have renewed it."""
+    key, version = record.key[0], record.version
+    for _ in range(_ATTEMPTS):
+        entries = {key: (search_index.pack(entry), version)}
+        if (yield from search_index.store_entries(partition, entries, {}, _version())):
+            return True
+        (found,) = yield from ask(Fetch(partition, (Get(ITEM, record.key),)))
+        if not found or content_of(found[0].body) != entry.content:
+            return False
+        version = found[0].version
+    return False
 
 
 def _version() -> int:

@@ -84,8 +84,25 @@ class SearchIndex:
         self.fields: tuple[str, ...] = tuple(fields)
         self.embeddings: Embeddings = ensure_embeddings(config.get("embed"))
         self.name: str = str(config.get("name") or _name(config.get("embed"), self.embeddings))
-        self.model: bytes = blake2b(f"{dims}:{self.name}".encode(), digest_size=8).digest()
+        self._marks = {is_default: self._mark(is_default) for is_default in (True, False)}
         self._cache = VectorCache()
+        self._runner: asyncio.Runner | None = None
+
+    def close(self) -> None:
+        """End the event loop in which an asynchronous function has embedded what was indexed again;
+        repeatable."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def mark(self, paths: tuple[str, ...] | None) -> bytes:
+        """Return the digest of what an entry depends on: the model, its dimensions, and the configured fields
+        unless an item has paths of its own."""
+        return self._marks[paths is None]
+
+    def _mark(self, is_default: bool) -> bytes:
+        known = [str(self.dims), self.name, *(self.fields if is_default else ())]
+        return blake2b("\0".join(known).encode(), digest_size=8).digest()
 
     # Texts and their vectors
 
@@ -115,13 +132,17 @@ class SearchIndex:
         """Return the packed entry of an item that is put."""
         paths = _paths(op)
         vectors = tuple(embedded.texts[text] for text in self.texts(op.value or {}, paths))
-        return search_index.pack(IndexEntry(self.model, search_index.content_of(body), paths, vectors))
+        return search_index.pack(IndexEntry(self.mark(paths), search_index.content_of(body), paths, vectors))
 
     def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Embed texts, for items that are indexed again. No event loop may run in this thread if the
-        embedding function is asynchronous."""
+        embedding function is asynchronous; ``close`` ends the one that is used for it."""
+        if not texts:
+            return {}
         if isinstance(self.embeddings, EmbeddingsLambda) and not hasattr(self.embeddings, "func"):
-            vectors = asyncio.run(self.embeddings.aembed_documents(list(texts)))
+            # Clients keep connections that belong to one event loop.
+            self._runner = self._runner or asyncio.Runner()
+            vectors = self._runner.run(self.embeddings.aembed_documents(list(texts)))
         else:
             vectors = self.embeddings.embed_documents(list(texts))
         return dict(self._embedded(texts, vectors, {}).texts)
@@ -176,8 +197,9 @@ class SearchIndex:
             if vectors.outdated:
                 raise ReindexRequired(
                     f"{len(vectors.outdated)} items of {labels_of(partition.thread)!r} were indexed by "
-                    f"another embedding model than {self.name!r} with {self.dims} dimensions; run "
-                    "`perdure store reindex`, or give the index the name= of the model that made them"
+                    f"another embedding model than {self.name!r} with {self.dims} dimensions, or for other "
+                    "fields; run `perdure store reindex`, or give the index the name= of the model that made "
+                    "them"
                 )
             rows += vectors.rows
             if rows > MOST_VECTORS:
@@ -189,10 +211,10 @@ class SearchIndex:
 
     def _refreshed(self, driver: Driver, partition: Partition) -> Program[NamespaceVectors]:
         known = self._cache.get(driver, partition)
-        changes = yield from search_index.changes(partition, known.generation, known.versions)
+        changes = yield from search_index.changes(partition, known.generation, known.versions, MOST_VECTORS)
         if changes is None:
             return known
-        vectors = known.changed(changes, self.model, self.dims)
+        vectors = known.changed(changes, self.mark, self.dims)
         self._cache.put(driver, partition, vectors)
         return vectors
 

@@ -7,7 +7,7 @@ of vectors in one matrix; reading them from the database takes far longer, so th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Matrix = NDArray[np.float32]
+
+Mark = Callable[[tuple[str, ...] | None], bytes]
+_NAMESPACE_BYTES = 1000
+_ENTRY_BYTES = 300
 
 MOST_BYTES = 256 << 20
 """Bytes of vectors that are kept at most; the namespaces searched longest ago are forgotten first."""
@@ -69,16 +73,17 @@ class NamespaceVectors:
 
     @property
     def size(self) -> int:
-        """Bytes of the vectors, which are held twice: alone, so that a change replaces few, and as one."""
-        return 0 if self._matrix is None else 2 * self._matrix.nbytes
+        """Bytes that are held, about: the vectors twice, alone, so that a change replaces few, and as one."""
+        held = 0 if self._matrix is None else 2 * self._matrix.nbytes
+        return _NAMESPACE_BYTES + _ENTRY_BYTES * len(self.versions) + held
 
-    def changed(self, changes: IndexChanges, model: bytes, dims: int) -> NamespaceVectors:
+    def changed(self, changes: IndexChanges, mark: Mark, dims: int) -> NamespaceVectors:
         """Return the vectors after some changes.
 
         Args:
             changes: The changes.
-            model: The digest of the embedding model in use.
-            dims: Its dimensions.
+            mark: Returns the mark that entries with some paths have now.
+            dims: The length of a vector.
         """
         np = numpy()
         versions, items, outdated = dict(self.versions), dict(self._items), set(self.outdated)
@@ -88,13 +93,13 @@ class NamespaceVectors:
             outdated.discard(key)
         for key, (version, entry) in changes.written.items():
             versions[key] = version
-            if entry.vectors and entry.model != model:
+            if entry.vectors and entry.model != mark(entry.paths):
                 outdated.add(key)
             elif entry.vectors:
                 rows = np.frombuffer(b"".join(entry.vectors), dtype="<f4").reshape(-1, dims)
                 lengths = np.linalg.norm(rows, axis=1, keepdims=True)
                 items[key] = _Indexed(version, entry.content, rows / np.where(lengths == 0, 1, lengths))
-        keys = tuple(items)
+        keys = tuple(sorted(items))
         if not keys:
             return NamespaceVectors(changes.generation, versions, frozenset(outdated))
         matrix = np.concatenate([items[key].rows for key in keys])
@@ -117,34 +122,42 @@ class NamespaceVectors:
         return Candidate(score, partition, key, self._items[key].content)
 
 
+class _Held:
+    """The namespaces of one database, the ones searched longest ago first, and their bytes."""
+
+    def __init__(self) -> None:
+        self.namespaces: OrderedDict[Partition, NamespaceVectors] = OrderedDict()
+        self.bytes = 0
+
+
 class VectorCache:
     """The vectors of the namespaces of any number of databases; safe in many threads."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
         self._lock = Lock()
-        self._held: WeakKeyDictionary[Driver, OrderedDict[Partition, NamespaceVectors]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Driver, _Held] = WeakKeyDictionary()
 
     def get(self, driver: Driver, partition: Partition) -> NamespaceVectors:
         """Return what is kept of a namespace, at first nothing."""
         with self._lock:
-            held = self._held.get(driver, OrderedDict())
-            found = held.get(partition)
-            if found is None:
+            held = self._held.get(driver)
+            found = None if held is None else held.namespaces.get(partition)
+            if held is None or found is None:
                 return NamespaceVectors()
-            held.move_to_end(partition)
+            held.namespaces.move_to_end(partition)
             return found
 
     def put(self, driver: Driver, partition: Partition, vectors: NamespaceVectors) -> None:
         """Keep the vectors of a namespace."""
         with self._lock:
-            held = self._held.setdefault(driver, OrderedDict())
-            held[partition] = vectors
-            held.move_to_end(partition)
-            size = sum(each.size for each in held.values())
-            while size > self._most and len(held) > 1:
-                _, forgotten = held.popitem(last=False)
-                size -= forgotten.size
+            held = self._held.setdefault(driver, _Held())
+            before = held.namespaces.pop(partition, None)
+            held.bytes += vectors.size - (0 if before is None else before.size)
+            held.namespaces[partition] = vectors
+            while held.bytes > self._most and len(held.namespaces) > 1:
+                _, forgotten = held.namespaces.popitem(last=False)
+                held.bytes -= forgotten.size
 
 
 def ranked(found: Mapping[Partition, NamespaceVectors], query: Matrix, least: int) -> Iterator[Candidate]:
@@ -176,11 +189,13 @@ def ranked(found: Mapping[Partition, NamespaceVectors], query: Matrix, least: in
 
 
 def _descending(np: Any, scores: Matrix, least: int) -> Iterator[Any]:
-    """Yield positions by descending score: first the best ``least``, which need no complete order."""
-    done = min(len(scores), max(1, least))
-    order = np.argpartition(-scores, done - 1)[:done]
-    yield from order[np.argsort(-scores[order], kind="stable")]
-    if done < len(scores):
-        rest = np.argsort(-scores, kind="stable")
-        known = set(order.tolist())
-        yield from (position for position in rest if int(position) not in known)
+    """Yield positions by descending score, equal ones in their order: first the best ``least`` and those that
+    equal the last of them, for which not all need be sorted."""
+    if least < len(scores):
+        bound = np.partition(scores, len(scores) - max(1, least))[len(scores) - max(1, least)]
+        best = np.flatnonzero(scores >= bound)
+        rest = np.flatnonzero(scores < bound)
+    else:
+        best, rest = np.arange(len(scores)), np.arange(0)
+    for some in (best, rest):
+        yield from some[np.lexsort((some, -scores[some]))]

@@ -89,6 +89,7 @@ class Control:
         self._context.notifications.stop(partition)
 
     def _removed(self, partition: Partition) -> None:
+        self._worker.runner.conversations.forget(partition)
         self._context.queues.forget(partition)
         self._context.subscriptions.forget(partition)
         self._context.notifications.ended(partition)

@@ -73,7 +73,7 @@ class Conversations:
             return given
         key = conversation.key
         new = given.get(key, [])
-        if not isinstance(new, list | tuple | BaseMessage | Mapping):
+        if not isinstance(new, list | tuple | str | BaseMessage | Mapping):
             return given
         stored = (await graph.aget_state(config)).values
         before = stored.get(key) or [] if isinstance(stored, Mapping) else []

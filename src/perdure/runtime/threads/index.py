@@ -96,9 +96,9 @@ class ThreadIndex:
                 SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
                 for name in dict.fromkeys(ids)
             ]
-            for row in sort_rows(await rows(self._database, found), order)[skip:]:
-                if is_asked_for(row):
-                    yield row
+            asked = [row for row in sort_rows(await rows(self._database, found), order) if is_asked_for(row)]
+            for row in asked[skip:]:
+                yield row
             return
         needs_metadata = bool(metadata) or sees is not None
         # Without a condition on metadata skipped threads need not be read.

@@ -18,7 +18,7 @@ from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.lineage import LoadedHead
-from perdure.model.ops import Check, Commit, Committed, Expect, Put
+from perdure.model.ops import Check, Commit, Committed, Expect, Op, Put
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Driver
 from perdure.storage.sqlite import driver, rows
@@ -115,8 +115,8 @@ def references_of_the_parent(patch: pytest.MonkeyPatch) -> None:
     real = translate.to_record
     made: dict[tuple[str, str], CheckpointRecord] = {}
 
-    def to_record(*args: Any) -> CheckpointRecord:
-        record, new_versions = real(*args), args[-2]
+    def to_record(*args: Any, base: CheckpointRecord | None) -> CheckpointRecord:
+        record, new_versions = real(*args, base=base), args[-1]
         parent = made.get((record.namespace, record.parent_id or ""))
         if parent is not None:
             taken = {c: r for c, r in parent.refs.items() if c in record.refs and c not in new_versions}
@@ -168,7 +168,12 @@ def answered_before_written(patch: pytest.MonkeyPatch) -> None:
 
 def versions_trusted(patch: pytest.MonkeyPatch) -> None:
     """Not only absence is left to the tables: no put's expectation is looked at."""
-    patch.setattr(rows, "is_new", lambda op: isinstance(op, Put))
+    real = rows.holds
+
+    def holds(connection: Any, thread: Any, op: Op, known: Any) -> bool:
+        return isinstance(op, Put) or real(connection, thread, op, known)
+
+    patch.setattr(rows, "holds", holds)
 
 
 @dataclass(frozen=True)

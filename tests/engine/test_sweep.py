@@ -11,10 +11,11 @@ import pytest
 import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
-from perdure.engine import sweep
+from perdure.engine import expiry, sweep
 from perdure.engine.paging import read_all
 from perdure.engine.sweep import SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
+from perdure.errors import TooLarge
 from perdure.model.ops import Delete, Fetch, Range
 from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
 from perdure.storage.port import run
@@ -165,6 +166,37 @@ def test_a_damaged_thread_does_not_block_the_others(db: perdure.SyncDatabase) ->
     assert [f.partition.thread for f in failures] == ["b"]
     assert (state.last.threads, state.last.failed) == (3, 1)
     assert len(db.timeline("a")) == len(db.timeline("c")) == 1
+
+
+@pytest.mark.parametrize("error", [TooLarge("too much at once"), ValueError("no MessagePack")])
+def test_a_thread_that_cannot_be_pruned_does_not_block_the_others(
+    db: perdure.SyncDatabase, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        talk(db, name, 2)
+    real = sweep.visit
+
+    def visit(partition: Partition, how: SweepTerms, at: int) -> Any:
+        if partition.thread == "b":
+            raise error
+        return (yield from real(partition, how, at))
+
+    monkeypatch.setattr(sweep, "visit", visit)
+    state, failures = swept_once(db, terms(db, rules(keep_last=1)))
+    assert [f.partition.thread for f in failures] == ["b"]
+    assert "no MessagePack" not in failures[0].reason
+    assert (state.last.threads, state.last.failed) == (3, 1)
+    assert len(db.timeline("a")) == len(db.timeline("c")) == 1
+
+
+def test_a_tag_that_is_set_while_an_expired_thread_is_removed_keeps_it(db: perdure.SyncDatabase) -> None:
+    talk(db, "a", 2)
+    at = Partition("", "a")
+    thread = handle_of(db).run(expiry.read_at_rest(at))
+    assert thread.expires_at(rules(idle="1h")) is not None
+    db.tag("a", "approved")
+    assert not handle_of(db).run(expiry.remove_expired(at, thread))
+    assert db.tags("a")
 
 
 def _remove(partition: Partition, checkpoint_id: str) -> Any:

@@ -104,6 +104,31 @@ def run(agent: Agent, body: Any, seen: Seen | None = None) -> Any:
     return asyncio.run(main())
 
 
+def test_a_message_of_plain_text_is_kept_within_the_limit_too() -> None:
+    model, seen = Scripted(answers=[AIMessage(REPLY)]), Seen()
+
+    async def body(app: Runtime) -> None:
+        for _ in range(30):
+            await app.wait(await app.submit("t", {"messages": "x" * 60}))
+
+    run(Agent(graph(model), conversation=policy()), body, seen)
+    assert "compacted" in seen.names
+
+
+def test_what_is_held_of_a_thread_goes_when_it_is_deleted() -> None:
+    model, summaries = Scripted(answers=[AIMessage(REPLY)]), Summaries()
+
+    async def body(app: Runtime) -> list[Any]:
+        for _ in range(30):
+            await say(app)
+        held = app._worker.runner.conversations
+        before = len(held._made)
+        await app.delete("t")
+        return [before, len(held._made)]
+
+    assert run(Agent(graph(model), conversation=policy(summaries)), body) == [1, 0]
+
+
 def test_a_thread_is_kept_within_its_limit_and_nothing_of_it_is_lost() -> None:
     model, summaries, seen = Scripted(answers=[AIMessage(REPLY)]), Summaries(), Seen()
 

@@ -32,6 +32,7 @@ def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk:
             assert await found(threads, metadata={"n": 1}) == ["c", "a"]
             assert await found(threads, metadata={"tags": ["y"]}) == ["a"]
             assert await found(threads, ids=["b", "nobody"]) == ["b"]
+            assert await found(threads, ids=["a", "b", "c"], metadata={"n": 1}, skip=1) == ["a"]
             await threads.touched("a")
             assert await found(threads) == ["a", "c", "b"]
             row = await threads.change("b", {"m": 3})

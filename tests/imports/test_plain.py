@@ -171,3 +171,48 @@ def test_other_tables_are_refused_by_name(path: Path, tmp_path: Path) -> None:
         of_file(path)
     with pytest.raises(BadUrl, match="is not a file"):
         of_file(tmp_path / "none")
+
+
+def test_rows_of_any_content_cost_their_own_thread_alone(path: Path) -> None:
+    deep = "[" * 20_000 + "]" * 20_000
+    rows = [
+        ("deep", IDS[0], None, f'{{"x": {deep}}}', 1),
+        ("half", IDS[0], None, '{"channel_values": [1], "channel_versions": {}}', 1),
+        ("late", IDS[0], None, "{}", 1e300),
+    ]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)", rows)
+    with perdure.connect_sync("memory://") as db, closing(of_file(path)) as source:
+        reports = {r.thread: r for r in parity.imported(source, db)}
+        assert {t: r.state for t, r in reports.items()} == {
+            "ada": "imported", "bob": "imported", "deep": "skipped", "half": "skipped", "late": "skipped",
+        }  # fmt: skip
+        assert [thread.thread_id for thread in db.threads()] == ["ada", "bob"]
+
+
+def test_a_row_that_comes_during_an_import_is_of_the_next_one(path: Path) -> None:
+    with perdure.connect_sync("memory://") as db, closing(of_file(path)) as source:
+        real = source.outline
+
+        def outline(thread: str) -> Any:
+            found = real(thread)
+            with closing(sqlite3.connect(path)) as connection, connection:
+                row = ("bob", IDS[1], IDS[3], "{}", 1867225600)
+                connection.execute("INSERT OR IGNORE INTO checkpoints VALUES (?, ?, ?, ?, ?)", row)
+            return found
+
+        source.outline = outline  # type: ignore[method-assign]
+        assert parity.Importer(source, db, parity.ImportOptions()).thread("bob").state == "imported"
+        head = db.checkpointer().get_tuple(threads.config("bob"))
+        assert head is not None
+
+
+def test_ids_that_are_no_text_are_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE checkpoints RENAME TO older")
+        connection.execute(
+            "CREATE VIEW checkpoints AS SELECT 7 AS thread_id, checkpoint_id, parent_id, state, created_at "
+            "FROM older"
+        )
+    with pytest.raises(BadUrl, match="CAST"):
+        of_file(path)

@@ -29,6 +29,7 @@ from perdure.model.ops import Put
 from perdure.model.records import Partition
 
 ATTEMPTS = 5
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Times that a thread is imported again because it was written to at the target meanwhile."""
 
 _READ = 256
@@ -122,6 +123,10 @@ class Importer:
                 raise
             except PerdureError as error:
                 return ThreadReport(thread, "skipped", why=str(error))
+            except _DAMAGED as error:
+                # Rows of any content must not end the import of the other threads.
+                why = f"its rows cannot be read ({type(error).__name__}); the source is damaged"
+                return ThreadReport(thread, "skipped", why=why)
         raise AssertionError("the last attempt returns")
 
     def _thread(self, thread: str) -> ThreadReport:
@@ -137,6 +142,12 @@ class Importer:
         namespaces = {entry.namespace for entry in outline.checkpoints}
         latest = {ns: self.source.latest(thread, ns, outline) for ns in namespaces}
         heads = _heads_to_move(latest, plan)
+        arriving = {(entry.namespace, entry.id) for entry in new}
+        if any(head not in arriving and head not in found.checkpoints for head in heads.items()):
+            raise Contention(
+                "its latest checkpoint was written during the import, or was pruned at the target; import it "
+                "again"
+            )
         if not new and not plan.slots and not heads:
             return ThreadReport(thread, "unchanged")
         if new:
@@ -160,7 +171,7 @@ class Importer:
             self._db.run(importing.finish(arrival, last))
         except Unavailable:
             raise
-        except PerdureError:
+        except Exception:
             # Another import may have taken the name over: then what is stored is that one's.
             with suppress(Contention):
                 self._db.run(importing.abandon(arrival))

@@ -68,6 +68,12 @@ class PlainSource:
                 f"{name} has not the plain layout: its table writes lacks {', '.join(sorted(missing))}"
             )
         self._has_writes = bool(found)
+        other = "typeof(thread_id) <> 'text' OR typeof(checkpoint_id) <> 'text' OR thread_id = ''"
+        if self._rows(f"SELECT 1 FROM checkpoints WHERE {other} LIMIT 1"):  # noqa: S608 - a constant
+            raise BadUrl(
+                f"{name} has threads or checkpoints whose ids are no text, or empty; give them as text, e.g. "
+                "with a view that has CAST(thread_id AS TEXT) AS thread_id"
+            )
 
     def _columns(self, table: str) -> set[str]:
         return {row[0] for row in self._rows("SELECT name FROM pragma_table_info(?1)", table)}
@@ -168,11 +174,15 @@ class PlainSource:
         """Return the checkpoint that was created last, of several the one with the largest id."""
         rows = self._rows(
             "SELECT checkpoint_id FROM checkpoints WHERE thread_id = ?1 "
-            "ORDER BY created_at DESC, checkpoint_id DESC LIMIT 1",
+            "ORDER BY created_at DESC, checkpoint_id DESC",
             thread,
         )
-        found: str = rows[0][0]
-        return found
+        # Rows that came since the outline was read are of the next import.
+        known = {entry.id for entry in outline.checkpoints}
+        found = next((name for (name,) in rows if name in known), None)
+        if found is None:
+            raise Contention(f"thread {thread!r} was removed from {self.name} during the import")
+        return str(found)
 
     def items(self) -> Iterator[SourceItem]:
         """Return nothing: the layout has no store."""

@@ -115,6 +115,26 @@ def test_a_message_of_plain_text_is_kept_within_the_limit_too() -> None:
     assert "compacted" in seen.names
 
 
+def test_a_summary_is_made_although_the_process_is_paused_after_each_reply() -> None:
+    model, seen = Scripted(answers=[AIMessage(REPLY)]), Seen()
+
+    async def slow(summary: str, messages: Sequence[BaseMessage]) -> str:
+        await asyncio.sleep(0.02)
+        return " ".join([*summary.split(), *(str(message.id)[-8:] for message in messages)])
+
+    async def body(app: Runtime) -> list[BaseMessage]:
+        for _ in range(25):
+            await app.wait(await app.accept("t", "x" * 60))
+            assert await app.pause(30)
+            await app.resume()
+        return await stored(app)
+
+    summary = Summary.of(run(Agent(graph(model), conversation=policy(slow)), body, seen))
+    assert summary is not None
+    assert summary.text
+    assert "summary_failed" not in seen.names
+
+
 def test_what_is_held_of_a_thread_goes_when_it_is_deleted() -> None:
     model, summaries = Scripted(answers=[AIMessage(REPLY)]), Summaries()
 

@@ -125,9 +125,10 @@ class Conversations:
         self._tasks[partition] = task
         task.add_done_callback(lambda _: self._tasks.pop(partition, None))
 
-    async def settled(self) -> None:
-        """Wait for the summaries under way."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+    async def settled(self, within: float | None = None) -> None:
+        """Wait for the summaries under way, at most ``within`` seconds."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=within)
 
     async def close(self) -> None:
         """End the summaries under way; the next reply of their threads leads to others."""

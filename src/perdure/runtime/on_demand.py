@@ -5,6 +5,8 @@ The methods are the runtime's; a process calls them when it has time to work, an
 
 from __future__ import annotations
 
+import asyncio
+
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.worker.worker import Worker
 
@@ -17,15 +19,19 @@ class OnDemand:
 
     async def pause(self, within: float) -> bool:
         """End the work that this process has begun, before the process is frozen: wait ``within`` seconds for
-        it, then release the rest, which is due for other workers at once. Nothing is claimed until
-        ``resume``.
+        it, summaries included, then release the rest, which is due for other workers at once. Nothing is
+        claimed until ``resume``.
 
         Returns:
             True if nothing was released.
         """
         if not self._context.works:
             return True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
         is_done = await self._worker.dispatch.settled(within)
+        # A summary that is cancelled here would be begun again after each reply, and never be made.
+        await self._worker.runner.conversations.settled(max(0.0, until - loop.time()))
         await self._worker.drain(0)
         return is_done
 

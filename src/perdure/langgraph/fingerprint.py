@@ -21,7 +21,17 @@ from perdure.langgraph.datatypes import OWN_TYPES, within
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, read, unwrapped
 from perdure.schema.record import Fingerprint
 
-_FOREIGN = ("langchain", "langgraph", "pydantic", "typing", "collections", "datetime", "uuid", "decimal")
+_FOREIGN = (
+    "langchain",
+    "langchain_core",
+    "langgraph",
+    "pydantic",
+    "typing",
+    "collections",
+    "datetime",
+    "uuid",
+    "decimal",
+)
 _PATH = "/"
 
 

@@ -20,18 +20,7 @@ from perdure.model.ops import Commit, Drop, Fetch, Find, Get, IndexHit, Now, Sta
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
 from perdure.model.retention_policy import RetentionRules
-from perdure.storage.port import (
-    CommitLimits,
-    Driver,
-    Notifier,
-    arun,
-    bell_of,
-    examine,
-    has_listing,
-    is_kept,
-    run,
-    searches_items,
-)
+from perdure.storage.port import Driver, WrappingDriver, arun, run
 
 R = TypeVar("R")
 
@@ -50,7 +39,7 @@ def host_clock() -> int:
     return time.time_ns() // 1000
 
 
-class ExpiringDriver:
+class ExpiringDriver(WrappingDriver):
     """A driver behind retention rules.
 
     A thread's first request in ten seconds also reads its head, its open run and its document; no further
@@ -59,7 +48,7 @@ class ExpiringDriver:
     """
 
     def __init__(self, inner: Driver, rules: RetentionRules, clock: Clock = host_clock) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._rules = rules
         self._clock = clock
         self._alive: OrderedDict[Partition, int] = OrderedDict()
@@ -70,37 +59,11 @@ class ExpiringDriver:
         """The driver that shows expired threads, for those that remove them."""
         return self._inner
 
-    @property
-    def limits(self) -> CommitLimits:
-        return self._inner.limits
-
-    @property
-    def bell(self) -> Notifier | None:
-        return bell_of(self._inner)
-
-    @property
-    def has_listing(self) -> bool:
-        return has_listing(self._inner)
-
-    @property
-    def searches_items(self) -> bool:
-        return searches_items(self._inner)
-
-    @property
-    def is_kept(self) -> bool:
-        return is_kept(self._inner)
-
-    def examine(self, partition: Partition | None) -> list[str]:
-        return examine(self._inner, partition)
-
     def perform(self, effect: Effect[R]) -> R:
         return run(self._answer(effect), self._inner)
 
     async def aperform(self, effect: Effect[R]) -> R:
         return await arun(self._answer(effect), self._inner)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _answer(self, effect: Effect[R]) -> Program[R]:
         if isinstance(effect, Fetch):

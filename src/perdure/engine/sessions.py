@@ -204,20 +204,20 @@ def names(
     page = yield from ask(Find("threads", tenant, after=after, limit=_PAGE, space=SESSIONS))
     out: list[Partition] = []
     for hit in page:
-        stub = yield from _stub(hit.partition)
-        if stub is not None and not is_over(stub, now):
+        head = yield from _read_head(hit.partition)
+        if head is not None and not is_over(head, now):
             out.append(hit.partition)
     return out, page[-1].partition if len(page) == _PAGE else None
 
 
-def _stub(partition: Partition) -> Program[Record | None]:
+def _read_head(partition: Partition) -> Program[Record | None]:
     (found,) = yield from ask(Fetch(partition, (Get(ITEM, _HEAD),)))
     return found[0] if found else None
 
 
 def _expired(partition: Partition, now: int) -> Program[int | None]:
     """Return the version of a head that is still stored although it has expired."""
-    found = yield from _stub(partition)
+    found = yield from _read_head(partition)
     return found.version if found is not None and is_over(found, now) else None
 
 

@@ -37,12 +37,7 @@ from perdure.model.records import (
 from perdure.storage.port import (
     CommitLimits,
     Driver,
-    Notifier,
-    bell_of,
-    examine,
-    has_listing,
-    is_kept,
-    searches_items,
+    WrappingDriver,
 )
 
 if TYPE_CHECKING:
@@ -161,11 +156,11 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
         admit(driver, keyring, url)
 
 
-class EncryptedDriver:
+class EncryptedDriver(WrappingDriver):
     """A driver behind a keyring. Without a keyring bodies are passed on, and a sealed one is refused."""
 
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keyring = keyring
 
     @property
@@ -176,33 +171,11 @@ class EncryptedDriver:
         # Commits are planned before sealing, which adds the overhead to each body.
         return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
-    @property
-    def bell(self) -> Notifier | None:
-        return bell_of(self._inner)
-
-    @property
-    def has_listing(self) -> bool:
-        return has_listing(self._inner)
-
-    @property
-    def searches_items(self) -> bool:
-        return searches_items(self._inner)
-
-    @property
-    def is_kept(self) -> bool:
-        return is_kept(self._inner)
-
     def perform(self, effect: Effect[R]) -> R:
         return self._up(effect, self._inner.perform(self._down(effect)))
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self._up(effect, await self._inner.aperform(self._down(effect)))
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def examine(self, partition: Partition | None) -> list[str]:
-        return examine(self._inner, partition)
 
     def _down(self, effect: Effect[R]) -> Effect[R]:
         if self._keyring is None:

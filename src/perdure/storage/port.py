@@ -86,6 +86,39 @@ def is_kept(driver: Driver) -> bool:
     return getattr(driver, "is_kept", True)
 
 
+class WrappingDriver:
+    """Base of drivers that wrap another one: they have its limits and its optional capabilities."""
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+
+    @property
+    def limits(self) -> CommitLimits:
+        return self._inner.limits
+
+    @property
+    def bell(self) -> Notifier | None:
+        return bell_of(self._inner)
+
+    @property
+    def has_listing(self) -> bool:
+        return has_listing(self._inner)
+
+    @property
+    def searches_items(self) -> bool:
+        return searches_items(self._inner)
+
+    @property
+    def is_kept(self) -> bool:
+        return is_kept(self._inner)
+
+    def examine(self, partition: Partition | None) -> list[str]:
+        return examine(self._inner, partition)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def run(program: Program[R], driver: Driver) -> R:
     """Drive a program to its result, blocking."""
     answer: Any = None

@@ -17,8 +17,9 @@ import pytest
 from perdure.errors import MigrationRequired, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused, Stage
 from perdure.model.records import CHUNK, HEAD, KINDS, TAG, WRITE, Partition
-from perdure.storage.d1 import batch as sql
 from perdure.storage.d1 import driver as backend
+from perdure.storage.d1 import writing
+from perdure.storage.d1.columns import Rows
 from perdure.storage.d1.rest import RestTransport
 from perdure.storage.d1.url import D1Url
 from perdure.testing.conformance import rows
@@ -46,7 +47,7 @@ class Bench:
     direct: RestTransport
     naps: list[float] = field(default_factory=list)
 
-    def ask(self, *statements: str) -> list[sql.Rows]:
+    def ask(self, *statements: str) -> list[Rows]:
         """Statements past the proxy and the driver."""
         return self.direct.batch([(statement, ()) for statement in statements])
 
@@ -232,7 +233,7 @@ def test_receipts_age_by_the_calendar(bench: Bench, monkeypatch: pytest.MonkeyPa
     def fault(request: Request) -> Fault:
         seen.append(request)
         if len(seen) == 2:  # another client begins
-            bench.ask(sql.forget_receipts()[0])
+            bench.ask(writing.forget_receipts()[0])
         return Lose() if len(seen) == 1 else None
 
     bench.proxy.fault = fault
@@ -469,7 +470,7 @@ def test_commits_that_wait_share_a_request_within_the_limits(bench: Bench) -> No
 
 
 def test_a_large_partition_is_dropped_in_pages_and_out_of_sight_at_once(bench: Bench) -> None:
-    size = 2 * sql.DROP_ROWS + 10
+    size = 2 * writing.DROP_ROWS + 10
     rows.stored(bench.driver, *(rows.write("t", n) for n in range(size)), rows.checkpoint("c", run_id="run"))
     pages = [0]
 

@@ -22,8 +22,8 @@ from typing_extensions import TypedDict
 import perdure
 from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
-from perdure.storage.d1 import batch as sql
 from perdure.storage.d1 import driver as backend
+from perdure.storage.d1 import reading, writing
 from perdure.storage.d1.url import D1Url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
@@ -158,9 +158,9 @@ def test_a_record_is_found_by_its_whole_key(between: tuple[Proxy, str], kind: Ki
     key = tuple({"text": "k", "integer": 1, "bytes": b"k"}[c.kind] for c in kind.key)
     delete = Delete(kind, key, Expect.PRESENT)
     statements = [
-        sql.receipt(there, (delete,), "id", 1),
-        *sql.write(there, (delete,), "id"),
-        *sql.fetch(there, (Get(kind, key),))[0],
+        writing.receipt(there, (delete,), "id", 1),
+        *writing.write(there, (delete,), "id"),
+        *reading.fetch(there, (Get(kind, key),))[0],
     ]
     whole = "(" + " AND ".join(f"{name}=?" for name in ("t", *(c.name for c in kind.key))) + ")"
     assert len(statements) == 3

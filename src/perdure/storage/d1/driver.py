@@ -1,6 +1,6 @@
 """Cloudflare D1: pending requests travel as one batch, which is one transaction.
 
-Every commit is guarded by a receipt that is written with it (``d1.batch``). The outcome of a batch whose
+Every commit is guarded by a receipt that is written with it (``d1.writing``). The outcome of a batch whose
 answer was lost is read from its receipts before it is sent again, and a copy that arrives late is refused by
 them: nothing is applied twice.
 """
@@ -18,9 +18,8 @@ from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Now, Refused
 from perdure.model.program import Effect
 from perdure.model.records import Record
 from perdure.storage.batching import Batcher, PendingRequest
-from perdure.storage.d1 import batch as sql
-from perdure.storage.d1 import schema
-from perdure.storage.d1.batch import Rows, Statement
+from perdure.storage.d1 import reading, schema, writing
+from perdure.storage.d1.columns import Rows, Statement, weight
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, gave_up, translated
 from perdure.storage.d1.url import D1Url
@@ -117,14 +116,14 @@ class D1Driver:
         tries = Tries(sleep=self._sleep)
         left = list(parts)
         while left:
-            statements = [sql.forget_receipts()] if commits and slot.is_new else []
+            statements = [writing.forget_receipts()] if commits and slot.is_new else []
             spans: list[tuple[_Part, int, int]] = []
             for part in left:
                 start = len(statements)
                 statements += part.make(given.get(id(part), ""), n)
                 spans.append((part, start, len(statements)))
             if commits:
-                statements.append(sql.receipts(ids))
+                statements.append(writing.receipts(ids))
             try:
                 results = self._transport.batch(statements) if statements else []
             except AnswerLost as lost:
@@ -135,7 +134,7 @@ class D1Driver:
                 continue
             except Rejected as error:
                 # The refusal may come from our own receipts, for a second copy that a gateway may have sent.
-                unsure = tries.unsure or sql.RECEIPT in str(error)
+                unsure = tries.unsure or writing.RECEIPT in str(error)
                 if commits and self._settle(commits, ids, n, tries, unsure=unsure):
                     left, commits = _unwritten(left), []
                     continue
@@ -152,7 +151,7 @@ class D1Driver:
         """Return True if a batch whose answer was lost was applied, after answering its commits."""
         while True:
             try:
-                (rows,) = self._transport.batch([sql.receipts(ids)])
+                (rows,) = self._transport.batch([writing.receipts(ids)])
                 break
             except AnswerLost as lost:
                 if not tries.again(lost):
@@ -180,14 +179,14 @@ class D1Driver:
             return Refused(effect.checks[refused].kind, effect.checks[refused].key)
 
         def hide(id_: str, n: int) -> list[Statement]:
-            judged = sql.receipt(effect.partition, effect.checks, id_, n)
-            return [judged, sql.drop(effect.partition, id_), *sql.sweep()]
+            judged = writing.receipt(effect.partition, effect.checks, id_, n)
+            return [judged, writing.drop(effect.partition, id_), *writing.sweep()]
 
         job, rest = PendingRequest(effect), PendingRequest(effect)
         try:
             self._run([_Part(job, guarded=True, writes=True, make=hide, finish=look)], slot)
             while more and isinstance(job.answer, Committed):
-                self._run([_Part(rest, writes=True, make=lambda _, __: sql.sweep(), finish=look)], slot)
+                self._run([_Part(rest, writes=True, make=lambda _, __: writing.sweep(), finish=look)], slot)
         except Rejected as error:
             raise translated(error, self._name) from error
         return cast("Committed | Refused", job.answer)
@@ -238,7 +237,7 @@ def _part(job: PendingRequest) -> _Part:
     """Return a request as a part of a batch."""
     effect = job.effect
     if isinstance(effect, Fetch):
-        reads, looks = sql.fetch(effect.partition, effect.items)
+        reads, looks = reading.fetch(effect.partition, effect.items)
 
         def gathered(results: list[Rows], _: int | None) -> tuple[tuple[Record, ...], ...]:
             answers: list[list[Record]] = [[] for _ in effect.items]
@@ -248,21 +247,21 @@ def _part(job: PendingRequest) -> _Part:
 
         return _Part(job, make=lambda _, __: reads, finish=gathered, size=_size(reads))
     if isinstance(effect, Find):
-        reads = [sql.find(effect)]
+        reads = [reading.find(effect)]
         return _Part(
-            job, make=lambda _, __: reads, finish=lambda r, _: sql.found(effect, r[0]), size=_size(reads)
+            job, make=lambda _, __: reads, finish=lambda r, _: reading.found(effect, r[0]), size=_size(reads)
         )
     if isinstance(effect, Now):
-        reads = [sql.now()]
+        reads = [reading.now()]
         return _Part(job, make=lambda _, __: reads, finish=lambda r, _: int(r[0][0][0]), size=_size(reads))
     if isinstance(effect, Stage):
-        puts = sql.write(effect.partition, effect.puts, None)
+        puts = writing.write(effect.partition, effect.puts, None)
         return _Part(job, make=lambda _, __: puts, writes=True, size=_size(puts))
     if not isinstance(effect, Commit):
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
-    drafted = sql.write(effect.partition, effect.ops, "")
-    judging, judged = sql.receipt(effect.partition, effect.ops, "", 0)
+    drafted = writing.write(effect.partition, effect.ops, "")
+    judging, judged = writing.receipt(effect.partition, effect.ops, "", 0)
 
     def statements(id_: str, n: int) -> list[Statement]:
         named = [(text, (*given[:3], id_, *given[4:])) for text, given in drafted]
@@ -288,7 +287,7 @@ def _unwritten(parts: Sequence[_Part]) -> list[_Part]:
 
 
 def _size(statements: Sequence[Statement]) -> tuple[int, int]:
-    return len(statements), sql.weight(statements)
+    return len(statements), weight(statements)
 
 
 def _taken(waiting: list[_Part]) -> list[_Part]:

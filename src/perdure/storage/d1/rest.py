@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import httpx
 
 from perdure.errors import BadUrl, PerdureError, Unavailable, Unserialisable
-from perdure.storage.d1.batch import Rows, Statement
+from perdure.storage.d1.columns import Rows, Statement
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 40.0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from perdure.errors import MigrationRequired, PerdureError, TooLarge, Unavailable
-from perdure.storage.d1.batch import Rows, Statement
+from perdure.storage.d1.columns import Rows, Statement
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 
 ATTEMPTS = 7

@@ -7,7 +7,7 @@ that migrate at once one carries it out and the others find it done.
 from __future__ import annotations
 
 from perdure.errors import MigrationRequired
-from perdure.storage.d1 import batch
+from perdure.storage.d1 import writing
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, asked, gave_up, translated
 from perdure.storage.sql import migrations, schema
@@ -80,7 +80,7 @@ def apply(transport: Transport, name: str) -> int:
 def pending(found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
-        return (*schema.sqlite_schema(), *batch.SCHEMA)
+        return (*schema.sqlite_schema(), *writing.SCHEMA)
     if found >= SCHEMA_VERSION:
         return ()
     # The column refuses NULL, and with it the batch: another process was first.

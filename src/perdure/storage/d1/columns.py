@@ -1,0 +1,124 @@
+"""The form of columns and values in statements for Cloudflare D1, and of rows in its answers.
+
+Rows travel as one JSON parameter a statement, whatever their number; bytes as hexadecimal digits and integers
+as text on the way back, because JSON's numbers end at 2^53.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from perdure.errors import TooLarge, Unserialisable
+from perdure.model.records import Column, Kind, Partition
+from perdure.storage.sql import checksums
+from perdure.storage.sql.schema import PREFIX
+
+Statement = tuple[str, tuple[str | None, ...]]
+"""SQL with parameters ``?1``, ``?2``…, all of them text."""
+
+Rows = list[list[Any]]
+
+VALUE_BYTES = 1_900_000
+"""The most bytes of one parameter; D1 takes 2,000,000 bytes."""
+
+PARTITION = f"(SELECT pk FROM {PREFIX}thread WHERE space = ?1 AND tenant = ?2 AND thread = ?3)"
+"""The number of the partition that the first three parameters name."""
+
+
+@lru_cache(maxsize=64)
+def columns_of(kind: Kind, *, bodies: bool = True) -> tuple[Column, ...]:
+    """Return the columns of a kind in the order of ``Kind.columns``, then the checksum."""
+    out = [*kind.key, *kind.fields]
+    if kind.versioned:
+        out.append(Column("version", "integer"))
+    if kind.body and bodies:
+        out.append(Column("body", "bytes"))
+    out.append(Column(checksums.NAME, "integer", nullable=True))
+    return tuple(out)
+
+
+def output(columns: Iterable[Column], start: int = 0) -> str:
+    """Return the columns in forms that JSON can carry, with unique names: equal ones would be merged."""
+    forms = {"text": "x.{}", "integer": "CAST(x.{} AS TEXT)", "bytes": "hex(x.{})"}
+    names = [f"{forms[c.kind].format(c.name)} AS c{n}" for n, c in enumerate(columns, start)]
+    return ", ".join(names) or "1 AS c0"
+
+
+def values_of(columns: Sequence[Column], row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a row of ``output`` as Python values."""
+    readers: dict[str, Callable[[Any], Any]] = {"text": str, "integer": int, "bytes": bytes.fromhex}
+    return tuple(
+        None if value is None else readers[column.kind](value)
+        for column, value in zip(columns, row, strict=False)
+    )
+
+
+def from_row(column: Column, place: int) -> str:
+    """Return the expression for a value of the JSON row ``r``."""
+    return f"unhex(r.value ->> {place})" if column.kind == "bytes" else f"r.value ->> {place}"
+
+
+def from_parameter(column: Column, parameter: int) -> str:
+    forms = {"text": "?{}", "integer": "CAST(?{} AS INTEGER)", "bytes": "unhex(?{})"}
+    return forms[column.kind].format(parameter)
+
+
+def place_of(partition: Partition) -> tuple[str, str, str]:
+    return partition.space, partition.tenant, partition.thread
+
+
+def json_row(values: Iterable[tuple[Any, Column]]) -> list[Any]:
+    """Return values in forms that JSON can carry."""
+    return [
+        value.hex() if isinstance(value, bytes) else sql_integer(value) if isinstance(value, int) else value
+        for value, _ in values
+    ]
+
+
+def sql_integer(value: int) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise TooLarge(f"the number {value} has more than 64 bits, which D1 cannot hold; write a smaller one")
+    return value
+
+
+def packed_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, int]]:
+    """Yield JSON arrays of the rows, each as large as a parameter may be, with the number of its rows."""
+    texts: list[str] = []
+    held = 0
+    for row in rows:
+        text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+        try:
+            size = len(text.encode()) + 1
+        except UnicodeEncodeError as error:
+            raise Unserialisable(
+                f"a {kind.name} has text that is not well-formed Unicode (a lone surrogate); "
+                "D1 cannot hold it"
+            ) from error
+        if size > VALUE_BYTES:
+            raise TooLarge(
+                f"one {kind.name} takes {size // 2:,} bytes; D1 takes at most {VALUE_BYTES // 2:,} a "
+                "record; write a smaller value"
+            )
+        if texts and held + size > VALUE_BYTES:
+            yield f"[{','.join(texts)}]", len(texts)
+            texts, held = [], 0
+        texts.append(text)
+        held += size
+    if texts:
+        yield f"[{','.join(texts)}]", len(texts)
+
+
+def weight(statements: Iterable[Statement]) -> int:
+    """Return roughly the bytes that statements take in a request; raise ``Unserialisable`` for text that
+    cannot be sent."""
+    try:
+        return sum(
+            len(text) + sum(len(p.encode()) for p in given if p is not None) for text, given in statements
+        )
+    except UnicodeEncodeError as error:
+        raise Unserialisable(
+            "a name or id has text that is not well-formed Unicode (a lone surrogate); D1 cannot hold it"
+        ) from error

@@ -1,0 +1,227 @@
+"""Translates the storage requests that read to statements for Cloudflare D1, and their rows to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from perdure.model.ops import Find, Get, IndexHit, Range
+from perdure.model.records import INDEXED, ITEM, Kind, Partition, Record
+from perdure.storage.d1.columns import (
+    PARTITION,
+    Rows,
+    Statement,
+    columns_of,
+    from_parameter,
+    from_row,
+    json_row,
+    output,
+    packed_rows,
+    place_of,
+    values_of,
+)
+from perdure.storage.sql import compile as sql
+from perdure.storage.sql.schema import PREFIX, table
+
+DROPPED = "dropped"
+"""The space to which a dropped partition is moved, where it is never read, until its rows are gone."""
+
+
+def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Statement], list[_Look]]:
+    """Return the statements that read the items, and for each a reader of its rows."""
+    statements: list[Statement] = []
+    looks: list[_Look] = []
+    groups: dict[tuple[Kind, int, bool], list[tuple[int, list[Any]]]] = {}
+    at = place_of(partition)
+    for place, item in enumerate(items):
+        prefix = item.key if isinstance(item, Get) else item.prefix
+        if isinstance(item, Get) or _is_whole(item):
+            bodies = isinstance(item, Get) or item.bodies
+            kind = item.kind
+            row = json_row(zip(prefix, kind.key, strict=False))
+            groups.setdefault((kind, len(prefix), bodies), []).append((place, row))
+        else:
+            text, parameters = _ordered(item)
+            statements.append((text, (*at, *parameters)))
+            looks.append(_Look(partition, item.kind, item.bodies, item.verify, (place,), ordered=True))
+    for (kind, depth, bodies), rows in groups.items():
+        start = 0
+        for packed, count in packed_rows(kind, [row for _, row in rows]):
+            statements.append((_lookup(kind, depth, bodies), (*at, packed)))
+            places = tuple(place for place, _ in rows[start : start + count])
+            verify = all(getattr(items[place], "verify", True) for place in places)
+            looks.append(_Look(partition, kind, bodies, verify, places, ordered=False))
+            start += count
+    return statements, looks
+
+
+class _Look:
+    """Reads the rows of one statement into the answers of a fetch."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        kind: Kind,
+        bodies: bool,
+        verify: bool,
+        places: tuple[int, ...],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._partition = partition
+        self._verify = verify
+        self._kind = kind
+        self._bodies = bodies
+        self._places = places
+        self._ordered = ordered
+
+    def answer(self, rows: Rows, answers: list[list[Record]]) -> None:
+        columns = columns_of(self._kind, bodies=self._bodies)
+        for row in rows:
+            values = row if self._ordered else row[1:]
+            found = values_of(columns, values)
+            record = sql.record(self._kind, found, self._partition, bodies=self._bodies, verify=self._verify)
+            answers[self._places[0 if self._ordered else row[0]]].append(record)
+        if not self._ordered:
+            for place in self._places:
+                answers[place].sort(key=lambda record: record.key)
+
+
+def _is_whole(item: Range) -> bool:
+    return item.by is None and item.after is None and item.limit is None and not item.reverse
+
+
+@lru_cache(maxsize=256)
+def _lookup(kind: Kind, depth: int, bodies: bool) -> str:
+    keys = [f"x.{c.name} = {from_row(c, n)}" for n, c in enumerate(kind.key[:depth])]
+    where = " AND ".join([f"x.t = {PARTITION}", *keys])
+    out = output(columns_of(kind, bodies=bodies), start=1)
+    return f"SELECT r.key AS c0, {out} FROM json_each(?4) AS r CROSS JOIN {table(kind)} AS x WHERE {where}"
+
+
+def _ordered(item: Range) -> tuple[str, tuple[str | None, ...]]:
+    kind, depth = item.kind, len(item.prefix)
+    by = [c for c in kind.fields if c.name == item.by] or list(kind.key[depth:])
+    after: list[Any] = []
+    if item.after is not None:
+        after = [item.after] if item.by else list(item.after[depth:])
+    parameters = [
+        *json_row(zip(item.prefix, kind.key, strict=False)),
+        *json_row(zip(after, by, strict=False)),
+    ]
+    limit = [] if item.limit is None else [item.limit]
+    text = _ordered_sql(
+        kind, depth, item.by, reverse=item.reverse, after=bool(after), limit=bool(limit), bodies=item.bodies
+    )
+    return text, tuple(None if p is None else str(p) for p in [*parameters, *limit])
+
+
+@lru_cache(maxsize=256)
+def _ordered_sql(
+    kind: Kind, depth: int, by: str | None, *, reverse: bool, after: bool, limit: bool, bodies: bool
+) -> str:
+    order = [c for c in kind.fields if c.name == by] or list(kind.key[depth:])
+    where = [f"x.t = {PARTITION}"]
+    where += [f"x.{c.name} = {from_parameter(c, 4 + n)}" for n, c in enumerate(kind.key[:depth])]
+    next_one = 4 + depth
+    if after:
+        names = ", ".join(f"x.{c.name}" for c in order)
+        edge = ", ".join(from_parameter(c, next_one + n) for n, c in enumerate(order))
+        where.append(f"({names}) {'<' if reverse else '>'} ({edge})")
+        next_one += len(order)
+    text = f"SELECT {output(columns_of(kind, bodies=bodies))} FROM {table(kind)} AS x"
+    text += f" WHERE {' AND '.join(where)}"
+    if order:
+        text += " ORDER BY " + ", ".join(f"x.{c.name}{' DESC' if reverse else ''}" for c in order)
+    return f"{text} LIMIT CAST(?{next_one} AS INTEGER)" if limit else text
+
+
+def find(effect: Find) -> Statement:
+    """Return the statement of a find."""
+    if effect.index == "threads":
+        text, parameters = sql.select_threads(effect)
+        return text, tuple(str(p) for p in parameters)
+    if effect.index == "listed":
+        text, parameters = sql.select_listed(effect)
+        return text, tuple(str(p) for p in parameters)
+    if effect.index == "items":
+        return _items(effect)
+    kind = INDEXED[effect.index]
+    column = next(c for c in kind.fields if c.name == kind.index)
+    sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", str(effect.until))
+    text = (
+        f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {output((*kind.key, *kind.fields))}"
+        f" FROM {table(kind)} AS x JOIN {PREFIX}thread AS p ON p.pk = x.t"
+        f" WHERE x.{kind.index} {sign} {from_parameter(column, 1)} AND (?2 IS NULL OR p.tenant = ?2)"
+        f" AND p.space <> '{DROPPED}'"
+        f"{'' if effect.since is None else f' AND x.{kind.index} >= CAST(?4 AS INTEGER)'}"
+        f" ORDER BY x.{kind.index} LIMIT CAST(?3 AS INTEGER)"
+    )
+    since = () if effect.since is None else (str(effect.since),)
+    return text, (value, effect.tenant, str(effect.limit), *since)
+
+
+def _items(effect: Find) -> Statement:
+    """Return the statement of a find of items, as ``compile.select_items``."""
+    where = ["p.space = ?1", "p.tenant = ?2"]
+    parameters = [effect.space, effect.tenant or ""]
+
+    def bound(value: str) -> str:
+        parameters.append(value)
+        return f"?{len(parameters)}"
+
+    if effect.prefix:
+        where.append(f"p.thread >= {bound(effect.prefix)} AND p.thread < {bound(effect.prefix_end)}")
+    where.append(f"(x.expires_at IS NULL OR x.expires_at > CAST({bound(str(effect.until))} AS INTEGER))")
+    where += [
+        f"({' OR '.join(f'instr(x.body, unhex({bound(part.hex())})) > 0' for part in any_of)})"
+        for any_of in effect.holding
+    ]
+    for each in effect.bounds:
+        is_text = isinstance(each.limit, str)
+        limit = bound(str(each.limit))
+        where.append(sql.keeps(each, "x.body", limit if is_text else f"CAST({limit} AS REAL)"))
+    if effect.last is not None:
+        time = f"CAST({bound(str(effect.last.updated_at))} AS INTEGER)"
+        thread, key = bound(effect.last.thread), bound(effect.last.key)
+        where.append(
+            f"(x.updated_at < {time} OR x.updated_at = {time} AND (p.thread, x.key) > ({thread}, {key}))"
+        )
+    limit, skip = bound(str(effect.limit)), bound(str(effect.skip))
+    text = (
+        "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
+        f" {output(columns_of(ITEM, bodies=True))} FROM {PREFIX}thread AS p"
+        f" JOIN {table(ITEM)} AS x ON x.t = p.pk WHERE {' AND '.join(where)}"
+        " ORDER BY x.updated_at DESC, p.thread, x.key"
+        f" LIMIT CAST({limit} AS INTEGER) OFFSET CAST({skip} AS INTEGER)"
+    )
+    return text, tuple(parameters)
+
+
+def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
+    """Return the answer of a find."""
+    if effect.index in ("threads", "listed"):
+        return tuple(map(sql.found, rows))
+    if effect.index == "items":
+        columns = columns_of(ITEM, bodies=True)
+        at = [Partition(*row[: len(Partition._fields)]) for row in rows]
+        return tuple(
+            IndexHit(partition, sql.record(ITEM, values_of(columns, row[len(partition) :]), partition))
+            for partition, row in zip(at, rows, strict=True)
+        )
+    kind = INDEXED[effect.index]
+    columns = (*kind.key, *kind.fields)
+    own = len(Partition._fields)
+    return tuple(
+        IndexHit(
+            Partition(*row[:own]),
+            sql.hint(kind, values_of(columns, row[own:])),
+        )
+        for row in rows
+    )
+
+
+def now() -> Statement:
+    """Return the statement that reads the database's clock in microseconds."""
+    return f"SELECT CAST(({sql.NOW}) AS TEXT) AS c0", ()

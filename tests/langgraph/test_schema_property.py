@@ -50,7 +50,8 @@ def chains(draw: Any) -> Schema:
             name = draw(st.sampled_from(sorted(there)))
             kind = draw(st.sampled_from(("rename", "convert", "drop")))
             if kind == "convert":
-                steps.append(convert(version, name, FUNCTIONS[draw(st.sampled_from(sorted(FUNCTIONS)))]))
+                function = FUNCTIONS[draw(st.sampled_from(sorted(FUNCTIONS)))]
+                steps.append(convert(version, name, function, allow_none=True))
                 continue
             if kind == "drop" and len(there) == 1:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,65 @@ def test_an_answer_arrives_in_a_subgraph_of_a_renamed_node(
     after = graph.invoke({"said": "again"}, CONFIG)
     assert after["__interrupt__"][0].value == "why?"
     assert graph.invoke(Command(resume="then"), CONFIG)["done"] == 2
+    assert db.fsck("t") == []
+
+
+class Memory(TypedDict, total=False):
+    said: str
+    heard: Annotated[list[str], operator.add]
+
+
+def listeners(db: perdure.SyncDatabase, schema: Schema | None, **names: str) -> Any:
+    """A graph of subgraphs that remember what each was given, by node: each notes it with its own mark."""
+    builder = StateGraph(Words)
+    last = START
+    for node, mark in names.items():
+
+        def listen(state: Memory, mark: str = mark) -> Memory:
+            return {"heard": [f"{mark}:{state['said']}"]}
+
+        within = StateGraph(Memory).add_node("listen", listen).add_edge(START, "listen")
+        builder.add_node(node, within.compile(checkpointer=True))
+        builder.add_edge(last, node)
+        last = node
+    return builder.compile(checkpointer=db.checkpointer(schema=schema))
+
+
+def memory_of(graph: Any, node: str, thread_id: str = "t") -> list[str]:
+    """What a subgraph remembers of earlier runs."""
+    found = graph.checkpointer.get_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": node}})
+    return [] if found is None else found.checkpoint["channel_values"].get("heard", [])
+
+
+@pytest.mark.parametrize("is_cold", [False, True], ids=["warm", "cold"])
+def test_subgraphs_that_swap_names_keep_their_own_memory(db: perdure.SyncDatabase, is_cold: bool) -> None:
+    listeners(db, None, a="A", b="B").invoke({"said": "1"}, CONFIG)
+    swap = [rename_node(2, "a", "x"), rename_node(2, "b", "a"), rename_node(2, "x", "b")]
+    schema = Schema(2, swap)
+    graph = listeners(db, schema, a="B", b="A")
+    assert (memory_of(graph, "a"), memory_of(graph, "b")) == (["B:1"], ["A:1"])
+    graph.invoke({"said": "2"}, CONFIG)
+    if is_cold:
+        graph = listeners(db, schema, a="B", b="A")
+    assert (memory_of(graph, "a"), memory_of(graph, "b")) == (["B:1", "B:2"], ["A:1", "A:2"])
+    # In a thread that began later too.
+    other: RunnableConfig = {"configurable": {"thread_id": "t2"}}
+    graph.invoke({"said": "3"}, other)
+    graph.invoke({"said": "4"}, other)
+    assert memory_of(graph, "a", "t2") == ["B:3", "B:4"]
+    assert db.fsck("t") == []
+
+
+def test_a_new_node_does_not_find_the_memory_of_one_that_had_its_name(db: perdure.SyncDatabase) -> None:
+    listeners(db, None, a="A").invoke({"said": "1"}, CONFIG)
+    schema = Schema(3, [rename_node(2, "a", "b")])
+    graph = listeners(db, schema, a="N", b="A")
+    assert memory_of(graph, "a") == []
+    graph.invoke({"said": "2"}, CONFIG)
+    again = listeners(db, schema, a="N", b="A")
+    assert (memory_of(again, "a"), memory_of(again, "b")) == (["N:2"], ["A:1", "A:2"])
+    stored = {each.config["configurable"]["checkpoint_ns"] for each in again.checkpointer.list(CONFIG)}
+    assert stored == {"", "a", "b"}
     assert db.fsck("t") == []
 
 
@@ -205,6 +265,34 @@ def test_a_step_that_fails_names_itself_and_changes_nothing(db: perdure.SyncData
         graph.invoke({"lines": ["x"]}, CONFIG)
     assert "secret" not in str(caught.value)
     assert db.digest("t") == before
+
+
+def test_a_step_that_changes_its_argument_and_returns_nothing_is_refused(db: perdure.SyncDatabase) -> None:
+    talk(db, "lines").invoke({"lines": ["tea"]}, CONFIG)
+    before = db.digest("t")
+
+    def in_place(value: list[str]) -> None:
+        value.append("more")
+
+    graph = talk(db, "lines", Schema(2, [convert(2, "lines", in_place)]))
+    with pytest.raises(MigrationFailed, match=r"convert\(2, 'lines'\).*returned None.*allow_none=True"):
+        graph.get_state(CONFIG)
+    with pytest.raises(MigrationFailed, match="returned None"):
+        graph.invoke({"lines": ["x"]}, CONFIG)
+    assert db.digest("t") == before
+
+
+def test_a_step_may_return_none_on_purpose(db: perdure.SyncDatabase) -> None:
+    class Note(TypedDict, total=False):
+        text: str | None
+
+    def graph(schema: Schema | None) -> Any:
+        builder = StateGraph(Note).add_node("n", lambda _: {}).add_edge(START, "n")
+        return builder.compile(checkpointer=db.checkpointer(schema=schema))
+
+    graph(None).invoke({"text": "-"}, CONFIG)
+    step = convert(2, "text", lambda text: None if text == "-" else text, allow_none=True)
+    assert graph(Schema(2, [step])).get_state(CONFIG).values == {"text": None}
 
 
 class Order1(BaseModel):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
+from perdure import connect_sync
 from perdure.runtime import Agent
+from perdure.runtime.schema_plan import plan
 from perdure.schema import Schema, rename_channel, rename_node
 from tests.runtime.graphs import Storage, go, working
 
@@ -66,6 +70,31 @@ def test_a_worker_of_the_older_version_leaves_a_migrated_thread_to_the_newer_one
             assert (ended.state, ended.attempts) == ("done", 1)
 
     go(main())
+
+
+def test_a_plan_names_a_memory_that_a_step_takes_from_a_node_of_the_same_name(tmp_path: Path) -> None:
+    def nested(outer: str, inner: str, *, is_kept: bool = True) -> Any:
+        class Held(TypedDict, total=False):
+            answer: str
+            count: Annotated[int, operator.add]
+
+        child = StateGraph(Held).add_node("n", lambda _: {"count": 1}).add_edge(START, "n")
+        middle = StateGraph(Held).add_node(inner, child.compile(checkpointer=True)).add_edge(START, inner)
+        top = StateGraph(Held).add_node(outer, middle.compile()).add_edge(START, outer)
+        return top.compile()
+
+    with connect_sync(f"sqlite:///{tmp_path / 'plan.db'}", migrate=True) as db:
+        before = nested("ask", "ask").copy(update={"checkpointer": db.checkpointer()})
+        before.invoke({"answer": ""}, {"configurable": {"thread_id": "ada"}})
+        schema = Schema(2, [rename_node(2, "ask", "question")])
+        (whole,) = plan(db, Agent(nested("question", "question")), schema, ["ada"])
+        assert whole.problems == ()
+        (halved,) = plan(db, Agent(nested("question", "ask")), schema, ["ada"])
+        assert "'ask|ask' remembers goes to 'question|question'" in halved.problems[0]
+        assert "'question|ask' would begin without it" in halved.problems[0]
+        again = Schema(2, [rename_node(2, "ask", "other")])
+        (lost,) = plan(db, Agent(nested("ask", "ask")), again, ["ada"])
+        assert "goes to 'other|other', which the graph does not have" in lost.problems[0]
 
 
 class Observed:

@@ -70,8 +70,6 @@ def test_names_are_followed_through_all_steps() -> None:
     assert all_steps.channel("branch:to:ask") == "branch:to:clarify"
     assert all_steps.channel("join:ask+other:ask") == "join:clarify+other:clarify"
     assert [all_steps.former(name) for name in ("c", "b", "x", "z")] == ["a", None, "y", "z"]
-    assert all_steps.namespace("ask|inner") == "clarify|inner"
-    assert list(all_steps.former_namespaces("clarify")) == ["question", "ask"]
     late = schema.since(3)
     assert late.channel("a") == "a"
     assert late.channel("x") is None

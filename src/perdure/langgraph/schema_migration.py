@@ -30,7 +30,8 @@ from perdure.model.lineage import ROOT, schema_of
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
-from perdure.schema.changes import Changes, is_by_name
+from perdure.schema.changes import Changes
+from perdure.schema.namespaces import NamespaceNames, is_by_name
 from perdure.schema.schema import Schema
 from perdure.schema.steps import ChannelConverted
 
@@ -71,6 +72,7 @@ class Migration:
         self.schema = schema
         self.serde = serde.renaming(schema.types) if schema.types else serde
         self._digest = digest
+        self._names = NamespaceNames(schema.steps)
         self._converted = Converted(self.serde)
         self._aliases: OrderedDict[tuple[Partition, str], str] = OrderedDict()
 
@@ -85,11 +87,16 @@ class Migration:
     def stored_address(self, at: Address) -> Address:
         """Return an address with the name under which its namespace is stored: what a subgraph of a renamed
         node has stored stays where it is."""
-        stored = self._aliases.get((at.partition, at.named or "")) if self._aliases else None
+        name = at.named or ""
+        stored = self._aliases.get((at.partition, name)) if self._aliases else None
+        if stored is None and is_by_name(name) and not self._names.are_plain:
+            stored = next(self._names.stored(name))
         return at if stored is None else at._replace(namespace=stored)
 
     def present_namespace(self, partition: Partition, stored: str) -> str:
-        """Return the present name of a stored namespace, as far as this process has met it."""
+        """Return the present name of a stored namespace; with task ids, as far as this process has met it."""
+        if is_by_name(stored):
+            return self._names.present(stored)
         met = self._aliases.items()
         return next((name for (where, name), s in met if s == stored and where == partition), stored)
 
@@ -99,11 +106,11 @@ class Migration:
         Returns:
             True if it was found; ``stored_address`` knows it then.
         """
-        changes, name, partition = self.schema.since(0), at.named or "", at.partition
-        if not name or not changes.rename_nodes or at.namespace != name:
+        name, partition = at.named or "", at.partition
+        if not name or self._names.are_plain or (partition, name) in self._aliases:
             return False
         if is_by_name(name):
-            for former in changes.former_namespaces(name):
+            for former in filter(at.namespace.__ne__, self._names.stored(name)):
                 found = yield from checkpoints.load(partition, former, None)
                 if found.checkpoint is not None:
                     self._alias(partition, name, former)
@@ -423,11 +430,10 @@ class Migration:
     def _below_by_name(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
         """Do the same for subgraphs that keep their state from run to run."""
         for name in filter(is_by_name, names):
-            present = self.schema.since(0).namespace(name)
-            if present != name and present in names:
+            present = self._names.present(name)
+            if next((stored for stored in self._names.stored(present) if stored in names), name) != name:
                 continue
-            if present != name:
-                self._alias(partition, present, name)
+            self._alias(partition, present, name)
             yield from self._within(partition, tasks, name, present)
 
     def _within(self, partition: Partition, tasks: TaskMoves, stored: str, present: str) -> Program[None]:

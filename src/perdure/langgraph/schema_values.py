@@ -21,7 +21,7 @@ from perdure.langgraph.serde import (
     Serde,
     is_snapshot,
 )
-from perdure.schema.steps import ChannelConverted
+from perdure.schema.steps import ChannelConverted, Converter
 
 Payload = tuple[int, bytes]
 
@@ -88,6 +88,7 @@ class Converted:
     def _after(self, payload: Payload, steps: Sequence[ChannelConverted], *, is_update: bool) -> Any:
         for step in steps:
             try:
+                # Read anew for each step: its function may change what it is given.
                 payload = self._serde.payload(_converted(step, self._neutral.value(*payload), is_update))
             except Exception as error:
                 # An exception of the step may quote the value: only its type is repeated.
@@ -101,11 +102,22 @@ class Converted:
 
 def _converted(step: ChannelConverted, value: Any, is_update: bool) -> Any:
     if is_snapshot(value):
-        return DeltaSnapshot(step.value(value.value))
+        return DeltaSnapshot(_applied(step, step.value, value.value))
     if not is_update:
-        return step.value(value)
+        return _applied(step, step.value, value)
     if isinstance(value, Overwrite):
-        return Overwrite(step.value(value.value))
+        return Overwrite(_applied(step, step.value, value.value))
     if isinstance(value, dict) and set(value) == {"__overwrite__"}:
-        return {"__overwrite__": step.value(value["__overwrite__"])}
-    return step.update(value)
+        return {"__overwrite__": _applied(step, step.value, value["__overwrite__"])}
+    return _applied(step, step.update, value)
+
+
+def _applied(step: ChannelConverted, function: Converter, value: Any) -> Any:
+    """Return the result of a step's function. ``None`` for a value is refused unless the step allows it: it
+    is what a function returns that changes its argument instead."""
+    made = function(value)
+    if made is None and value is not None and not step.allow_none:
+        raise MigrationFailed(
+            "its function returned None; let it return the new value, or declare convert(…, allow_none=True)"
+        )
+    return made

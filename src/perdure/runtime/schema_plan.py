@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,15 +15,16 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import checkpoints, schema_pin
+from perdure.engine import checkpoints, history, schema_pin
 from perdure.errors import PerdureError
-from perdure.langgraph.graph_facts import read
+from perdure.langgraph.graph_facts import read, read_all
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.schema_tasks import SENDS
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.graphs import saver_for
 from perdure.schema.changes import BRANCH
+from perdure.schema.namespaces import NamespaceNames, is_by_name
 from perdure.schema.schema import Schema
 
 _INTERRUPT = "__interrupt__"
@@ -95,7 +97,12 @@ def _plan(
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = graph.get_state(config, subgraphs=True)
-        problems = [*_lost(graph, saver, state, config), *_unfit(graph, saver, config)]
+        kept = handle_of(database).run(history.namespaces(partition))
+        problems = [
+            *_lost(graph, saver, state, config),
+            *_hidden(graph, saver.schema, kept),
+            *_unfit(graph, saver, config),
+        ]
         if has_history:
             for _ in saver.list(config):
                 pass
@@ -130,6 +137,30 @@ def _lost(
     for task in state.tasks:
         if isinstance(task.state, StateSnapshot) and task.interrupts and not task.state.next:
             yield f"an interrupt in the subgraph of {task.name!r} could not be answered: its node is gone"
+
+
+def _hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iterable[str]) -> Iterator[str]:
+    """Yield the subgraphs with a memory of their own that a step renames to a node which the graph does not
+    have, although it has one of an old name: that one would begin without a memory."""
+    names = NamespaceNames(schema.steps)
+    if names.are_plain:
+        return
+    nodes = {facts.path: facts.graph.nodes for facts in read_all(graph)}
+
+    def has(namespace: str) -> bool:
+        *path, node = namespace.split("|")
+        return node in nodes.get(tuple(path), ())
+
+    for name in filter(is_by_name, stored):
+        present = names.present(name)
+        levels = zip(name.split("|"), present.split("|"), strict=True)
+        others = map("|".join, itertools.product(*levels))
+        if present != name and not has(present) and (found := next(filter(has, others), None)):
+            yield (
+                f"what the subgraph {name!r} remembers goes to {present!r}, which the graph does not have, "
+                f"and {found!r} would begin without it; rename the nodes of one name at all levels alike, or "
+                "leave the step out"
+            )
 
 
 def _unfit(graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig) -> Iterator[str]:

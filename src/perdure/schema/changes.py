@@ -16,7 +16,6 @@ from perdure.schema.steps import (
 BRANCH = "branch:to:"
 """Start of the channel by which LangGraph starts a node; the node's name follows."""
 _JOIN = "join:"
-_LEVEL, _TASK = "|", ":"
 
 
 class Changes:
@@ -82,29 +81,10 @@ class Changes:
         """Return True if a channel is renamed, dropped or converted."""
         return self.channel(name) != name or bool(self.conversions(name))
 
-    def namespace(self, name: str) -> str:
-        """Return the present name of a namespace without task ids: that of a subgraph which keeps its state
-        from run to run."""
-        return _LEVEL.join(self.node(level) for level in name.split(_LEVEL))
-
-    def former_namespaces(self, name: str) -> Iterable[str]:
-        """Yield the names that a namespace without task ids had before the steps, latest first."""
-        levels = name.split(_LEVEL)
-        for step in reversed(self._nodes):
-            before = [step.old if level == step.new else level for level in levels]
-            if before != levels:
-                levels = before
-                yield _LEVEL.join(levels)
-
 
 def _left(step: ChannelRenamed | ChannelDropped) -> str:
     """Return the name that a step takes away."""
     return step.old if isinstance(step, ChannelRenamed) else step.channel
-
-
-def is_by_name(namespace: str) -> bool:
-    """Return True if a namespace is that of a subgraph which keeps its state from run to run."""
-    return bool(namespace) and _TASK not in namespace
 
 
 def renamed_types(steps: Iterable[Step]) -> Mapping[str, str]:

@@ -59,6 +59,7 @@ class ChannelConverted:
     channel: str
     value: Converter
     update: Converter
+    allow_none: bool = False
 
     def __str__(self) -> str:
         return f"convert({self.version}, {self.channel!r})"
@@ -143,13 +144,19 @@ def rename_type(version: int, old: str, new: str) -> TypeRenamed:
 
 
 def convert(
-    version: int, channel: str, function: Converter, *, update: Converter | None = None
+    version: int,
+    channel: str,
+    function: Converter,
+    *,
+    update: Converter | None = None,
+    allow_none: bool = False,
 ) -> ChannelConverted:
     """Return the step that converts the values of a channel.
 
     The functions have to be pure. They get plain data: lists, dicts, scalars, messages and the standard
     library's values; of any other object its fields as a dict, or its value if it is an enum. The result
-    replaces the channel's value; no reducer sees it.
+    replaces the channel's value; no reducer sees it. ``None`` for a value is refused when the step is
+    applied, as a function that changes its argument and returns nothing would lose the value.
 
     Args:
         version: The schema version that the step leads to.
@@ -157,6 +164,7 @@ def convert(
         function: Returns the new value for the stored one.
         update: Returns the new update for one that a node has written and that is not applied yet; by default
             ``function``. A channel with a reducer needs one whose updates have another form than its value.
+        allow_none: The functions return ``None`` for some values on purpose.
 
     Raises:
         ValueError: The version is below 2, or the channel is LangGraph's own.
@@ -167,7 +175,7 @@ def convert(
     for each in (function, function if update is None else update):
         if not callable(each):
             raise TypeError(f"convert({version}, {channel!r}) takes a function of the value, not {each!r}")
-    return ChannelConverted(version, channel, function, function if update is None else update)
+    return ChannelConverted(version, channel, function, function if update is None else update, allow_none)
 
 
 def drop(version: int, channel: str) -> ChannelDropped:

@@ -1,0 +1,92 @@
+"""Names under which subgraphs that keep their state from run to run are stored.
+
+LangGraph calls the namespace of such a subgraph by its node. Names of nodes change, and a name that one node
+gives up may be given to another. So a name that a node got at version 2 is stored with that version,
+``name+2``; a name without one belongs to the node that had it first. What is stored is never moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perdure.schema.steps import NodeRenamed, Step
+
+_LEVEL, _TASK, _SINCE = "|", ":", "+"
+
+
+def is_by_name(namespace: str) -> bool:
+    """Return True if a namespace is that of a subgraph which keeps its state from run to run."""
+    return bool(namespace) and _TASK not in namespace
+
+
+class NamespaceNames:
+    """Stored and present names of the namespaces without task ids, by the steps of a whole schema.
+
+    Args:
+        steps: All steps, in order.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._renames = [step for step in steps if isinstance(step, NodeRenamed)]
+
+    @property
+    def are_plain(self) -> bool:
+        """True if no node was ever renamed: every namespace is stored under its present name."""
+        return not self._renames
+
+    def stored(self, name: str) -> Iterator[str]:
+        """Yield the names under which a namespace may be stored, the one for a new one first, then those
+        that it had before, latest first.
+
+        Args:
+            name: The present name.
+        """
+        levels = [list(self._traced(level)) for level in name.split(_LEVEL)]
+        last = ""
+        # Before one of its nodes existed there was no such namespace.
+        for each in zip(*levels, strict=False):
+            joined = _LEVEL.join(each)
+            if joined != last:
+                yield joined
+            last = joined
+
+    def present(self, stored: str) -> str:
+        """Return the present name of a stored namespace. One whose node is gone keeps its stored name."""
+        return _LEVEL.join(map(self._present, stored.split(_LEVEL)))
+
+    def _traced(self, name: str) -> Iterator[str]:
+        """Yield the stored name of a node in the last version, and in each one before a rename, backwards, as
+        long as the node exists. Names that it had only between two steps of one version never were in use."""
+        for place in range(len(self._renames), -1, -1):
+            around = self._renames[max(place - 1, 0) : place + 1]
+            if place == 0 or len({step.version for step in around}) == len(around):
+                yield self._marked(name, place)
+            if place == 0:
+                return
+            step = self._renames[place - 1]
+            if step.new == name:
+                name = step.old
+            elif step.old == name:
+                return
+
+    def _marked(self, name: str, place: int) -> str:
+        """Return the stored name of the node that is called ``name`` after ``place`` renames."""
+        given = next((step for step in reversed(self._renames[:place]) if name in (step.old, step.new)), None)
+        return name if given is None else f"{name}{_SINCE}{given.version}"
+
+    def _present(self, stored: str) -> str:
+        name, mark, version = stored.rpartition(_SINCE)
+        if not mark or not version.isdigit():
+            name, since = stored, 0
+        else:
+            since = int(version)
+            if not any(step.version == since and name in (step.old, step.new) for step in self._renames):
+                return stored
+        for step in self._renames:
+            if step.version <= since:
+                continue
+            if step.new == name:
+                return stored
+            if step.old == name:
+                name = step.new
+        return name

@@ -8,8 +8,8 @@ RUN = $(UV) run --no-default-groups
 # Compiled modules are kept: tests start many processes, and each would compile everything that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two test processes suit two cores; `make test WORKERS=8 ARGS='-k saver'` for more, or for less.
-WORKERS ?= 2
+# One test process more than there are cores, as each waits for servers a good part of its time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Each process takes one part of the files, so that what a file shares is set up once, and helps when it is done.
 SPREAD = -n $(WORKERS) --dist worksteal
 ARGS ?=

@@ -4,12 +4,37 @@ import gc
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+MEMORY = Path("/dev/shm")
+"""Where Linux keeps files in memory."""
+MEMORY_BYTES = 4 << 30
+
+
+def in_memory(folder: Path = MEMORY) -> bool:
+    """Return True if a folder has room for the tests' files, and programs may be started from it."""
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return False
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize >= MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC
+
+
+# Waiting for a disk is most of what a commit to SQLite costs, and no test shows what only a disk can: those
+# about lost power record the writes and flushes and cut them themselves. TMPDIR decides where it is set.
+if "TMPDIR" not in os.environ and in_memory():
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
+
+
+def pytest_report_header() -> str:
+    return f"temporary files: {tempfile.gettempdir()} (TMPDIR)"
+
 
 # A busy machine is no fault of a test. In CI the same examples every time: a red build is red for everyone.
 # At home, new ones on every run, and fewer of them where the slow tests are left out.

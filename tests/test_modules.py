@@ -49,6 +49,7 @@ TESTED_BY = {
     "perdure.config.store_index": "server/test_projects.py",
     "perdure.engine.search_index": "langgraph/test_search_index.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
+    "perdure.langgraph.saver_programs": "langgraph/test_contract.py",
     "perdure.langgraph.delta_channels": "langgraph/test_schema_migration.py",
     "perdure.langgraph.schema_values": "langgraph/test_schema_migration.py",
     "perdure.langgraph.inspect": "cli/test_commands.py",

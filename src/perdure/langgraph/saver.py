@@ -1,22 +1,17 @@
 """The checkpoint saver: LangGraph's interface over the programs of the engine.
 
-Every operation is written once, as a program; the sync method runs it, the async method awaits it.
+Every operation is written once, as a program (``langgraph.saver_programs``); the sync method runs it, the
+async method awaits it.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
-import secrets
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -24,45 +19,27 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import checkpoints, copying, retention
-from perdure.engine.threads import View, is_older
-from perdure.engine.transact import Budget
-from perdure.engine.values import MissingChunk
-from perdure.errors import Conflict, NotAllowed, PerdureError
+from perdure.engine import retention
+from perdure.errors import PerdureError
 from perdure.langgraph import translate
-from perdure.langgraph.cache.values import Caches, ThreadCache
-from perdure.langgraph.codecs import Codec
-from perdure.langgraph.datatypes import Allow, TypeName
-from perdure.langgraph.drafts import CheckpointPlan, Encoder, WritesPlan
-from perdure.langgraph.first_step import Openings, may_be_carried
-from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
-from perdure.langgraph.schema_migration import Migration
+from perdure.langgraph.datatypes import TypeName
+from perdure.langgraph.first_step import may_be_carried
+from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.serde import Serde
-from perdure.langgraph.translate import Address
 from perdure.langgraph.versions import next_version
-from perdure.model.arguments import refuse_text
-from perdure.model.checkpoint import CheckpointRecord, Version
-from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, HeadClaim, claim, loop_name
-from perdure.model.program import Program
-from perdure.model.records import Partition
-from perdure.model.versions import first_version
+from perdure.model.checkpoint import Version
 from perdure.schema.schema import Schema
-from perdure.storage.port import Driver, arun, is_kept, run
+from perdure.storage.port import arun, is_kept, run
 
-OnConflict = Literal["raise", "fork"]
-OnStored = Callable[[Partition, str, Mapping[str, int]], None]
-"""Arguments: the thread, the namespace, and the known serialised sizes of channel values in bytes."""
-_VIEWS_MAX = 20_000
-_log = logging.getLogger("perdure.langgraph")
+__all__ = ["SERDE", "OnConflict", "OnStored", "PerdureSaver"]
+
 SERDE = (
     "Perdure's checkpointers take no serializer: pass allow=[…] for types that their state may hold, and "
     "codecs=[perdure.Codec(TheType, dump, load)] for types that need a form of their own"
 )
 
 
-class PerdureSaver(BaseCheckpointSaver[Any]):
+class PerdureSaver(SaverPrograms):
     """A native LangGraph checkpoint saver. Make one with ``Database.checkpointer``.
 
     All methods are safe to call from many threads and event loops at once. A write is durable when its
@@ -71,42 +48,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     when another run moved the head of the thread since this run loaded it (unless ``on_conflict="fork"``),
     and ``Fenced`` when a later lease epoch has replaced the run's.
     """
-
-    def __init__(
-        self,
-        driver: Driver,
-        *,
-        tenant: str,
-        digest: Digester,
-        allow: Allow,
-        codecs: Collection[Codec],
-        on_conflict: OnConflict,
-        may_list_all_threads: bool,
-        metadata_keys: Collection[str],
-        schema: Schema | None = None,
-    ) -> None:
-        # The base class's initialiser is not called: it would set up a serializer of its own.
-        self._driver = driver
-        self._tenant = tenant
-        self._digest = digest
-        self._migration = Migration(schema or Schema(), Serde(allow, codecs=codecs), digest)
-        self._fork = on_conflict == "fork"
-        self._may_list_all = may_list_all_threads
-        self._metadata_keys = frozenset(metadata_keys)
-        self._budget = Budget(driver.limits.ops, driver.limits.bytes)
-        # One draw of randomness for the saver's life: names of loops and first versions count up from it.
-        self._name = secrets.token_hex(4)
-        self._fresh = itertools.count(1 + secrets.randbelow(1 << 30))
-        self._loops = Loops()
-        self._caches = Caches()
-        self._openings = Openings(driver)
-        self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
-        self.on_stored: OnStored | None = None
-        """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
-        nor wait."""
-        self.on_older: Callable[[Partition], None] | None = None
-        """For the runtime: called, likewise, for a thread that was found older than this process knew it.
-        Without it that is logged."""
 
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
         """Return the same saver with more types allowed; it shares this one's caches."""
@@ -128,10 +69,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def schema(self) -> Schema:
         """The schema of the application: its version, and the steps that lead to it."""
         return self._migration.schema
-
-    @property
-    def _packer(self) -> Serde:
-        return self._migration.serde
 
     @property
     def is_open(self) -> bool:
@@ -344,255 +281,3 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         """See ``prune``."""
         await arun(self._prune(thread_ids, strategy, keep_last), self._driver)
-
-    # Programs
-
-    def _partition(self, thread_id: str) -> Partition:
-        return Partition(self._tenant, plain(thread_id))
-
-    def _first_version(self) -> int:
-        """Return the start of a new thread's versions: random, and far from the last one, so that an earlier
-        thread of the same name has hardly reached the same versions."""
-        return first_version(next(self._fresh))
-
-    def _address(self, config: RunnableConfig) -> Address:
-        return self._migration.stored_address(translate.address(self._tenant, config))
-
-    def _get(self, config: RunnableConfig) -> Program[CheckpointTuple | None]:
-        at = self._address(config)
-        namespace = at.namespace or ""
-        guess = self._views.get((at.partition, namespace))
-        found = yield from checkpoints.load(
-            at.partition,
-            namespace,
-            at.checkpoint_id,
-            guess=guess.head.checkpoint_id if guess and guess.head else None,
-        )
-        if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
-            return (yield from self._get(config))
-        if guess is not None and is_older(guess, found.view):
-            self._report_older(at.partition)
-        while True:
-            try:
-                return (yield from self._read(at, namespace, found))
-            except MissingChunk:
-                again = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
-                if again.checkpoint is not None and again.view == found.view:
-                    raise
-                # Pruned while it was read: read the present state instead.
-                found = again
-
-    def _read(
-        self, at: Address, namespace: str, found: checkpoints.LoadedCheckpoint
-    ) -> Program[CheckpointTuple | None]:
-        self._remember(at.partition, namespace, found.view)
-        migration = self._migration
-        yield from migration.require_open(at.partition, found.checkpoint, found.writes)
-        loop = self._loops.start(
-            at.partition,
-            namespace,
-            loop_name(f"{self._name}{next(self._fresh):x}", at.run_id, migration.schema.version),
-            checkpoint=None if found.checkpoint is None else migration.base(found.checkpoint),
-            writes=migration.loop_writes(found.writes),
-            was_head=found.is_head,
-            version=found.view.head.version if found.view.head else None,
-            generation=found.view.generation,
-        )
-        if found.checkpoint is None or loop is None:
-            return None
-        # Only the latest state is worth caching: loops start from it again and again.
-        cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
-        known = self._packer, self._digest, cache, at.partition
-        read = partial(translate.read_values, *known, view=found.view)
-        shown, values = yield from migration.read(
-            at.partition, found.checkpoint, found.writes, at.named or ROOT, read
-        )
-        self._caches.weigh(at.partition)
-        thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
-        return translate.to_tuple(self._packer, at.partition, shown, values, thread)
-
-    def _list(self, pages: CheckpointListing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
-        return (yield from pages.next_page(self._migration, self._digest))
-
-    def _pages(
-        self,
-        config: RunnableConfig | None,
-        filter: Mapping[str, Any] | None,
-        before: RunnableConfig | None,
-        limit: int | None,
-    ) -> CheckpointListing | WholeListing:
-        if config is not None:
-            return CheckpointListing(self._address(config), filter, before, limit)
-        if not self._may_list_all:
-            raise NotAllowed(
-                "listing without a thread shows the checkpoints of every thread; ask for this right by "
-                "name: db.checkpointer(may_list_all_threads=True)"
-            )
-        return WholeListing(self._tenant, filter, before, limit)
-
-    def _delta(
-        self, config: RunnableConfig, channels: Sequence[str]
-    ) -> Program[Mapping[str, DeltaChannelHistory]]:
-        refuse_text("channels", channels)
-        if not channels:
-            return {}
-        at = self._address(config)
-        namespace = at.namespace or ""
-        found = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
-        if found.checkpoint is None:
-            return {channel: {"writes": []} for channel in channels}
-        return (yield from self._migration.read_history(at.partition, found.checkpoint, channels))
-
-    def _plan_put(
-        self,
-        at: Address,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-        *,
-        beside: CheckpointRecord | None = None,
-    ) -> tuple[checkpoints.CheckpointPut, CheckpointPlan]:
-        partition, namespace, parent = at.partition, at.namespace or "", at.checkpoint_id
-        loop = self._loops.of(partition, namespace, at.configurable)
-        if loop is not None:
-            loop.refuse_if_lost()
-        full = translate.metadata(config, metadata, self._metadata_keys)
-        source = full.get("source")
-        addressed = None if loop is None else loop.loaded.addressed
-        is_copy = source == "fork" and addressed is not None and parent != addressed
-        if loop is not None and parent == loop.loaded.addressed:
-            loop.child = checkpoint["id"]
-        plan = CheckpointPlan(
-            self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions,
-            self._migration, beside,
-        )  # fmt: skip
-        put = checkpoints.CheckpointPut(
-            partition,
-            namespace,
-            plan=plan.draft,
-            parent=parent,
-            source=source,
-            loaded=None if loop is None else loop.loaded,
-            before=None if loop is None or loop.base is None else loop.base.id,
-            claim=self._claim(loop, namespace, parent),
-            epoch=at.epoch,
-            fork_on_conflict=self._fork,
-            first_version=self._first_version(),
-            budget=self._budget,
-            met_in=0 if loop is None else loop.generation,
-            on_older=lambda: self._report_older(partition),
-            before_load=plan.freeze,
-        )
-        return put, plan
-
-    def _store(
-        self, put: checkpoints.CheckpointPut, plan: CheckpointPlan, known: View | None = None
-    ) -> Program[None]:
-        partition, namespace, loop = put.partition, put.namespace, plan.loop
-        try:
-            view, record = yield from put.store(known or self._views.get((partition, namespace)))
-        except Conflict as error:
-            self._views.pop((partition, namespace), None)
-            self._loops.lose(partition.thread, loop, error)
-            raise
-        plan.encoder.acknowledge(record)
-        if loop is not None:
-            loop.base, loop.generation = record, view.generation
-        self._remember(partition, namespace, view)
-        self._caches.weigh(partition)
-        if self.on_stored is not None:
-            self.on_stored(partition, namespace, plan.encoder.cache.sizes(namespace, record.refs))
-
-    def _encoder(self, partition: Partition) -> Encoder:
-        return Encoder(self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops)
-
-    def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> HeadClaim | None:
-        if loop is None or self._fork or namespace != ROOT:
-            return None
-        return claim(loop.loaded, checkpoint_id, loop.nonce)
-
-    def _plan_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-    ) -> WritesPlan:
-        at = self._address(config)
-        if at.checkpoint_id is None:
-            raise ValueError("put_writes needs the checkpoint_id that the writes belong to")
-        namespace = at.namespace or ""
-        loop = self._loops.of(at.partition, namespace, at.configurable)
-        encoder = self._encoder(at.partition)
-        bare = loop_name("", None, self.schema.version)
-        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare)
-        plan.freeze()
-        return plan
-
-    def _put_writes(
-        self, config: RunnableConfig, plan: WritesPlan, known: View | None = None
-    ) -> Program[None]:
-        at = self._address(config)
-        partition, namespace, loop = at.partition, plan.namespace, plan.loop
-        if loop is not None:
-            loop.refuse_if_lost()
-        put = checkpoints.WritesPut(
-            partition,
-            plan=plan.draft,
-            seen=loop.seen if loop is not None and not self._fork else None,
-            claim=self._claim(loop, namespace, plan.checkpoint_id),
-            child=plan.child,
-            before=plan.before,
-            epoch=at.epoch,
-            first_version=self._first_version(),
-            budget=self._budget,
-            on_older=lambda: self._report_older(partition),
-        )
-        try:
-            yield from put.store(known or self._views.get((partition, ROOT)))
-        except Conflict as error:
-            self._loops.lose(partition.thread, loop, error)
-            raise
-        plan.acknowledge()
-
-    def _delete_thread(self, thread_id: str) -> Program[None]:
-        partition = self._partition(thread_id)
-        yield from retention.delete_thread(partition)
-        self._forget(partition)
-
-    def _copy(self, source: str, target: str) -> Program[None]:
-        yield from copying.copy_thread(
-            self._partition(source),
-            self._partition(target),
-            self._digest,
-            self._budget,
-            self._first_version(),
-        )
-        self._forget(self._partition(target))
-
-    def _prune(self, thread_ids: Sequence[str], strategy: str, keep_last: int | None) -> Program[None]:
-        refuse_text("thread_ids", thread_ids)
-        keep = retention.Keep.parse(strategy, keep_last)
-        for partition in map(self._partition, thread_ids):
-            yield from retention.prune(partition, keep, self._digest, self._budget)
-            if keep.last == 0:
-                self._forget(partition)
-
-    def _report_older(self, partition: Partition) -> None:
-        if self.on_older is not None:
-            self.on_older(partition)
-            return
-        _log.warning(
-            "thread %r is older than it was: the database came back to an earlier state, and what was stored "
-            "since is lost; what is there now counts",
-            partition.thread,
-        )
-
-    def _remember(self, partition: Partition, namespace: str, view: View) -> None:
-        self._views[partition, namespace] = view
-        self._views.move_to_end((partition, namespace))
-        while len(self._views) > _VIEWS_MAX:
-            self._views.popitem(last=False)
-
-    def _forget(self, partition: Partition) -> None:
-        for key in [k for k in self._views if k[0] == partition]:
-            del self._views[key]
-        self._caches.forget(partition)
-        self._loops.forget(partition)

@@ -16,7 +16,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 import perdure
 from perdure.langgraph.cache.change_tracking import Template, Watch
-from perdure.langgraph.cache.values import Encoding, ThreadCache
+from perdure.langgraph.cache.encoding import Encoding
+from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.serde import Serde
 from perdure.model.records import Partition
 from tests.langgraph.files import THREAD, config, put

@@ -11,8 +11,9 @@ from perdure.imports.payloads import SERDE
 from perdure.imports.source import SourceCheckpoint, SourceWrite
 from perdure.imports.versions import translated
 from perdure.langgraph import translate
+from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import HeadRefs, WriteBasis
-from perdure.langgraph.cache.values import Encoding, Frozen, ThreadCache
+from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.records import Partition

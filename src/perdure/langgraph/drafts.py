@@ -14,8 +14,9 @@ from perdure.engine.checkpoints import Draft
 from perdure.engine.threads import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate, value_errors
+from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
-from perdure.langgraph.cache.values import Encoding, Frozen, ThreadCache
+from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde

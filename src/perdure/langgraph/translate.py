@@ -19,9 +19,11 @@ from perdure.engine import values as engine_values
 from perdure.engine.threads import View
 from perdure.errors import PerdureError, Unreadable, Unserialisable
 from perdure.langgraph import value_errors
+from perdure.langgraph.cache.decoding import ListingDecoder, recall, take
+from perdure.langgraph.cache.encoding import Encoding
 from perdure.langgraph.cache.gc_pause import collection_paused
 from perdure.langgraph.cache.known_chunks import HeadRefs
-from perdure.langgraph.cache.values import Encoding, Pool, ThreadCache, recall, take
+from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -316,14 +318,14 @@ def read_page(
         wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
         wanted.update(_write_refs(record, writes[record.id]))
     trees, _ = yield from engine_values.resolve(partition, wanted, digest)
-    pool = Pool(serde)
+    decoder = ListingDecoder(serde)
     out: list[Values] = []
     for record in records:
         named = list(_named(record, writes[record.id]))
         held = {channel: trees[f"{record.id}\0{channel}"] for channel in record.refs}
         with noted(partition, record.id), collection_paused:
             try:
-                values = {channel: pool.value(tree) for channel, tree in held.items()}
+                values = {channel: decoder.value(tree) for channel, tree in held.items()}
                 pending = [(w.task_id, w.channel, serde.value(*joined(trees[name]))) for name, w in named]
             except Unreadable as error:
                 held.update((write.channel, trees[name]) for name, write in named)

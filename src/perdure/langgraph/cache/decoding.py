@@ -1,0 +1,139 @@
+"""Builds channel values from what was read or is cached; no two owners of a value share anything mutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.langgraph.cache.change_tracking import Template, Watch
+from perdure.langgraph.cache.thread_cache import Elements, Handed, KnownValue, ThreadCache, common_start
+from perdure.langgraph.serde import Serde
+from perdure.model import refs
+from perdure.model.packing import (
+    array_header,
+    joined,
+    packed,
+)
+from perdure.model.tree import EncodedList, Expansion, Tree
+
+
+def take(
+    serde: Serde,
+    cache: ThreadCache,
+    namespace: str,
+    trees: Mapping[str, Tree],
+    expansion: Expansion,
+    references: Mapping[str, bytes],
+    *,
+    generation: int,
+    root: str | None,
+    are_roots: bool,
+) -> dict[str, Any]:
+    """Return the values of trees that were read, and remember them for the next load and put.
+
+    Args:
+        serde: Unpacks the values.
+        cache: The thread's cache.
+        namespace: The namespace of the checkpoint.
+        trees: The values that were read, by channel.
+        expansion: The chunks and nodes that were read for them.
+        references: The references of the checkpoint, by channel.
+        generation: The thread's collection generation.
+        root: The head of the thread's root.
+        are_roots: True if all that was read belongs to that head.
+    """
+    out: dict[str, Any] = {}
+    known = cache.enter(generation, root)
+    # What the root's head refers to is present if the head is; pending writes and subgraphs come after it.
+    (known.stored if are_roots else known.recent).update(expansion.used)
+    known.nodes.update(expansion.nodes)
+    for channel, tree in trees.items():
+        slot = (namespace, channel)
+        if isinstance(tree, EncodedList):
+            bodies = [packed(item) for item in tree.items]
+            elements = Elements(tree.refs, list(map(len, bodies)), bodies, None, None)
+            out[channel], held = _handed_out(serde, elements, references[channel], generation)
+        else:
+            payload = joined(tree)
+            held = KnownValue(references[channel], generation, payload=payload)
+            out[channel] = serde.value(*payload)
+        cache.hold({slot: held})
+    return out
+
+
+def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownValue]:
+    """Return a held value for a new owner, and the record that replaces ``held``.
+
+    Call it under the cache's lock: it may return elements again to which only the cache refers.
+
+    Args:
+        serde: Unpacks the value.
+        held: The value as it is cached.
+        generation: The collection generation of the load.
+    """
+    if held.elements is not None:
+        # Loading it proves that its chunks are stored in the generation of the load.
+        return _handed_out(serde, held.elements, held.ref, generation)
+    payload = held.payload or (refs.NULL, b"")
+    return serde.value(*payload), held
+
+
+def _handed_out(
+    serde: Serde, elements: Elements, ref: bytes, generation: int
+) -> tuple[list[Any], KnownValue]:
+    """Build a list for a new owner, which shares nothing mutable with any other."""
+    sources, before = elements.sources, elements.handed
+    new = iter(_unpacked(serde, [source for source in sources if isinstance(source, bytes)]))
+    template, opaque, start = Template(), dict[int, bytes](), 0
+    if before is not None and common_start(sources, range(len(before.refs))) == len(before.refs):
+        template, opaque, start = before.template, before.opaque.copy(), len(before.refs)
+    fresh: dict[int, Any] = {}
+    rest: list[Any] = []
+    for place, source in enumerate(sources[start:], start):
+        if isinstance(source, bytes):
+            opaque[place] = source
+            fresh[place] = next(new)
+            rest.append(fresh[place])
+        elif before is not None:
+            rest.append(before.template.values[source])
+
+    def made(place: int) -> Any:
+        return fresh[place] if place in fresh else serde.unpack(opaque[place])
+
+    template = template.extended(rest)
+    watch: Watch | None
+    if start and before is not None and before.watch is not None and before.watch.is_free():
+        added, more = Template.over(rest).copies(lambda place: made(start + place))
+        values = before.watch.values + added
+        watch = before.watch if more is None else before.watch.joined(more)
+    else:
+        values, watch = template.copies(made)
+    bodies = {place: opaque[place] for place in template.opaque}
+    handed = Handed(template, bodies, watch, elements.refs, elements.sizes)
+    new_elements = Elements(elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, handed)
+    return values, KnownValue(ref, generation, new_elements)
+
+
+def _unpacked(serde: Serde, bodies: list[bytes]) -> list[Any]:
+    """Decode packed values in one call."""
+    values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies)) if bodies else []
+    return values
+
+
+class ListingDecoder:
+    """Decoded elements shared by the checkpoints of one listing: each is decoded once and copied out."""
+
+    def __init__(self, serde: Serde) -> None:
+        self._serde = serde
+        self._elements: dict[bytes, tuple[Any, bytes]] = {}
+
+    def value(self, tree: Tree) -> Any:
+        """Return the value of a tree, which shares nothing mutable with other values."""
+        if not isinstance(tree, EncodedList):
+            return self._serde.value(*joined(tree))
+        known = self._elements
+        new = {ref: packed(item) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known}
+        decoded = _unpacked(self._serde, list(new.values()))
+        known.update(zip(new, zip(decoded, new.values(), strict=True), strict=True))
+        template = Template.over(known[ref][0] for ref in tree.refs)
+        return template.copies(lambda place: self._serde.unpack(known[tree.refs[place]][1]))[0]

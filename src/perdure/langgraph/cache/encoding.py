@@ -1,0 +1,261 @@
+"""Translates channel values to references and chunks, leaving out what is stored already.
+
+A value that is put is packed first, and everything after that uses the packed bytes: what is stored and what
+is believed to be stored are the same, even if the value changes meanwhile. An element that comes back
+provably unchanged is neither packed nor hashed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from operator import eq, is_
+from typing import Any, NamedTuple
+
+from perdure.langgraph.cache.change_tracking import Watch
+from perdure.langgraph.cache.known_chunks import HeadRefs, Reuse, WriteBasis, proof
+from perdure.langgraph.cache.thread_cache import Elements, KnownValue, Source, ThreadCache, common_start
+from perdure.langgraph.serde import Serde, is_snapshot
+from perdure.model import refs
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Check
+from perdure.model.packing import (
+    SNAPSHOT_EXT,
+    array_header,
+    ext_code,
+    ext_header,
+    map_header,
+)
+from perdure.model.tree import Builder
+
+_SPLIT_ELEMENT = 4096
+_DEPTH = 4
+_KEY_MAX = 1024
+
+
+class Frozen(NamedTuple):
+    """A value in packed form, as it was at one moment: a list's elements, or a whole value as payload."""
+
+    elements: list[bytes] | None = None
+    payload: tuple[int, bytes] = (refs.NULL, b"")
+
+    @classmethod
+    def of(cls, serde: Serde, value: Any) -> Frozen:
+        """Pack a value as it is now.
+
+        Raises:
+            TypeNotAllowed: The value contains a type that is not allowed.
+            Unserialisable: The value could not be read back.
+        """
+        if type(value) is list:
+            return cls(elements=serde.pack_each(value))
+        return cls(payload=serde.payload(value))
+
+
+class PackedValue(NamedTuple):
+    """A value's reference and its packed form."""
+
+    ref: bytes
+    body: bytes
+
+
+class Encoding:
+    """The encoding of one write: references by channel, and the chunks that are not stored yet.
+
+    The cache is updated only by ``acknowledge``, after the chunks are durable.
+
+    Args:
+        serde: Packs the values.
+        digest: Names the chunks.
+        cache: The thread's cache.
+        basis: The thread as the write is planned on it.
+        reuse: The known chunks that may be left out.
+    """
+
+    def __init__(
+        self,
+        serde: Serde,
+        digest: Digester,
+        cache: ThreadCache,
+        basis: WriteBasis,
+        *,
+        reuse: Reuse = Reuse.ALL,
+    ) -> None:
+        self._serde = serde
+        self._cache = cache
+        self._basis = basis
+        self._known = cache.enter(basis.generation, basis.root, exactly=basis.guards_root)
+        self._generation = basis.generation
+        self._builder = Builder(
+            digest,
+            nodes=self._known.nodes,
+            stored=frozenset() if reuse is Reuse.NONE else self._known.stored,
+            recent=self._known.recent if reuse is Reuse.ALL else frozenset(),
+        )
+        self._held: dict[tuple[str, str], KnownValue] = {}
+
+    @property
+    def chunks(self) -> Mapping[bytes, bytes]:
+        return self._builder.fresh
+
+    def proof(self, room: int) -> tuple[Check, ...] | None:
+        """Return the checks that prove the chunks that were left out, ``None`` for more than ``room``."""
+        builder = self._builder
+        relied = builder.relied - builder.fresh.keys()
+        return proof(self._known, self._basis, relied, leans=builder.leans, room=room)
+
+    def channel(self, namespace: str, channel: str, value: Any) -> bytes:
+        """Return the reference of a channel's value; ``value`` may be frozen."""
+        slot = (namespace, channel)
+        if type(value) is list or (type(value) is Frozen and value.elements is not None):
+            held = self._list(slot, value)
+        else:
+            ref, payload = self._other(value)
+            held = KnownValue(ref, self._generation, payload=payload)
+        self._held[slot] = held
+        return held.ref
+
+    def frozen(self) -> dict[tuple[str, str], Frozen]:
+        """Return the values of the encoded channels as they were when they were encoded."""
+        return {
+            slot: Frozen(payload=held.payload or (refs.NULL, b""))
+            if held.elements is None
+            else Frozen(elements=held.elements.bodies(self._serde))
+            for slot, held in self._held.items()
+        }
+
+    def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
+        """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
+        before = self._current(slot, self._cache.held.get(slot))
+        handed = None if before is None else before.handed
+        found: list[bytes] = []
+        sizes: list[int] = []
+        sources: list[Source] = []
+        if isinstance(value, Frozen):
+            bodies = value.elements or []
+            places: list[int | None] = [None] * len(bodies)
+        else:
+            places, bodies = self._packed(value, None if handed is None else handed.watch)
+        known = 0
+        if handed is not None and places:
+            # Most lists start with the elements of the last load.
+            known = common_start(places, range(len(handed.refs)))
+            found, sizes, sources = handed.refs[:known], handed.sizes[:known], list(range(known))
+        new = iter(bodies)
+        for place in places[known:]:
+            if place is not None and handed is not None:
+                found.append(handed.refs[place])
+                sizes.append(handed.sizes[place])
+                sources.append(place)
+            else:
+                part = self._element(next(new))
+                found.append(part.ref)
+                sizes.append(len(part.body))
+                sources.append(part.body)
+        shape, same = (before.shape, common_start(found, before.refs)) if before is not None else (None, 0)
+        ref, shape = self._builder.list_like(found, shape, same)
+        return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, handed))
+
+    def _packed(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
+        """Return for each element its position in the watch if it is unchanged, and the packed form of the
+        others: all of one moment, as far as they are plain data."""
+        if watch is not None:
+            values = value.copy()
+            places = list(map(watch.places.get, map(id, values)))
+            rest = [item for item, place in zip(values, places, strict=True) if place is None]
+
+            def holds() -> Iterator[bool]:
+                return chain(
+                    map(eq, map(len, (value,)), (len(values),)), map(is_, value, values), watch.unchanged()
+                )
+
+            bodies = self._serde.pack_each(rest, holds) if len(rest) < len(values) else None
+            if bodies is not None:
+                return places, bodies
+        bodies = self._serde.pack_each(value) or []
+        return [None] * len(bodies), bodies
+
+    def _current(self, slot: tuple[str, str], held: KnownValue | None) -> Elements | None:
+        """Return a held list's elements if the commit proves that their chunks are stored: it is refused
+        when the generation or the head of the namespace has changed."""
+        if held is None or held.elements is None or held.generation != self._generation:
+            return None
+        basis = self._basis
+        return held.elements if basis.is_guarded and self._cache.is_of_head(slot, held, basis.head) else None
+
+    def write(self, value: Any) -> bytes:
+        """Return the reference of a pending write, which may be frozen; it shares chunks with the channel
+        value that it becomes."""
+        return self._other(value)[0]
+
+    def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
+        """Return the reference and payload of a value whose elements are not cached."""
+        kind, body = value.payload if type(value) is Frozen else self._serde.payload(value)
+        if kind != refs.MSGPACK or not _may_be_split(body):
+            return self._builder.payload(kind, body), (kind, body)
+        part = self._split(self._serde.plain(body), 0)
+        return part.ref, (kind, part.body)
+
+    def acknowledge(self, record: CheckpointRecord | None = None) -> None:
+        """Update the cache: the chunks are durable, and ``record``, if given, is the head to which the
+        encoded channel values belong."""
+        known, builder = self._known, self._builder
+        known.nodes.update(builder.seen)
+        if record is not None and record.namespace == ROOT:
+            known.advance(record.id, record.replaced, chain(builder.fresh, builder.relied))
+        else:
+            known.recent.update(builder.fresh)
+        self._cache.hold(self._held)
+        if record is not None:
+            self._cache.see(record.namespace, HeadRefs(record.id, record.refs))
+
+    def _element(self, body: bytes) -> PackedValue:
+        """Return the reference of a packed element, and its whole body."""
+        if len(body) > _SPLIT_ELEMENT and _may_be_split(body):
+            return self._split(self._serde.plain(body), 1)
+        return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
+
+    def _split(self, value: Any, depth: int, *, always: bool = False) -> PackedValue:
+        """Split a plain value into chunks. A container inside another is split only if its packed form is
+        larger than 4096 bytes, or ``always`` is set."""
+        kind = type(value)
+        if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
+            if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
+                return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
+            return self._split_list(value, depth) if kind is list else self._split_dict(value, depth)
+        if is_snapshot(value):
+            inner = self._split(value.value, depth)
+            header = ext_header(SNAPSHOT_EXT, len(inner.body))
+            return PackedValue(self._builder.snapshot_of(inner.ref), header + inner.body)
+        body = self._serde.pack(value)
+        return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
+
+    def _split_list(self, value: list[Any], depth: int) -> PackedValue:
+        parts = [self._split(item, depth + 1) for item in value]
+        body = array_header(len(parts)) + b"".join([part.body for part in parts])
+        return PackedValue(self._builder.list_of([part.ref for part in parts]), body)
+
+    def _split_dict(self, value: dict[str, Any], depth: int) -> PackedValue:
+        keys = [self._serde.key(key) for key in value]
+        # A list that is a channel's direct value is split like the channel that it may become.
+        parts = [
+            self._split(item, depth + 1, always=depth == 0 and type(item) is list) for item in value.values()
+        ]
+        body = map_header(len(parts)) + b"".join(
+            chain.from_iterable((key, part.body) for key, part in zip(keys, parts, strict=True))
+        )
+        ref = self._builder.dict_of([(key, part.ref) for key, part in zip(keys, parts, strict=True)])
+        return PackedValue(ref, body)
+
+
+def _is_short(key: object) -> bool:
+    """Return True if a dict's key may be part of a node: the size of a chunk is limited."""
+    return type(key) is str and len(key) <= _KEY_MAX
+
+
+def _may_be_split(body: bytes) -> bool:
+    """Return True if packed bytes are a list, a dict, or a DeltaChannel's snapshot."""
+    first = body[0]
+    return 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF or ext_code(body) == SNAPSHOT_EXT

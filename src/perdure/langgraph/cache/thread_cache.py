@@ -1,0 +1,202 @@
+"""The memory of the threads that a process worked on last: chunks that are stored, heads, and channel values.
+
+For each thread the cache holds the digests that are stored, and for each list channel its elements as they
+were returned last. The cache can only save work: a value is recognised by its reference, an element by its
+identity and its watch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import eq
+from threading import Lock
+from typing import NamedTuple
+
+from perdure.langgraph.cache.change_tracking import Template, Watch
+from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, entered
+from perdure.langgraph.serde import Serde
+from perdure.model.packing import (
+    array_header,
+)
+from perdure.model.records import Partition
+from perdure.model.tree import ListCuts
+
+_SLOTS_MAX = 256
+
+Source = int | bytes
+"""The source of an element's decoded form: its position among those of the last load, or its bytes."""
+
+
+class Handed(NamedTuple):
+    """A list's elements as a load returned them: the template that copies are made of, the bytes of the
+    opaque ones by position, and the watch over the copies, if there is one."""
+
+    template: Template
+    opaque: dict[int, bytes]
+    watch: Watch | None
+    refs: list[bytes]
+    sizes: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Elements:
+    """A list's elements as they are stored: their references, packed sizes and sources, and the cuts of the
+    list. ``handed`` is the load that positions among the sources refer to."""
+
+    refs: list[bytes]
+    sizes: list[int]
+    sources: Sequence[Source]
+    shape: ListCuts | None
+    handed: Handed | None
+
+    @property
+    def size(self) -> int:
+        """Packed size of the whole list in bytes."""
+        return len(array_header(len(self.refs))) + sum(self.sizes)
+
+    def bodies(self, serde: Serde) -> list[bytes]:
+        """Return each element in packed form."""
+        return [s if isinstance(s, bytes) else self._body(serde, s) for s in self.sources]
+
+    def _body(self, serde: Serde, place: int) -> bytes:
+        handed = self.handed
+        if handed is None:
+            raise ValueError("a place among the elements of a load that is not held")
+        return handed.opaque[place] if place in handed.opaque else serde.pack(handed.template.values[place])
+
+
+@dataclass(slots=True, eq=False)
+class KnownValue:
+    """A channel's value as it is stored under ``ref``, its chunks known in one collection generation: the
+    elements of a list, or the payload of another value."""
+
+    ref: bytes
+    generation: int
+    elements: Elements | None = None
+    payload: tuple[int, bytes] | None = None
+
+    @property
+    def size(self) -> int:
+        """Serialised size of the whole value in bytes, including what it shares with other values."""
+        if self.elements is not None:
+            return self.elements.size
+        return 0 if self.payload is None else len(self.payload[1])
+
+
+@dataclass(slots=True, eq=False)
+class ThreadCache:
+    """The cached state of one thread in this process."""
+
+    known: KnownChunks = field(default_factory=lambda: KnownChunks(-1, None))
+    lock: Lock = field(default_factory=Lock)
+    held: dict[tuple[str, str], KnownValue] = field(default_factory=dict)
+    seen: OrderedDict[str, HeadRefs] = field(default_factory=OrderedDict)
+
+    def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
+        """Return the chunks that are known of the thread in its present state.
+
+        Knowledge of an earlier state is replaced as a whole, so that a caller that still uses it adds nothing
+        to the new one; values stay.
+
+        Args:
+            generation: The thread's collection generation.
+            root: The head of its root.
+            exactly: Do not accept a head that this process has replaced.
+        """
+        self.known = entered(self.known, generation, root, exactly=exactly)
+        return self.known
+
+    def forget_chunks(self, generation: int, root: str | None) -> None:
+        """Forget which chunks are stored: a commit that relied on it was refused."""
+        self.known = KnownChunks(generation, root)
+
+    def see(self, namespace: str, seen: HeadRefs) -> None:
+        """Remember a head. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
+        with self.lock:
+            self.seen[namespace] = seen
+            self.seen.move_to_end(namespace)
+            while len(self.seen) > _SLOTS_MAX:
+                self.seen.popitem(last=False)
+
+    def is_of_head(self, slot: tuple[str, str], held: KnownValue, head: str | None) -> bool:
+        """Return True if a value belongs to the head of its namespace.
+
+        Args:
+            slot: The namespace and the channel.
+            held: The value.
+            head: The checkpoint that is the head.
+        """
+        namespace, channel = slot
+        seen = self.seen.get(namespace)
+        return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
+
+    def hold(self, held: Mapping[tuple[str, str], KnownValue]) -> None:
+        """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
+        with self.lock:
+            for slot, value in held.items():
+                self.held.pop(slot, None)
+                self.held[slot] = value
+            while len(self.held) > _SLOTS_MAX:
+                del self.held[next(iter(self.held))]
+
+    def sizes(self, namespace: str, references: Mapping[str, bytes]) -> dict[str, int]:
+        """Return the size in bytes of each channel's value that is remembered under its reference."""
+        found = ((channel, ref, self.held.get((namespace, channel))) for channel, ref in references.items())
+        return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
+
+    def weight(self) -> int:
+        """Return roughly the number of elements that are held; a payload counts one for each 512 bytes."""
+        weight = 8
+        for held in list(self.held.values()):
+            if held.elements is not None:
+                handed = held.elements.handed
+                weight += len(held.elements.refs) + (len(handed.refs) if handed else 0)
+            weight += len(held.payload[1]) // 512 if held.payload else 0
+        return weight
+
+
+class Caches:
+    """The threads that this process worked on last, bounded by the elements that they hold."""
+
+    def __init__(self, max_elements: int = 200_000) -> None:
+        self._max = max_elements
+        self._threads: OrderedDict[Partition, ThreadCache] = OrderedDict()
+        self._weights: dict[Partition, int] = {}
+        self._total = 0
+        self._lock = Lock()
+
+    def of(self, partition: Partition) -> ThreadCache:
+        with self._lock:
+            cache = self._threads.get(partition)
+            if cache is None:
+                cache = self._threads[partition] = ThreadCache()
+                self._weights[partition] = 0
+            else:
+                self._threads.move_to_end(partition)
+            return cache
+
+    def weigh(self, partition: Partition) -> None:
+        """Update the account of a thread's cache, and drop the least recently used threads over the bound."""
+        with self._lock:
+            cache = self._threads.get(partition)
+            if cache is None:
+                return
+            weight = cache.weight()
+            self._total += weight - self._weights[partition]
+            self._weights[partition] = weight
+            while self._total > self._max and len(self._threads) > 1:
+                oldest, _ = self._threads.popitem(last=False)
+                self._total -= self._weights.pop(oldest)
+
+    def forget(self, partition: Partition) -> None:
+        with self._lock:
+            if self._threads.pop(partition, None) is not None:
+                self._total -= self._weights.pop(partition)
+
+
+def common_start(left: Sequence[object], right: Sequence[object]) -> int:
+    """Count the elements that two sequences have in common at their start."""
+    return sum(takewhile(bool, map(eq, left, right)))

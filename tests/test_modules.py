@@ -60,7 +60,7 @@ TESTED_BY = {
     "perdure.runtime.interrupt_answers": "runtime/test_interrupts.py",
     "perdure.runtime.run_context": "server/acceptance/test_contexts.py",
     "perdure.runtime.graphs": "server/test_identity.py",
-    "perdure.runtime.isolated_tasks": "runtime/test_effects.py",
+    "perdure.runtime.task_names": "runtime/test_effects.py",
     "perdure.runtime.queue_cache": "runtime/test_accepting.py",
     "perdure.runtime.events.outgoing": "runtime/events/test_publisher.py",
     "perdure.runtime.schema_plan": "cli/test_schema.py",

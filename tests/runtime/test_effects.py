@@ -316,7 +316,28 @@ ISOLATED: dict[str, tuple[int, Callable[[Any], StateGraph[Any, Any, Any, Any]]]]
         9,
         lambda node: one_step(isolated(spread(spread(node).compile()).compile())),
     ),
+    "a plain graph": (4, lambda node: one_step(looped(looped(node).compile()).compile())),
+    "a plain graph, sent to": (3, lambda node: spread(one_step(node).compile())),
+    "a graph without checkpoints": (
+        2,
+        lambda node: one_step(looped(node).compile(checkpointer=False)),
+    ),
+    "two calls of a plain graph": (2, lambda node: one_step(twice(one_step(node).compile()), "caller")),
 }
+
+
+def twice(inner: Any) -> Any:
+    """Return a node that calls a graph twice without passing on its config."""
+
+    async def caller(state: Items) -> dict[str, Any]:
+        called = [await inner.ainvoke({"item": 0, "rounds": 0, "seen": []}) for _ in range(2)]
+        return {"seen": [text for one in called for text in one["seen"]]}
+
+    return caller
+
+
+def durability_of(shape: str) -> Any:
+    return "async" if shape == "a graph without checkpoints" else "sync"
 
 
 @pytest.mark.parametrize("shape", list(ISOLATED))
@@ -344,7 +365,12 @@ def test_an_effect_inside_an_isolated_graph_happens_once_however_often_it_is_tri
         outer.retry_policy = [
             RetryPolicy(max_attempts=20, initial_interval=0.001, jitter=False, backoff_factor=1)
         ]
-    agent = Agent(outer, to_input=lambda messages: {"item": 0}, to_replies=lambda values, messages: [])
+    agent = Agent(
+        outer,
+        to_input=lambda messages: {"item": 0, "rounds": 0},
+        to_replies=lambda values, messages: [],
+        durability=durability_of(shape),
+    )
     settings = Settings(backoff=0.01, max_backoff=0.01, poll=0.2, attempts=20)
 
     async def main() -> list[str]:
@@ -429,40 +455,48 @@ def test_a_level_that_an_isolated_graph_cannot_know_is_refused() -> None:
     assert len(keys) == 1, "the last level is known by the node's own config"
 
 
-def charging_agent(folder: str, *, dies: bool) -> Agent:
-    """An agent whose subagent charges twice in a loop; the process dies after the first was noted."""
+def charging_agent(folder: str, shape: str, *, dies: bool) -> Agent:
+    """An agent that charges within graphs of this shape. Its process dies before each call, between the call
+    and its note, and after the note, once at each of these moments."""
 
-    def line(name: str, key: str) -> None:
+    def line(name: str, text: str) -> None:
         with Path(folder, name).open("a") as file:
-            file.write(key + "\n")
+            file.write(text + "\n")
+
+    def moment(text: str) -> None:
+        died = Path(folder, "deaths").read_text().splitlines()
+        if dies and text not in died:
+            line("deaths", text)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     async def charge(key: str) -> str:
+        moment(f"before {key}")
         line("charges", key)
+        moment(f"between {key}")
         return key
 
     async def work(state: Items) -> dict[str, Any]:
         key = effect_key("charge")
-        line("keys", key)
         noted = await effect(charge, key)
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        moment(f"after {key}")
         return {"seen": [noted]}
 
     return Agent(
-        one_step(isolated(looped(work).compile())).compile(),
-        to_input=lambda messages: {"item": 0},
+        ISOLATED[shape][1](work).compile(),
+        to_input=lambda messages: {"item": 0, "rounds": 0},
         to_replies=lambda values, messages: [],
+        durability=durability_of(shape),
     )
 
 
-BRIEF = Settings(lease=1.0, backoff=0.05, max_backoff=0.1, poll=0.2)
+BRIEF = Settings(lease=0.6, backoff=0.02, max_backoff=0.05, poll=0.1, attempts=100)
 
 
-def work_on(url: str, folder: str) -> None:
+def work_on(url: str, folder: str, shape: str) -> None:
     """What a worker does that is killed inside the subagent."""
 
     async def main() -> None:
-        agent = charging_agent(folder, dies=True)
+        agent = charging_agent(folder, shape, dies=True)
         async with perdure.connect(url) as db, Runtime(db, agent, settings=BRIEF, observers=()):
             await asyncio.sleep(60)
 
@@ -470,30 +504,44 @@ def work_on(url: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["loop", "two calls of a plain graph"])
+def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(
+    shape: str, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'threads.db'}"
+    effects_of_shape = ISOLATED[shape][0]
+    (tmp_path / "deaths").touch()
 
     async def accept() -> Ticket:
         async with perdure.connect(url, migrate=True) as db:
-            return await Runtime(db, charging_agent(str(tmp_path), dies=False)).accept("t", "go")
+            return await Runtime(db, charging_agent(str(tmp_path), shape, dies=False)).accept("t", "go")
 
     async def go_on(ticket: Ticket) -> list[str]:
         async with perdure.connect(url) as db:
-            agent = charging_agent(str(tmp_path), dies=False)
+            agent = charging_agent(str(tmp_path), shape, dies=False)
             async with asyncio.timeout(60), Runtime(db, agent, settings=BRIEF, observers=()) as app:
                 run = await app.wait(ticket)
-                assert (run.state, run.attempts) == ("done", 2), run.note
+                assert run.state == "done", run.note
+                assert run.attempts == 3 * effects_of_shape + 1
             found = await db.checkpointer().aget_tuple({"configurable": {"thread_id": "t"}})
             assert found is not None
             return list(found.checkpoint["channel_values"]["seen"])
 
     ticket = asyncio.run(accept())
-    worker = get_context("spawn").Process(target=work_on, args=(url, str(tmp_path)))
-    worker.start()
-    worker.join(60)
-    assert worker.exitcode == -signal.SIGKILL
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    for _ in range(3 * effects_of_shape):
+        worker = processes.Process(target=work_on, args=(url, str(tmp_path), shape))
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == -signal.SIGKILL
     seen = asyncio.run(go_on(ticket))
-    first, again, second = (tmp_path / "keys").read_text().splitlines()
-    assert first == again, "the key changed with the attempt"
-    assert first != second, "two rounds of a loop share a key"
-    assert seen == (tmp_path / "charges").read_text().splitlines() == [first, second]
+    charges = (tmp_path / "charges").read_text().splitlines()
+    deaths = (tmp_path / "deaths").read_text().splitlines()
+    assert len(deaths) == len(set(deaths)) == 3 * effects_of_shape, "a key changed with the attempt"
+    assert sorted(set(charges)) == sorted(seen)
+    assert len(set(seen)) == effects_of_shape, "two effects share a key"
+    assert all(charges.count(key) == 2 for key in seen), (
+        "a receiver sees a call again, under its key, after a death between the call and its note, and never "
+        "else"
+    )

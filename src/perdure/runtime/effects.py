@@ -26,7 +26,7 @@ from perdure.errors import NotAllowed
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
 from perdure.model.records import Partition
-from perdure.runtime.isolated_tasks import task_name
+from perdure.runtime.task_names import task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +49,8 @@ class EffectJournal:
 def effect_key(label: str, number: int = 0) -> str:
     """Return an idempotency key for a side effect of the current node, with or without a runtime.
 
-    It is the same at every attempt of this step, and different from every other step's.
+    It is the same at every attempt of this step, and different from every other step's. In a subgraph that is
+    so in a run of a ``Runtime``, and in ``isolated_subgraph``.
 
     Args:
         label: Name of the effect within the step.

@@ -28,6 +28,7 @@ from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.run_context import context_of, mirrored
+from perdure.runtime.task_names import with_places
 from perdure.runtime.users import USER, user_of
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -294,7 +295,7 @@ def config_of(
         "graph_id": held.run.graph,
     }
     rest = {**agent.config, **options.config}
-    return cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
+    return with_places(cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata}))
 
 
 async def _ended(cancelled: asyncio.CancelledError) -> None:

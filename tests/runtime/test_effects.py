@@ -316,7 +316,7 @@ ISOLATED: dict[str, tuple[int, Callable[[Any], StateGraph[Any, Any, Any, Any]]]]
         9,
         lambda node: one_step(isolated(spread(spread(node).compile()).compile())),
     ),
-    "a plain graph": (4, lambda node: one_step(looped(looped(node).compile()).compile())),
+    "a plain graph": (3, lambda node: one_step(one_step(spread(node).compile()).compile())),
     "a plain graph, sent to": (3, lambda node: spread(one_step(node).compile())),
     "a graph without checkpoints": (
         2,

@@ -19,6 +19,12 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import THERE
 from perdure.runtime.users import USER, storable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
+from perdure.server.auth.claims import (
+    config_without_claims,
+    verified_names,
+    with_verified,
+    without_claims,
+)
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.checkpoints import require_start, start_of
 from perdure.server.outbound_policy import Unreachable
@@ -43,9 +49,6 @@ _NOT_KWARGS = {
     "if_not_exists",
 }
 """Fields of a new run's body that are not part of the run's ``kwargs``."""
-
-_OF_THE_USER = {"user_id", "user_email"}
-"""Names under which clients state who the user is. With a verified identity none of these is stored."""
 
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
@@ -301,13 +304,14 @@ def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strate
 
 def _options(user: User, invocation: _Invocation) -> Options:
     new, assistant, thread_id = invocation.new, invocation.assistant, invocation.thread_id
-    preset = _verified_config(assistant.config) if user.identity else assistant.config
+    preset = config_without_claims(user, assistant.config)
     config = {**preset, **new.config}
     own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
     # The run's context takes precedence over values of the same name that the assistant configures.
     merged = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
+    headers = without_claims(user, invocation.headers)
     configurable = {
-        **{n: v for n, v in {**merged, **invocation.headers}.items() if not is_reserved(n)},
+        **{n: v for n, v in {**merged, **headers}.items() if not is_reserved(n)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
@@ -318,7 +322,7 @@ def _options(user: User, invocation: _Invocation) -> Options:
             USER: storable(user.dict()),
             "langgraph_auth_user_id": user.identity,
             "langgraph_auth_permissions": list(user.permissions),
-            "user_id": user.identity,
+            **verified_names(user),
         }
     about = {**invocation.metadata, "assistant_id": assistant.assistant_id}
     config = {
@@ -328,7 +332,7 @@ def _options(user: User, invocation: _Invocation) -> Options:
     }
     context = {**_mirror(assistant.context, own), **_mirror(new.context, asked)} or None
     if context is not None and user.identity:
-        context = _verified_context(user, context)
+        context = with_verified(user, context)
     durability = new.durability
     if durability is None and new.checkpoint_during is not None:
         durability = "async" if new.checkpoint_during else "exit"
@@ -362,26 +366,11 @@ def _verified(user: User, new: NewRun) -> NewRun:
     """Return a run without its client's statements about the user, who is authenticated."""
     return new.model_copy(
         update={
-            "config": _verified_config(new.config),
-            "context": _verified_context(user, new.context),
-            "metadata": _unclaimed(new.metadata),
+            "config": config_without_claims(user, new.config),
+            "context": with_verified(user, new.context),
+            "metadata": without_claims(user, new.metadata),
         }
     )
-
-
-def _verified_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {name: _unclaimed(config[name]) for name in ("configurable", "metadata") if config.get(name)}
-    return {**config, **parts}
-
-
-def _verified_context(user: User, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a context with the verified user where it named one: its schema may require the field."""
-    verified = {"user_id": user.identity} if "user_id" in context else {}
-    return {**_unclaimed(context), **verified}
-
-
-def _unclaimed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in _OF_THE_USER}
 
 
 def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:

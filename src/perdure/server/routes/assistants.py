@@ -19,6 +19,7 @@ from perdure.runtime.run_context import is_reserved
 from perdure.runtime.threads.index import contains
 from perdure.server import graph_schema, responses
 from perdure.server.assistants import Assistant, no_assistant
+from perdure.server.auth.claims import config_without_claims, with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.requests import Body, Config, Mapped, Offset, Page
@@ -89,9 +90,9 @@ async def create(caller: CallerNow, new: _New) -> Json:
         "assistant_id": _id_of(new.assistant_id),
         "graph_id": new.graph_id,
         "name": new.name or _UNNAMED,
-        "config": new.config,
-        "context": new.context,
-        "metadata": new.metadata,
+        "config": config_without_claims(caller.user, new.config),
+        "context": with_verified(caller.user, new.context),
+        "metadata": with_verified(caller.user, new.metadata),
         "if_exists": new.if_exists or "raise",
     }
     conditions = await caller.may("assistants", "create", value)
@@ -151,7 +152,13 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
     """Store a new version of an assistant."""
     if asked.graph_id is not None:
         caller.host.assistants.check_graph(asked.graph_id)
-    found, conditions, value = await _to_change(caller, assistant_id, asked.model_dump(exclude_none=True))
+    stated = asked.model_dump(exclude_none=True)
+    if asked.config is not None:
+        stated["config"] = config_without_claims(caller.user, asked.config)
+    for part in ("context", "metadata"):
+        if stated.get(part):
+            stated[part] = with_verified(caller.user, stated[part])
+    found, conditions, value = await _to_change(caller, assistant_id, stated)
     parts = {
         part: value[part]
         for part in ("graph_id", "name", "description", "config", "context")

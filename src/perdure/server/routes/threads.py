@@ -18,6 +18,7 @@ from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server import thread_ids as naming
+from perdure.server.auth.claims import with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.requests import Body
@@ -44,7 +45,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     ttl = None if new.ttl is None else new.ttl.model_dump()
     value: dict[str, Any] = {
         "thread_id": thread_id,
-        "metadata": new.metadata,
+        "metadata": with_verified(caller.user, new.metadata),
         "if_exists": new.if_exists or "raise",
         "ttl": ttl,
     }
@@ -168,7 +169,8 @@ async def patch(
     caller: CallerNow, thread_id: ThreadId, asked: requests.ThreadPatch, prefer: str | None = Header(None)
 ) -> Response:
     """Merge into a thread's metadata."""
-    value: dict[str, Any] = {"thread_id": thread_id, "metadata": asked.metadata}
+    stated = with_verified(caller.user, asked.metadata)
+    value: dict[str, Any] = {"thread_id": thread_id, "metadata": stated}
     conditions = await caller.may("threads", "update", value)
     row = await caller.visible(thread_id, conditions)
     metadata = value["metadata"] or {}
@@ -196,7 +198,8 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     except NotFound:
         # As on LangGraph's server; the same for another user's thread as for one that does not exist.
         raise Conflict(f"Thread {thread_id!r} cannot be copied: it is not found.") from None
-    value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": dict(row.metadata)}
+    kept = with_verified(caller.user, row.metadata)
+    value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": kept}
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
     target: str = value["thread_id"]

@@ -1,0 +1,54 @@
+"""Names under which a client could state who the user is: only what was verified is stored under them.
+
+The rule holds for authenticated users. Without authentication there is no verified user, and the values are
+the client's own data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.server.auth.identity import User
+
+USER_ID, USER_EMAIL = "user_id", "user_email"
+CLAIMED = frozenset((USER_ID, USER_EMAIL))
+
+
+def verified_names(user: User) -> dict[str, Any]:
+    """Return the verified values of these names; none for a user who is not authenticated.
+
+    The email is the field ``email`` of an authenticator or token. An issuer that marks it with
+    ``email_verified`` as not verified is not believed.
+    """
+    if not user.identity:
+        return {}
+    email = user.fields.get("email")
+    is_known = isinstance(email, str) and bool(email) and user.fields.get("email_verified", True) is True
+    return {USER_ID: user.identity, **({USER_EMAIL: email} if is_known else {})}
+
+
+def without_claims(user: User, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's values without what they state about an authenticated user."""
+    if not user.identity:
+        return dict(values)
+    return {name: value for name, value in values.items() if not _is_claim(name.lower())}
+
+
+def _is_claim(name: str) -> bool:
+    return name in CLAIMED or name.startswith("langgraph_auth_")
+
+
+def with_verified(user: User, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's values with the verified ones in place of those that it stated."""
+    verified = verified_names(user)
+    named = {name: verified[name] for name in values if name in verified}
+    return {**without_claims(user, values), **named}
+
+
+def config_without_claims(user: User, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a LangGraph config without a client's claims, in its parts and beside them."""
+    parts = {
+        name: without_claims(user, config[name]) for name in ("configurable", "metadata") if config.get(name)
+    }
+    return {**without_claims(user, config), **parts}

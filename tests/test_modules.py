@@ -47,7 +47,7 @@ TESTED_BY = {
     "perdure.engine.values": "langgraph/test_contract.py",
     "perdure.engine.scan": "engine/test_fsck.py",
     "perdure.config.store_index": "server/test_projects.py",
-    "perdure.engine.search_index": "langgraph/test_search_index.py",
+    "perdure.engine.search_index": "langgraph/search/test_index.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
     "perdure.langgraph.saver_programs": "langgraph/test_contract.py",
     "perdure.langgraph.delta_channels": "langgraph/test_schema_migration.py",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from perdure.langgraph.inspect import ChannelView, CheckpointView
     from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
-    from perdure.langgraph.search_index import SearchIndex
+    from perdure.langgraph.search.index import SearchIndex
     from perdure.langgraph.store import PerdureStore
     from perdure.model.retention_policy import Retention, RetentionRules
 
@@ -100,7 +100,7 @@ _MODULES = {
     "Replaces": "langgraph.replaces",
     "Retention": "model.retention_policy",
     "RetentionRules": "model.retention_policy",
-    "SearchIndex": "langgraph.search_index",
+    "SearchIndex": "langgraph.search.index",
     "Stuck": "engine.stuck",
     "Survey": "engine.stuck",
     "SyncDatabase": "database.blocking",

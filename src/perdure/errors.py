@@ -21,6 +21,7 @@
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
+    ├── EmbeddingFailed     the embedding model raised an error
     ├── BadEmbedding        the embedding function did not return a vector for each text
     ├── ReindexRequired     items were indexed by another embedding model
     ├── NoWindow            no valid list of messages can be sent to the model
@@ -131,6 +132,11 @@ class Unserialisable(PerdureError):
 
 class TooLarge(PerdureError):
     """A value exceeds the backend's limit, or a search compares more vectors than it may."""
+
+
+class EmbeddingFailed(PerdureError):
+    """The embedding model of the store's index raised an error, which is the cause of this one; nothing was
+    stored."""
 
 
 class BadEmbedding(PerdureError):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import perdure
-from perdure.langgraph.search_index import SearchIndex
+from perdure.langgraph.search.index import SearchIndex
 from perdure.testing.conformance.meaning import embed
 from tests.cli.test_commands import Shell, shell
 

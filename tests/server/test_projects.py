@@ -387,7 +387,7 @@ async def test_the_store_of_a_project_is_searched_by_meaning(project: Project) -
     [
         ({"dims": 16}, r"store\.index\.embed"),
         ({"embed": "openai:text-embedding-3-small"}, r"store\.index\.dims"),
-        ({"dims": 16, "embed": "nowhere:model"}, r"store\.index\.embed is 'nowhere:model'"),
+        ({"dims": 16, "embed": "nowhere:model"}, r"store\.index cannot be used: embed is 'nowhere:model'"),
     ],
 )
 @run

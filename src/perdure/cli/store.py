@@ -15,7 +15,7 @@ from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, handle_in, key_of,
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
-    from perdure.langgraph.search_index import SearchIndex
+    from perdure.langgraph.search.index import SearchIndex
 
 store = typer.Typer(help="Maintain the store: what agents know beside their threads.", no_args_is_help=True)
 
@@ -48,8 +48,8 @@ def reindex(
     read and written meanwhile. Safe to interrupt: the next run passes over what is done.
     """
     from perdure.engine.items import namespaces
-    from perdure.langgraph.reindex import Reindexed
-    from perdure.langgraph.reindex import reindex as indexing
+    from perdure.langgraph.search.reindex import Reindexed
+    from perdure.langgraph.search.reindex import reindex as indexing
     from perdure.model.items import labels_of
 
     key = key_of(key_file)

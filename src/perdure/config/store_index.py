@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.errors import BadSetting, MissingExtra
+from perdure.errors import BadSetting
 from perdure.runtime.loading import find
 from perdure.runtime.module_files import names_file
 
 if TYPE_CHECKING:
-    from perdure.langgraph.search_index import SearchIndex
+    from perdure.langgraph.search.index import SearchIndex
 
 
 class StoreIndex(NamedTuple):
@@ -39,14 +39,11 @@ class StoreIndex(NamedTuple):
             GraphLoadError: There is no object of this name.
             BadSetting: It cannot be used for an index.
         """
-        from perdure.langgraph.search_index import SearchIndex
+        from perdure.langgraph.search.index import SearchIndex
 
         embed: Any = find(self.embed, root=root).found if names_file(self.embed) else self.embed
         name = {} if self.name is None else {"name": self.name}
         try:
             return SearchIndex({"dims": self.dims, "embed": embed, "fields": list(self.fields), **name})
-        except MissingExtra:
-            raise
-        except Exception as error:
-            # Providers raise errors of their own, e.g. without a key.
-            raise BadSetting(f"store.index.embed is {self.embed!r}, which cannot be used: {error}") from error
+        except ValueError as error:
+            raise BadSetting(f"store.index cannot be used: {error}") from error

@@ -10,7 +10,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
 from perdure.langgraph.large_channels import WARN_BYTES, LargeChannels
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
-from perdure.langgraph.search_index import IndexConfig, SearchIndex, index_of
+from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.model.arguments import refuse_text
 from perdure.model.retention_policy import RetentionRules
@@ -102,7 +102,7 @@ class DatabaseBase:
         *,
         tenant: str | None = None,
         ttl: TTLConfig | None = None,
-        index: SearchIndex | IndexConfig | None = None,
+        index: SearchIndex | SearchConfig | IndexConfig | None = None,
     ) -> PerdureStore:
         """Return a store for ``graph.compile(store=…)``, sync and async.
 
@@ -110,8 +110,9 @@ class DatabaseBase:
             tenant: Owner of the items; that of the database unless given.
             ttl: LangGraph's ``TTLConfig``: ``default_ttl`` and ``sweep_interval_minutes`` in minutes,
                 ``refresh_on_read``. An expired item is never returned, swept or not.
-            index: LangGraph's ``IndexConfig``, for ``search(query=…)``: ``dims``, ``embed``, ``fields``; or
-                a ``SearchIndex``, which several stores can share.
+            index: For ``search(query=…)``: LangGraph's ``IndexConfig``, with ``dims``, ``embed`` and
+                ``fields``; with ``text=True`` besides, or alone, words are compared; or a ``SearchIndex``,
+                which several stores can share.
         """
         store = PerdureStore(
             self._handle.driver,

@@ -48,6 +48,7 @@ EXACT = 8
 """Times that a write is planned again to keep the creation time; after that the last write wins."""
 
 _WHOLE = 64
+_SPARE = 2
 _KEPT = 1000
 _FOUND = 1000
 _FOUND_MOST = 16_000
@@ -92,7 +93,7 @@ def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Prog
                 f"takes {budget.bytes} at once; split it into several items"
             )
     for batch in split(known, _weight, budget, reserve=1):
-        yield from _write(partition, batch)
+        yield from _write(partition, batch, budget)
 
 
 def split(
@@ -276,7 +277,9 @@ def nearest(
     whose value has changed since are left out. Arguments as for ``search``."""
     out: list[Hit[V]] = []
     passed = 0
-    while len(out) < limit and (some := list(islice(candidates, _WHOLE))):
+    size = min(_WHOLE, offset + limit + _SPARE)
+    while len(out) < limit and (some := list(islice(candidates, size))):
+        size = _WHOLE
         wanted: dict[Partition, list[str]] = {}
         for each in some:
             wanted.setdefault(each.partition, []).append(each.key)
@@ -383,21 +386,27 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
             return removed
 
 
-def _write(partition: Partition, writes: Sequence[Write]) -> Program[None]:
+def _write(partition: Partition, writes: Sequence[Write], budget: Budget) -> Program[None]:
     attempt = 0
     while True:
         headers = tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
-        answers = yield from ask(Fetch(partition, headers))
-        stored = {record.key[0]: record for answer in answers for record in answer}
+        is_indexed = any(w.body is None or w.entry is not None for w in writes)
+        generation = (search_index.GENERATION,) if is_indexed else ()
+        answers = yield from ask(Fetch(partition, (*generation, *headers)))
+        records = [record for answer in answers for record in answer]
+        stored = {record.key[0]: record for record in records if record.kind is ITEM}
         ops = _plan(writes, stored, exact=attempt < EXACT)
-        if not ops or isinstance((yield from ask(Commit(partition, ops))), Committed):
+        if not ops:
+            return
+        before = next((record for record in records if record.kind is not ITEM), None)
+        ops = (*ops, *_generation(ops, writes, before if attempt == 0 else None, budget))
+        if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return
         attempt += 1
 
 
 def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool) -> tuple[Op, ...]:
     ops: list[Op] = []
-    indexed: int | None = None
     for w in writes:
         before = stored.get(w.key)
         if w.body is None:
@@ -417,12 +426,29 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
         )
         if w.entry is not None:
             ops.append(search_index.entry_op(w.key, w.entry, w.version))
-            indexed = w.version
-    if indexed is not None:
-        ops.append(search_index.generation_op(indexed))
-    elif any(isinstance(op, Delete) for op in ops):
-        ops.append(search_index.generation_removal())
     return tuple(ops)
+
+
+def _generation(
+    ops: Sequence[Op], writes: Sequence[Write], before: Record | None, budget: Budget
+) -> tuple[Op, ...]:
+    """Return the operation on the namespace's generation that a commit of writes needs, if any.
+
+    Args:
+        ops: The operations of the writes.
+        writes: The writes.
+        before: The record of the generation; ``None`` if there is none, or if a commit that named it was
+            refused: writers of different items then need not wait for each other.
+        budget: The limits of a commit.
+    """
+    changed = [w for w in writes if w.entry is not None or w.body is None]
+    version = changed[0].version if changed else 0
+    named = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
+    if before is not None and named and changed:
+        return (search_index.logged_generation(before, version, [w.key for w in changed]),)
+    if any(w.entry is not None for w in changed):
+        return (search_index.generation_op(version),)
+    return (search_index.generation_removal(),) if any(isinstance(op, Delete) for op in ops) else ()
 
 
 def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op) -> Program[int]:

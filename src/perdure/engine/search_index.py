@@ -1,9 +1,10 @@
 """Search index of the store: an entry beside each item, written in the item's own commit.
 
 An entry is a document of the item's partition with the vectors of the item's texts. Each commit of entries
-changes the partition's generation, so that a reader who knows it has nothing to read. An entry also has the
-digest of the value that it was made for: one that is left behind by a writer without an index is recognised,
-and never found.
+changes the partition's generation, so that a reader who knows it has nothing to read, and the generation's
+record names the entries that the last commits have changed, so that a reader who is a little behind reads no
+more than those. An entry also has the digest of the value that it was made for: one that is left behind by a
+writer without an index is recognised, and never found.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ _GENERATION: Key = (_COLLECTION, "")
 _OF_ITEM = "="
 _HEADERS = 1000
 _BODIES = 200
+_LOG_COMMITS = 24
+LOG_BYTES = 900
+"""Bytes of the record of a generation at most: with its keys one unit of what DynamoDB bills for a write."""
 
 
 class IndexEntry(NamedTuple):
-    """IndexEntry of the index.
+    """Entry of an item in the index.
 
     Attributes:
-        model: Digest of the embedding model and its dimensions.
+        model: Digest of the embedding model and its dimensions, or of an index without one.
         content: Digest of the item's stored value, of ``content_of``.
         paths: The paths whose texts are indexed; ``None`` for those of the configuration, none if the item
             is kept out of the index.
@@ -45,7 +49,7 @@ class IndexEntry(NamedTuple):
 
 
 class StoredIndexEntry(NamedTuple):
-    """IndexEntry with the version of its record, which changes each time that it is written."""
+    """Entry with the version of its record, which changes each time that it is written."""
 
     version: int
     entry: IndexEntry
@@ -79,9 +83,54 @@ def removal(key: str) -> Op:
     return Delete(DOCUMENT, (_COLLECTION, _OF_ITEM + key))
 
 
+GENERATION = Get(DOCUMENT, _GENERATION)
+"""The read of a namespace's generation, which writers add to their own reads."""
+
+
 def generation_op(version: int) -> Op:
-    """Return the operation that gives the namespace a new generation, a number that is used once."""
+    """Return the operation that gives the namespace a new generation, a number that is used once, of which
+    nothing is known but that entries have changed."""
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
+
+
+def logged_generation(before: Record, version: int, keys: Sequence[str]) -> Op:
+    """Return the operation that gives the namespace a new generation, which names the entries that changed.
+
+    It is refused if another commit has changed the generation.
+
+    Args:
+        before: The record of the generation that the writer has read.
+        version: The new generation, a number that is used once.
+        keys: The items whose entries the commit changes.
+    """
+    log = [*_log(before), [before.version, list(keys)]][-_LOG_COMMITS:]
+    while log and len(body := ormsgpack.packb(log)) > LOG_BYTES:
+        log = log[1:]
+    fields = {"updated_at": 0}
+    return Put(DOCUMENT, _GENERATION, fields, body if log else b"", expect=before.version, version=version)
+
+
+def _log(record: Record) -> list[list[Any]]:
+    """Return the commits that a generation's record names, the last one last: the generation before each, and
+    the keys of the items whose entries it changed."""
+    if not record.body:
+        return []
+    try:
+        return [[int(before), [str(key) for key in keys]] for before, keys in ormsgpack.unpackb(record.body)]
+    except (ValueError, TypeError) as error:
+        raise Corrupt(
+            "the record of a search index's generation cannot be read; `perdure store reindex` cannot repair "
+            "it: delete the namespace's items and put them again, or restore a backup"
+        ) from error
+
+
+def _changed_since(record: Record, generation: int | None) -> list[str] | None:
+    """Return the keys of the entries that changed since a generation; ``None`` if that is not known."""
+    log = _log(record)
+    for place, (before, _) in enumerate(log):
+        if before == generation:
+            return list(dict.fromkeys(key for _, keys in log[place:] for key in keys))
+    return None
 
 
 def generation_removal() -> Op:
@@ -104,24 +153,46 @@ def changes(
     Raises:
         TooLarge: There are more.
     """
-    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _GENERATION),)))
+    (found,) = yield from ask(Fetch(partition, (GENERATION,)))
     now = found[0].version if found else 0
     if found and now == generation:
         return None
+    changed = _changed_since(found[0], generation) if found and generation else None
+    if changed is not None:
+        entries = yield from _entries(partition, changed)
+        written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
+        return IndexChanges(now, written, [key for key in changed if key not in entries])
     present = yield from _versions(partition)
     if len(present) > most:
         raise TooLarge(
             f"{labels_of(partition.thread)!r} has {len(present):,} indexed items, more than the {most:,} "
             "that one search compares; search a narrower namespace, such as one user's"
         )
-    written: dict[str, StoredIndexEntry] = {}
     wanted = [key for key, version in present.items() if versions.get(key) != version]
-    for place in range(0, len(wanted), _BODIES):
-        some = wanted[place : place + _BODIES]
-        written |= yield from read(partition, some)
+    written = yield from _entries(partition, wanted)
     # One that was removed between the two reads is removed for this reader, too.
     gone = [key for key in wanted if key not in written]
     return IndexChanges(now, written, [*(key for key in versions if key not in present), *gone])
+
+
+def _entries(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredIndexEntry]]:
+    out: dict[str, StoredIndexEntry] = {}
+    for place in range(0, len(keys), _BODIES):
+        out |= yield from read(partition, keys[place : place + _BODIES])
+    return out
+
+
+def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Program[dict[str, bytes]]:
+    """Return the stored values of the items of some entries, those that have not changed since."""
+    out: dict[str, bytes] = {}
+    keys = list(entries)
+    for place in range(0, len(keys), _BODIES):
+        wanted = tuple(Get(ITEM, (key,)) for key in keys[place : place + _BODIES])
+        for records in (yield from ask(Fetch(partition, wanted))):
+            for record in records:
+                if content_of(record.body) == entries[record.key[0]].entry.content:
+                    out[record.key[0]] = record.body
+    return out
 
 
 def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredIndexEntry]]:

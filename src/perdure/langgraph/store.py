@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Event, Lock, Thread
@@ -36,12 +36,12 @@ from perdure.engine import items
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unserialisable
 from perdure.langgraph.call_batching import CallBatcher
-from perdure.langgraph.search_index import NOTHING, Embedded, SearchIndex
+from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
 from perdure.model import filters
 from perdure.model.arguments import refuse_text
 from perdure.model.items import Condition, Labels, Write, partition_of, span
 from perdure.model.json_values import pack, unpack
-from perdure.model.program import Program
+from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
 from perdure.storage.port import Driver, arun, run, searches_items
 
@@ -133,8 +133,11 @@ class PerdureStore(BaseStore):
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
         embedded = NOTHING if self._index is None else await self._index.aembed(ops)
+        # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
+        computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
+        drive = _arun_in_threads if computes else arun
         for stage in self._stages(ops, results, embedded):
-            await _side_by_side(stage, self._driver)
+            await _side_by_side(stage, self._driver, drive)
         return results
 
     def sweep_ttl(self) -> int:
@@ -270,7 +273,32 @@ class PerdureStore(BaseStore):
         )
 
 
-async def _side_by_side(programs: list[Program[None]], driver: Driver) -> None:
+_Drive = Callable[[Program[None], Driver], Awaitable[None]]
+
+
+async def _arun_in_threads(program: Program[None], driver: Driver) -> None:
+    """Drive a program as ``arun`` does, with what it computes in threads."""
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        effect = await asyncio.to_thread(_step, program, answer, error)
+        if effect is None:
+            return
+        try:
+            answer, error = await driver.aperform(effect), None
+        except Exception as raised:
+            answer, error = None, raised
+
+
+def _step(program: Program[None], answer: Any, error: Exception | None) -> Effect[Any] | None:
+    """Return a program's next request, ``None`` at its end."""
+    try:
+        return program.send(answer) if error is None else program.throw(error)
+    except StopIteration:
+        return None
+
+
+async def _side_by_side(programs: list[Program[None]], driver: Driver, drive: _Drive = arun) -> None:
     """Drive programs, some at a time, and raise the first error when all that were begun have ended."""
     waiting = iter(programs)
     errors: list[BaseException] = []
@@ -280,13 +308,13 @@ async def _side_by_side(programs: list[Program[None]], driver: Driver) -> None:
             if errors:
                 return
             try:
-                await arun(program, driver)
+                await drive(program, driver)
             except BaseException as error:
                 errors.append(error)
                 raise
 
     if len(programs) == 1:
-        await arun(programs[0], driver)
+        await drive(programs[0], driver)
         return
     await asyncio.gather(*(work() for _ in range(min(_AT_ONCE, len(programs)))), return_exceptions=True)
     if errors:

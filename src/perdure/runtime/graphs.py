@@ -16,7 +16,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
-from perdure.langgraph.search_index import SearchIndex
+from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.undeclared import OnUndeclared, ReportedOnce, refuse, watching
 from perdure.model.records import Partition

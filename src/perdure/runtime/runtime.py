@@ -16,7 +16,7 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine import documents, retention
-from perdure.langgraph.search_index import SearchIndex, index_of
+from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
@@ -74,7 +74,7 @@ class Runtime(OnDemand, TenantRuntime):
         observers: Sequence[Observer] | None = None,
         name: str | None = None,
         store_ttl: TTLConfig | None = None,
-        store_index: SearchIndex | IndexConfig | None = None,
+        store_index: SearchIndex | SearchConfig | IndexConfig | None = None,
         thread_ttl: ThreadTtl | None = None,
     ) -> None:
         settings = settings or Settings()

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from perdure.errors import (
     Conflict,
+    EmbeddingFailed,
     NotAllowed,
     NotFound,
     PerdureError,
@@ -34,6 +35,7 @@ of the server: they may name the database and its user, and quote its driver."""
 
 _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (Unavailable, "The database does not answer; try again."),
+    (EmbeddingFailed, "The embedding model does not answer; try again."),
     (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
     (Unserialisable, "A value cannot be stored in a form that comes back; change it and try again."),
 )
@@ -96,7 +98,7 @@ def status_of(error: PerdureError) -> int:
             return 403
         case Conflict():
             return 409
-        case Unavailable():
+        case Unavailable() | EmbeddingFailed():
             return 503
         case _:
             return 500

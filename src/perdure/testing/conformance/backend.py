@@ -14,7 +14,7 @@ from perdure.database.opening import over
 from perdure.errors import PerdureError
 from perdure.langgraph import loop_state
 from perdure.langgraph.saver import PerdureSaver
-from perdure.langgraph.search_index import SearchIndex
+from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import Clock, PerdureStore, TTLConfig
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range, Stage
 from perdure.model.program import Effect

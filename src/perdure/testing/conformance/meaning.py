@@ -1,4 +1,4 @@
-"""Contract of searches by meaning: the order of the stock store, on every backend and in every process."""
+"""Contract of searches by a query: the order of the stock store, on every backend and in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langgraph.store.base import Op, PutOp
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import BadEmbedding, ReindexRequired
-from perdure.langgraph.search_index import SearchIndex
+from perdure.langgraph.search.index import SearchIndex
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM
@@ -39,6 +39,18 @@ def _vector(text: str) -> list[float]:
 def new_index(**settings: Any) -> SearchIndex:
     """Return an index as a process of its own has it, with nothing read yet."""
     return SearchIndex({"dims": DIMS, "embed": embed, "fields": ["text"], "name": "pairs", **settings})
+
+
+def new_text_index(**settings: Any) -> SearchIndex:
+    """Return an index of words alone, with nothing read yet."""
+    return SearchIndex({"text": True, "fields": ["text"], **settings})
+
+
+HOSTILE = (
+    '"', "'; DROP TABLE items; --", "tea*", "NEAR(tea, 2)", "text:tea", "-tea", "(tea", "tea AND", "%", "_",
+    "\0", "😀", "\u200b", "茶", "tea " * 20_000, "x" * 100_000, "$where", "\\", "&|!:*<->", "{}",
+)  # fmt: skip
+"""Queries that mean something to a database's own search, or to none."""
 
 
 class Meaning:
@@ -135,6 +147,50 @@ class Meaning:
         assert "store reindex" in refused(ReindexRequired, lambda: other.search(HOME, query="tea"))
         other.put(HOME, "a", {"text": "tea"})
         assert keys(other.search(HOME, query="tea")) == ["a"]
+
+    def test_words_are_found_without_a_model(self, backend: Backend) -> None:
+        store = backend.store(index=new_text_index())
+        store.put(HOME, "drink", {"text": "Ada likes drinking green tea"})
+        store.put(HOME, "way", {"text": "Ada walks to work"})
+        store.put(HOME, "out", {"text": "tea"}, index=False)
+        store.put(HOME, "other", {"text": "bread", "note": "tea"}, index=["note"])
+        for reader in (store, backend.store(index=new_text_index())):
+            assert keys(reader.search(HOME, query="teas, drinks?")) == ["drink", "other"]
+            assert keys(reader.search(HOME, query="ADA", filter={"text": "Ada walks to work"})) == ["way"]
+            assert keys(reader.search(HOME, query="bread")) == []
+            assert all(0 < (item.score or 0) <= 1 for item in reader.search(HOME, query="ada tea"))
+        store.put(HOME, "drink", {"text": "Ada likes coffee"})
+        store.delete(HOME, "other")
+        assert keys(store.search(HOME, query="tea")) == []
+        assert keys(backend.store(index=new_text_index()).search(HOME, query="coffee")) == ["drink"]
+
+    def test_a_query_is_text_without_syntax(self, backend: Backend) -> None:
+        store = backend.store(index=new_text_index())
+        store.put(HOME, "a", {"text": 'tea "AND" {"near": 1}'})
+        for query in HOSTILE:
+            assert keys(store.search(HOME, query=query)) in ([], ["a"]), query
+        assert keys(store.search(HOME, query='"tea" OR NEAR(*')) == ["a"]
+        assert keys(store.search(HOME, query="")) == ["a"]
+
+    def test_words_and_vectors_are_compared_together(self, backend: Backend) -> None:
+        both = new_index(text=True, vector_weight=0.3)
+        store = backend.store(index=both)
+        store.put(HOME, "a", {"text": "tea with milk"})
+        store.put(HOME, "b", {"text": "teapots, wholemeal"})
+        words, vectors = (
+            {item.key: item.score or 0 for item in backend.store(index=index).search(HOME, query="tea")}
+            for index in (new_text_index(), new_index())
+        )
+        found = {item.key: item.score or 0 for item in store.search(HOME, query="tea")}
+        expected = {key: 0.3 * vectors[key] + 0.7 * words.get(key, 0) for key in "ab"}
+        assert all(abs(found[key] - expected[key]) < 1e-5 for key in expected)
+        assert "b" not in words
+
+    def test_entries_without_a_model_are_not_compared_by_vectors(self, backend: Backend) -> None:
+        backend.store(index=new_text_index()).put(HOME, "a", {"text": "tea"})
+        refused(ReindexRequired, lambda: backend.store(index=new_index()).search(HOME, query="tea"))
+        backend.store(index=new_index()).put(HOME, "a", {"text": "tea"})
+        assert keys(backend.store(index=new_text_index()).search(HOME, query="tea")) == ["a"]
 
 
 def _rounded(found: Sequence[tuple[float | None, tuple[str, ...], str]]) -> list[Any]:

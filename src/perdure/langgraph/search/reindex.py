@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from perdure.engine import search_index
 from perdure.engine.search_index import IndexEntry, StoredIndexEntry, content_of
-from perdure.langgraph.search_index import SearchIndex
+from perdure.langgraph.search.index import SearchIndex
 from perdure.model.items import is_over, labels_of
 from perdure.model.json_values import unpack
 from perdure.model.ops import Fetch, Get, Range
@@ -83,9 +83,7 @@ def _is_stale(record: Record, known: Mapping[str, StoredIndexEntry], index: Sear
     found = known.get(record.key[0])
     if found is None:
         return True
-    entry = found.entry
-    is_outdated = bool(entry.vectors) and entry.model != index.mark(entry.paths)
-    return is_outdated or entry.content != content_of(record.body)
+    return index.is_outdated(found.entry) or found.entry.content != content_of(record.body)
 
 
 def _index(
@@ -100,7 +98,7 @@ def _index(
         key = record.key[0]
         value = unpack(record.body, f"item {key!r} of {labels_of(partition.thread)!r}")
         paths[key] = known[key].entry.paths if key in known else None
-        texts[key] = index.texts(value, paths[key])
+        texts[key] = [] if index.embedder is None else index.texts(value, paths[key])
     vectors = index.vectors(list(dict.fromkeys(text for some in texts.values() for text in some)))
     indexed = 0
     for record in stale:

@@ -1,0 +1,139 @@
+"""Embedding of texts: the model of an index, and the check of what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.embeddings import Embeddings
+from langgraph.store.base import ensure_embeddings
+from langgraph.store.base.embed import EmbeddingsLambda
+
+from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
+from perdure.langgraph.search.segments import numpy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float32]
+
+__all__ = ["TextEmbedder"]
+
+
+class TextEmbedder:
+    """Embedding model of an index.
+
+    Args:
+        embed: An ``Embeddings``, a function from texts to vectors, sync or async, or text such as
+            ``"openai:text-embedding-3-small"``.
+        dims: The length of a vector.
+        name: A name for the model, ``None`` for that of the class or function and its model.
+
+    Raises:
+        ValueError: The model cannot be made.
+    """
+
+    def __init__(self, embed: Any, dims: int, name: str | None) -> None:
+        self.dims = dims
+        self.embeddings: Embeddings = _model(embed)
+        self.name = str(name or _name(embed, self.embeddings))
+        self._runner: asyncio.Runner | None = None
+
+    def close(self) -> None:
+        """End the event loop in which an asynchronous function has embedded texts for ``embed_blocking``;
+        repeatable."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def embed(self, texts: Sequence[str], queries: Sequence[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """Return the packed vectors of texts, and the vectors of queries.
+
+        Raises:
+            EmbeddingFailed: The model raised an error.
+            BadEmbedding: It returned something else than a vector of ``dims`` numbers for each text.
+        """
+        try:
+            vectors = self.embeddings.embed_documents(list(texts)) if texts else []
+            found = {query: self.embeddings.embed_query(query) for query in queries}
+        except Exception as error:
+            raise self._failed(error) from error
+        return self._packed(texts, vectors), self._all_checked(found)
+
+    async def aembed(
+        self, texts: Sequence[str], queries: Sequence[str]
+    ) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """See ``embed``."""
+        try:
+            vectors = await self.embeddings.aembed_documents(list(texts)) if texts else []
+            found = {query: await self.embeddings.aembed_query(query) for query in queries}
+        except Exception as error:
+            raise self._failed(error) from error
+        return await asyncio.to_thread(self._packed, texts, vectors), self._all_checked(found)
+
+    def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
+        """Return the packed vectors of texts. An asynchronous function is run in an event loop of its own, so
+        none may run in this thread."""
+        if not texts:
+            return {}
+        if not isinstance(self.embeddings, EmbeddingsLambda) or hasattr(self.embeddings, "func"):
+            return self.embed(texts, ())[0]
+        # Clients keep connections that belong to one event loop.
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(self.aembed(texts, ()))[0]
+
+    def _failed(self, error: Exception) -> PerdureError:
+        if isinstance(error, PerdureError):
+            return error
+        # What a provider writes may quote the texts.
+        return EmbeddingFailed(
+            f"the embedding model {self.name!r} raised {type(error).__name__}; nothing was stored. Its own "
+            "message is the cause of this error (__cause__)"
+        )
+
+    def _packed(self, texts: Sequence[str], vectors: Sequence[Any]) -> dict[str, bytes]:
+        if len(vectors) != len(texts):
+            raise BadEmbedding(f"embed returned {len(vectors)} vectors for {len(texts)} texts")
+        return {text: self._checked(vector).tobytes() for text, vector in zip(texts, vectors, strict=True)}
+
+    def _all_checked(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {query: self._checked(vector) for query, vector in found.items()}
+
+    def _checked(self, vector: Any) -> Vector:
+        np = numpy()
+        try:
+            row: Vector = np.asarray(vector, dtype="<f4")
+        except (TypeError, ValueError) as error:
+            raise BadEmbedding(f"embed returned no vector of numbers: {type(vector).__name__}") from error
+        if row.shape != (self.dims,):
+            raise BadEmbedding(
+                f"embed returned a vector of shape {row.shape}; the index has dims={self.dims}. Give the "
+                "length that the embedding model has"
+            )
+        if not np.isfinite(row).all():
+            raise BadEmbedding("embed returned a vector with numbers that are not finite")
+        return row
+
+
+def _model(embed: Any) -> Embeddings:
+    try:
+        return ensure_embeddings(embed)
+    except Exception as error:
+        # Providers raise errors of their own, whose texts may hold a key.
+        raise ValueError(
+            f"embed is {embed if isinstance(embed, str) else type(embed).__name__!r}, which raised "
+            f"{type(error).__name__}; is its package installed, and its key in the environment?"
+        ) from error
+
+
+def _name(embed: Any, embeddings: Embeddings) -> str:
+    if isinstance(embed, str):
+        return embed
+    if isinstance(embeddings, EmbeddingsLambda):
+        function = embed if hasattr(embed, "__qualname__") else type(embed)
+        return f"{function.__module__}.{function.__qualname__}"
+    model = getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
+    kind = f"{type(embeddings).__module__}.{type(embeddings).__qualname__}"
+    return f"{kind}:{model}" if isinstance(model, str) else kind

@@ -1,0 +1,281 @@
+"""Search in the store by a query: the configuration of an index, the entries of items, and their ranking.
+
+Entries are stored beside the items by ``engine.search_index``, on every backend in the same way, and are
+compared in this process. LangGraph's ``IndexConfig`` is understood as its own stores understand it; the words
+of texts are compared only where that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypedDict
+
+from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
+
+from perdure.engine import search_index
+from perdure.engine.items import Candidate, namespaces
+from perdure.engine.search_index import IndexChanges, IndexEntry
+from perdure.errors import ReindexRequired, TooLarge
+from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceIndex
+from perdure.langgraph.search.embedding import TextEmbedder
+from perdure.langgraph.search.ranking import RankedQuery, ranked
+from perdure.langgraph.search.segments import IndexedItem, numpy
+from perdure.langgraph.search.terms import TermExtractor
+from perdure.model.arguments import refuse_text
+from perdure.model.items import labels_of
+from perdure.model.json_values import unpack
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.storage.port import Driver
+
+__all__ = ["NOTHING", "Embedded", "IndexConfig", "SearchConfig", "SearchIndex", "index_of"]
+
+MOST_ITEMS = 200_000
+"""Vectors, or texts, that one search compares at most."""
+
+VECTOR_WEIGHT = 0.3
+"""Share of the vectors in the score where words are compared, too."""
+
+_WHOLE = "$"
+_WITHOUT_MODEL = b""
+_READ_AHEAD = 64
+
+
+class SearchConfig(TypedDict, total=False):
+    """Settings of an index: LangGraph's ``IndexConfig``, and those of Perdure. See ``SearchIndex``."""
+
+    dims: int
+    embed: Any
+    fields: list[str] | None
+    name: str | None
+    text: bool
+    language: str | None
+    vector_weight: float
+
+
+class Embedded(NamedTuple):
+    """Vectors of the texts of a batch of operations: those of items by text, those of queries by query."""
+
+    texts: Mapping[str, bytes]
+    queries: Mapping[str, Any]
+
+
+NOTHING = Embedded({}, {})
+
+
+class SearchIndex:
+    """Index of the texts of items, for ``Database.store(index=…)``. One object keeps what it has read, so
+    share it among the stores of a process.
+
+    With ``dims`` and ``embed`` items are found by the likeness of vectors, as in LangGraph's stores; with
+    ``text`` by their words (BM25); with all of them by both.
+
+    Args:
+        config: LangGraph's ``IndexConfig``: ``dims``, the length of a vector; ``embed``, an ``Embeddings``, a
+            function from texts to vectors, sync or async, or text such as
+            ``"openai:text-embedding-3-small"``; ``fields``, the paths of indexed texts, by default ``["$"]``,
+            the whole value. ``name`` is a name for the embedding model, by default that of the class or
+            function and its model: items that were indexed under another name have to be indexed again.
+            ``text=True`` compares words; then ``language`` is the one whose words are reduced to their stems,
+            by default ``"english"``, ``None`` for words as they are, and ``vector_weight`` the share of the
+            vectors in the score, from 0 to 1, by default 0.3.
+
+    Raises:
+        ValueError: The configuration is not valid.
+        MissingExtra: The extra ``search`` is not installed.
+    """
+
+    def __init__(self, config: SearchConfig | IndexConfig | Mapping[str, Any]) -> None:
+        numpy()
+        given = _checked(config)
+        self.fields: tuple[str, ...] = tuple(given.get("fields") or [_WHOLE])
+        has_model = given.get("embed") is not None
+        self.embedder = TextEmbedder(given["embed"], given["dims"], given.get("name")) if has_model else None
+        self.extractor = TermExtractor(given.get("language", "english")) if given.get("text") else None
+        self.vector_weight: float = given.get("vector_weight", VECTOR_WEIGHT)
+        self._marks = {is_default: self._mark(is_default) for is_default in (True, False)}
+        self._cache = IndexCache()
+
+    @property
+    def name(self) -> str:
+        """The name of the embedding model, empty without one."""
+        return "" if self.embedder is None else self.embedder.name
+
+    @property
+    def _dims(self) -> int:
+        return 0 if self.embedder is None else self.embedder.dims
+
+    def close(self) -> None:
+        """Release what the embedding of texts for ``vectors`` holds; repeatable."""
+        if self.embedder is not None:
+            self.embedder.close()
+
+    def mark(self, paths: tuple[str, ...] | None) -> bytes:
+        """Return the digest of what an entry depends on: the model, its dimensions, and the configured fields
+        unless an item has paths of its own."""
+        return self._marks[paths is None]
+
+    def _mark(self, is_default: bool) -> bytes:
+        if self.embedder is None:
+            return _WITHOUT_MODEL
+        known = [str(self._dims), self.name, *(self.fields if is_default else ())]
+        return blake2b("\0".join(known).encode(), digest_size=8).digest()
+
+    def is_outdated(self, entry: IndexEntry) -> bool:
+        """Return True if an entry's item has to be indexed again before it can be compared. An index without
+        vectors reads texts from the items themselves, so every entry serves it."""
+        if self.embedder is None or entry.paths == ():
+            return False
+        has_no_model = entry.model == _WITHOUT_MODEL
+        return has_no_model or (bool(entry.vectors) and entry.model != self.mark(entry.paths))
+
+    # Texts and their vectors
+
+    def texts(self, value: Mapping[str, Any], paths: Iterable[str] | None) -> list[str]:
+        """Return the texts of a value at some paths, by default the configured ones, without empty ones."""
+        out: list[str] = []
+        for path in self.fields if paths is None else paths:
+            tokens: Any = path if path == _WHOLE else tokenize_path(path)
+            out += [text for text in get_text_at_path(value, tokens) if text]
+        return list(dict.fromkeys(out))
+
+    def embed(self, ops: Sequence[Op]) -> Embedded:
+        """Embed the texts and queries of a batch."""
+        return NOTHING if self.embedder is None else Embedded(*self.embedder.embed(*self._wanted(ops)))
+
+    async def aembed(self, ops: Sequence[Op]) -> Embedded:
+        """See ``embed``."""
+        return NOTHING if self.embedder is None else Embedded(*await self.embedder.aembed(*self._wanted(ops)))
+
+    def entry(self, op: PutOp, body: bytes, embedded: Embedded) -> bytes:
+        """Return the packed entry of an item that is put."""
+        paths = _paths(op)
+        texts = [] if self.embedder is None else self.texts(op.value or {}, paths)
+        vectors = tuple(embedded.texts[text] for text in texts)
+        return search_index.pack(IndexEntry(self.mark(paths), search_index.content_of(body), paths, vectors))
+
+    def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
+        """Embed texts, for items that are indexed again: none in an index without vectors. No event loop may
+        run in this thread if the embedding function is asynchronous; ``close`` ends the one that is used."""
+        return {} if self.embedder is None else self.embedder.embed_blocking(texts)
+
+    def _wanted(self, ops: Sequence[Op]) -> tuple[list[str], list[str]]:
+        last = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}
+        texts = {
+            text: None
+            for op in last.values()
+            if op.value is not None
+            for text in self.texts(op.value, _paths(op))
+        }
+        queries = {op.query: None for op in ops if isinstance(op, SearchOp) and op.query}
+        return list(texts), list(queries)
+
+    # Search
+
+    def candidates(
+        self, driver: Driver, tenant: str, op: SearchOp, embedded: Embedded
+    ) -> Program[Iterable[Candidate]]:
+        """Return the items within a namespace in the order of their scores for the query.
+
+        Raises:
+            ReindexRequired: Items were indexed by another model.
+            TooLarge: There are more vectors or texts than one search compares.
+        """
+        found: dict[Partition, NamespaceIndex] = {}
+        rows = 0
+        for partition in (yield from namespaces(tenant, tuple(op.namespace_prefix))):
+            found[partition] = known = yield from self._refreshed(driver, partition)
+            if known.outdated:
+                raise self._reindex_required(partition, len(known.outdated))
+            rows += known.rows
+            if rows > MOST_ITEMS:
+                raise TooLarge(
+                    f"there are more than {MOST_ITEMS:,} vectors or texts within "
+                    f"{tuple(op.namespace_prefix)!r}, more than one search compares; search a narrower "
+                    "namespace, such as one user's"
+                )
+        vector = None if self.embedder is None else numpy().asarray(embedded.queries[op.query or ""])
+        terms = None if self.extractor is None else self.extractor.terms(op.query or "")
+        return ranked(
+            found, RankedQuery(vector, terms, self.vector_weight), 2 * (op.offset + op.limit) + _READ_AHEAD
+        )
+
+    def _reindex_required(self, partition: Partition, count: int) -> ReindexRequired:
+        return ReindexRequired(
+            f"{count} items of {labels_of(partition.thread)!r} were indexed by another embedding model than "
+            f"{self.name!r} with {self._dims} dimensions, by none, or for other fields; run `perdure store "
+            "reindex`, or give the index the name= of the model that made them"
+        )
+
+    def _refreshed(self, driver: Driver, partition: Partition) -> Program[NamespaceIndex]:
+        known = self._cache.get(driver, partition)
+        changes = yield from search_index.changes(partition, known.generation, known.versions, MOST_ITEMS)
+        if changes is None:
+            return known
+        bodies: dict[str, bytes] = {}
+        if self.extractor is not None:
+            bodies = yield from search_index.values(partition, changes.written)
+        now = known.changed(self._update(partition, changes, bodies), self._dims)
+        self._cache.put(driver, partition, now)
+        return now
+
+    def _update(
+        self, partition: Partition, changes: IndexChanges, bodies: Mapping[str, bytes]
+    ) -> IndexUpdate:
+        items: list[IndexedItem] = []
+        outdated: list[str] = []
+        for key, (_, entry) in changes.written.items():
+            if self.is_outdated(entry):
+                outdated.append(key)
+                continue
+            vectors = () if self.embedder is None else entry.vectors
+            terms: Mapping[str, int] = {}
+            if self.extractor is not None and key in bodies and entry.paths != ():
+                value = unpack(bodies[key], f"item {key!r} of {labels_of(partition.thread)!r}")
+                terms = self.extractor.terms("\n".join(self.texts(value, entry.paths)))
+            if vectors or terms:
+                items.append(IndexedItem(key, entry.content, vectors, terms))
+        versions = {key: version for key, (version, _) in changes.written.items()}
+        return IndexUpdate(changes.generation, versions, changes.removed, items, outdated)
+
+
+def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration; raise ``ValueError`` for one that is not valid."""
+    known = SearchConfig.__annotations__
+    if unknown := sorted(set(config) - set(known)):
+        raise ValueError(f"index has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    if not isinstance(config.get("text", False), bool):
+        raise ValueError(f"index takes text=True to compare words, or False, not {config.get('text')!r}")
+    has_text, has_model = config.get("text", False), config.get("embed") is not None
+    if not has_model and not has_text:
+        raise ValueError(
+            "index needs embed: an Embeddings, a function, or text such as 'openai:MODEL'; or text=True, to "
+            "compare words without a model"
+        )
+    dims: Any = config.get("dims")
+    if has_model and (isinstance(dims, bool) or not isinstance(dims, int) or dims < 1):
+        raise ValueError(f"index needs dims, the length of a vector, from 1 on, not {dims!r}")
+    refuse_text("fields", config.get("fields") or [_WHOLE])
+    for name in () if has_model else ("dims", "name", "vector_weight"):
+        if config.get(name) is not None:
+            raise ValueError(f"index has {name} and no embed: there are no vectors without a model")
+    for name in () if has_text else ("language", "vector_weight"):
+        if name in config:
+            raise ValueError(f"index has {name}, which has an effect with text=True only")
+    weight: Any = config.get("vector_weight", VECTOR_WEIGHT)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        raise ValueError(f"index takes a vector_weight from 0 to 1, not {weight!r}")
+    return config
+
+
+def _paths(op: PutOp) -> tuple[str, ...] | None:
+    """Return the paths that a put names: ``None`` for the configured ones, none to keep the item out."""
+    if op.index is False:
+        return ()
+    return None if op.index is None else tuple(op.index)
+
+
+def index_of(given: SearchIndex | SearchConfig | IndexConfig | None) -> SearchIndex | None:
+    """Return the index of an argument: an index, a configuration of one, or ``None``."""
+    return given if given is None or isinstance(given, SearchIndex) else SearchIndex(given)

@@ -1,0 +1,145 @@
+"""Order of the items of namespaces by a query: by vectors, by words, or by both.
+
+The score of vectors is the cosine of an item's nearest one. The score of words is Okapi BM25, divided by the
+most that the query's words can give, so that it lies between 0 and 1 whatever the query. Counts of words are
+those of the searched namespaces: what others store has no influence on a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perdure.engine.items import Candidate
+from perdure.langgraph.search.cache import NamespaceIndex, Part
+from perdure.langgraph.search.segments import numpy
+from perdure.model.records import Partition
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Scores = NDArray[np.float32]
+
+__all__ = ["RankedQuery", "ranked"]
+
+_SATURATION = 1.2
+_LENGTH_SHARE = 0.75
+_GROWTH = 8
+
+
+class RankedQuery(NamedTuple):
+    """A query as it is compared.
+
+    Attributes:
+        vector: Its vector, ``None`` for words alone.
+        terms: Its terms with their counts, ``None`` for vectors alone.
+        vector_weight: The share of the vectors in the score if both are given, from 0 to 1.
+    """
+
+    vector: Scores | None
+    terms: Mapping[str, int] | None
+    vector_weight: float = 0.0
+
+
+class _Place(NamedTuple):
+    partition: Partition
+    part: Part
+
+
+def ranked(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: int) -> Iterator[Candidate]:
+    """Yield the items of namespaces in the order of their scores, the best first, equal ones by name.
+
+    With a vector every item is yielded; without one those that share a word with the query.
+
+    Args:
+        found: The namespaces.
+        query: The query.
+        least: The number of items that are needed at least; only when they are used up others are sorted.
+    """
+    np = numpy()
+    places = [_Place(partition, part) for partition, index in sorted(found.items()) for part in index.parts]
+    if not places:
+        return
+    scores = _scores(np, places, found, query)
+    starts = np.cumsum([0, *(len(place.part.segment.keys) for place in places)])
+    owner = np.searchsorted(starts, np.arange(starts[-1]), side="right") - 1
+    shown = np.flatnonzero(~np.isnan(scores))
+    for some in _best_first(np, scores, shown, least):
+        candidates = [
+            Candidate(
+                float(scores[position]),
+                place.partition,
+                place.part.segment.keys[position - starts[number]],
+                place.part.segment.contents[position - starts[number]],
+            )
+            for position in some
+            for number in (int(owner[position]),)
+            for place in (places[number],)
+        ]
+        yield from sorted(candidates, key=lambda each: (-each.score, each.partition, each.key))
+
+
+def _best_first(np: Any, scores: Scores, shown: Any, least: int) -> Iterator[Any]:
+    """Yield positions in parts that grow, the best first; equal scores are in one part."""
+    size = max(1, least)
+    while size < len(shown):
+        known = scores[shown]
+        is_best = known >= np.partition(known, len(known) - size)[len(known) - size]
+        yield shown[is_best]
+        shown = shown[~is_best]
+        size *= _GROWTH
+    yield shown
+
+
+def _scores(
+    np: Any, places: list[_Place], found: Mapping[Partition, NamespaceIndex], query: RankedQuery
+) -> Scores:
+    """Return the score of each item of the parts, one part after the other, NaN for those not to be found."""
+    cosines = None if query.vector is None else _cosines(np, places, query.vector)
+    if query.terms is None and cosines is not None:
+        return _living(np, places, cosines)
+    words = _bm25(np, places, found, query.terms or {})
+    if cosines is None:
+        return _living(np, places, np.where(words > 0, words, np.nan))
+    share = query.vector_weight
+    both = share * np.where(np.isnan(cosines), 0, cosines) + (1 - share) * words
+    return _living(np, places, np.where(np.isnan(cosines) & (words <= 0), np.nan, both))
+
+
+def _living(np: Any, places: list[_Place], scores: Scores) -> Scores:
+    parts = [place.part for place in places]
+    if all(part.alive is None for part in parts):
+        return scores
+    flags = [np.ones(len(p.segment.keys), dtype=bool) if p.alive is None else p.alive for p in parts]
+    return np.where(np.concatenate(flags), scores, np.nan)  # type: ignore[no-any-return]
+
+
+def _cosines(np: Any, places: list[_Place], vector: Scores) -> Scores:
+    unit = (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
+    return np.concatenate([place.part.segment.cosines(unit) for place in places])  # type: ignore[no-any-return]
+
+
+def _bm25(
+    np: Any, places: list[_Place], found: Mapping[Partition, NamespaceIndex], terms: Mapping[str, int]
+) -> Scores:
+    counts, totals = zip(*(index.texts for index in found.values()), strict=True)
+    items, total = sum(counts), sum(totals)
+    average = total / items if items else 1.0
+    norms = [
+        _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * place.part.segment.lengths / average)
+        for place in places
+    ]
+    scores = [np.zeros(len(place.part.segment.keys), dtype=np.float32) for place in places]
+    most = 0.0
+    for term, times in terms.items():
+        having = [place.part.segment.having(term, place.part.alive) for place in places]
+        number = sum(len(postings.places) for postings in having if postings is not None)
+        weight = times * float(np.log1p((items - number + 0.5) / (number + 0.5)))
+        most += weight * (_SATURATION + 1)
+        for score, norm, postings in zip(scores, norms, having, strict=True):
+            if postings is not None:
+                count = postings.counts
+                score[postings.places] += weight * (_SATURATION + 1) * count / (count + norm[postings.places])
+    out = np.concatenate(scores)
+    return out / most if most else out  # type: ignore[no-any-return]

@@ -1,0 +1,216 @@
+"""Immutable parts of a namespace's index: vectors as one matrix, terms as lists of the items that have them.
+
+A change adds a part with the items that changed, and items of older parts are passed over. Small parts are
+joined to larger ones, so that a namespace of n items has about log n of them, and a change costs as much as
+the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perdure.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Matrix = NDArray[np.float32]
+    Flags = NDArray[np.bool_]
+    Numbers = NDArray[np.int64]
+
+__all__ = ["IndexSegment", "IndexedItem", "Postings", "build", "join", "numpy"]
+
+_ITEM_BYTES = 300
+_TERM_BYTES = 120
+
+
+def numpy() -> Any:
+    """Return the module; raise ``MissingExtra`` if it is not installed."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise MissingExtra('a search index needs an extra: pip install "perdure[search]"') from error
+    return numpy
+
+
+class IndexedItem(NamedTuple):
+    """An item that a search can find.
+
+    Attributes:
+        key: Its key.
+        content: Digest of the value that was indexed.
+        vectors: Its vectors, 32-bit floats; none if it is found by its words only.
+        terms: The terms of its texts with their counts; none if it is found by its vectors only.
+    """
+
+    key: str
+    content: bytes
+    vectors: tuple[bytes, ...]
+    terms: Mapping[str, int]
+
+
+class Postings(NamedTuple):
+    """The items that have a term, by their places in a segment, and how often each has it."""
+
+    places: Numbers
+    counts: Matrix
+
+
+@dataclass(frozen=True, eq=False)
+class IndexSegment:
+    """Items that were indexed together.
+
+    Attributes:
+        keys: The keys of the items.
+        contents: The digests of their values.
+        matrix: All vectors, of length 1, those of an item next to each other.
+        owners: For each item with vectors its place in ``keys``.
+        starts: For each of them its first row in ``matrix``.
+        vocabulary: The number of each term.
+        offsets: By a term's number, where its postings start; one more at the end.
+        postings: The places and counts of all terms, one term after the other.
+        lengths: For each item the number of its terms.
+    """
+
+    keys: tuple[str, ...]
+    contents: tuple[bytes, ...]
+    matrix: Matrix
+    owners: Numbers
+    starts: Numbers
+    vocabulary: Mapping[str, int] = field(repr=False)
+    offsets: Numbers
+    postings: Postings
+    lengths: Matrix
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held, about."""
+        arrays = (self.matrix, self.owners, self.starts, self.offsets, *self.postings, self.lengths)
+        held = sum(int(array.nbytes) for array in arrays)
+        return held + _ITEM_BYTES * len(self.keys) + _TERM_BYTES * len(self.vocabulary)
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The place of each key."""
+        return {key: place for place, key in enumerate(self.keys)}
+
+    def cosines(self, query: Matrix) -> Matrix:
+        """Return for each item the cosine of its vector nearest to the query, NaN for one without vectors."""
+        np = numpy()
+        out: Matrix = np.full(len(self.keys), np.nan, dtype=np.float32)
+        if len(self.owners):
+            scores = self.matrix @ query
+            # The vectors of an item are neighbours, so its best one is the largest of a stretch.
+            alone = len(self.owners) == len(scores)
+            out[self.owners] = scores if alone else np.maximum.reduceat(scores, self.starts)
+        return out
+
+    def having(self, term: str, alive: Flags | None) -> Postings | None:
+        """Return the items that have a term, without those that are not ``alive``; ``None`` for none."""
+        number = self.vocabulary.get(term)
+        if number is None:
+            return None
+        span = slice(self.offsets[number], self.offsets[number + 1])
+        places, counts = self.postings.places[span], self.postings.counts[span]
+        if alive is None:
+            return Postings(places, counts)
+        kept = alive[places]
+        return Postings(places[kept], counts[kept]) if kept.any() else None
+
+
+def build(items: Sequence[IndexedItem], dims: int) -> IndexSegment:
+    """Return a segment of items whose vectors have ``dims`` numbers."""
+    np = numpy()
+    rows = np.frombuffer(b"".join(chain.from_iterable(item.vectors for item in items)), dtype="<f4")
+    rows = rows.reshape(-1, max(1, dims))
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    counts = np.array([len(item.vectors) for item in items], dtype=np.int64)
+    owners = np.flatnonzero(counts)
+    starts = (np.cumsum(counts) - counts)[owners]
+    vocabulary: dict[str, int] = {}
+    terms: list[int] = []
+    places: list[int] = []
+    times: list[int] = []
+    for place, item in enumerate(items):
+        for term, count in item.terms.items():
+            terms.append(vocabulary.setdefault(term, len(vocabulary)))
+            places.append(place)
+            times.append(count)
+    offsets, postings = _by_term(
+        np.array(terms, dtype=np.int64), np.array(places), np.array(times), len(vocabulary)
+    )
+    return IndexSegment(
+        keys=tuple(item.key for item in items),
+        contents=tuple(item.content for item in items),
+        matrix=(rows / np.where(lengths == 0, 1, lengths)).astype(np.float32),
+        owners=owners,
+        starts=starts,
+        vocabulary=vocabulary,
+        offsets=offsets,
+        postings=postings,
+        lengths=np.array([sum(item.terms.values()) for item in items], dtype=np.float32),
+    )
+
+
+def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
+    """Return one segment of several, without the items that are not alive."""
+    np = numpy()
+    keys: list[str] = []
+    contents: list[bytes] = []
+    vocabulary: dict[str, int] = {}
+    arrays: dict[str, list[Any]] = {name: [] for name in _JOINED}
+    rows = 0
+    for segment, flags in parts:
+        alive = np.ones(len(segment.keys), dtype=bool) if flags is None else flags
+        moved = np.cumsum(alive) - 1 + len(keys)
+        per_item = np.diff(np.append(segment.starts, len(segment.matrix)))
+        kept = alive[segment.owners]
+        own = per_item[kept]
+        arrays["matrix"].append(segment.matrix[np.repeat(kept, per_item)])
+        arrays["owners"].append(moved[segment.owners[kept]])
+        arrays["starts"].append(np.cumsum(own) - own + rows)
+        rows += int(own.sum())
+        numbers = np.array(
+            [vocabulary.setdefault(term, len(vocabulary)) for term in segment.vocabulary], dtype=np.int64
+        )
+        has = alive[segment.postings.places]
+        arrays["terms"].append(np.repeat(numbers, np.diff(segment.offsets))[has])
+        arrays["places"].append(moved[segment.postings.places[has]])
+        arrays["counts"].append(segment.postings.counts[has])
+        arrays["lengths"].append(segment.lengths[alive])
+        keys += _kept(segment.keys, alive)
+        contents += _kept(segment.contents, alive)
+    whole = {name: np.concatenate(found) for name, found in arrays.items()}
+    offsets, postings = _by_term(whole["terms"], whole["places"], whole["counts"], len(vocabulary))
+    return IndexSegment(
+        keys=tuple(keys),
+        contents=tuple(contents),
+        matrix=whole["matrix"],
+        owners=whole["owners"],
+        starts=whole["starts"],
+        vocabulary=vocabulary,
+        offsets=offsets,
+        postings=postings,
+        lengths=whole["lengths"],
+    )
+
+
+_JOINED = ("matrix", "owners", "starts", "terms", "places", "counts", "lengths")
+
+
+def _kept(values: Iterable[Any], alive: Flags) -> list[Any]:
+    return [value for value, kept in zip(values, alive.tolist(), strict=True) if kept]
+
+
+def _by_term(terms: Any, places: Any, counts: Any, number: int) -> tuple[Numbers, Postings]:
+    """Return where each term's postings start, and the postings in the order of terms."""
+    np = numpy()
+    order = np.argsort(terms, kind="stable")
+    offsets = np.zeros(number + 1, dtype=np.int64)
+    np.cumsum(np.bincount(terms, minlength=number), out=offsets[1:])
+    return offsets, Postings(places[order].astype(np.int64), counts[order].astype(np.float32))

@@ -1,0 +1,107 @@
+"""Terms of a text: the normalised, stemmed words by which it is found.
+
+A query is cut in the same way as what is searched. It has no syntax: every character of it is text.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any
+
+from perdure.errors import MissingExtra
+
+__all__ = ["TermExtractor", "languages"]
+
+_LONGEST = 64
+_STEMS = 50_000
+_ACCENTS = re.compile("[\u0300-\u036f]")
+# Scripts without spaces between words: their texts are cut into characters and pairs of them.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003fffd]+"
+)
+
+
+def _snowball() -> Any:
+    try:
+        import snowballstemmer
+    except ImportError as error:
+        raise MissingExtra('a text index needs an extra: pip install "perdure[search]"') from error
+    return snowballstemmer
+
+
+def languages() -> list[str]:
+    """Return the languages whose words can be stemmed; raise ``MissingExtra`` without the extra."""
+    return sorted(_snowball().algorithms())
+
+
+class TermExtractor:
+    """Extractor of terms for texts of one language; safe in many threads.
+
+    Args:
+        language: A language of Snowball's stemmers, such as ``"english"``, or ``None`` for words as they are.
+
+    Raises:
+        ValueError: There is no such language.
+        MissingExtra: The extra is not installed.
+    """
+
+    def __init__(self, language: str | None) -> None:
+        self._stem: Callable[[str], str] = str
+        if language is None:
+            return
+        if language not in languages():
+            raise ValueError(
+                f"index has no language {language!r}; it has {', '.join(languages())}, or None for words as "
+                "they are"
+            )
+        # A stemmer holds the word that it works on: each call of an uncached word has its own.
+        self._stem = lru_cache(_STEMS)(lambda word: _snowball().stemmer(language).stemWord(word))
+
+    def terms(self, text: str) -> Counter[str]:
+        """Return the terms of a text with their counts."""
+        plain = unicodedata.normalize("NFKD", text.casefold())
+        plain = unicodedata.normalize("NFC", _ACCENTS.sub("", plain))
+        found: list[str] = []
+        for word in _words().findall(plain):
+            if _UNSPACED.search(word):
+                found += _of_unspaced(word, self._stem)
+            else:
+                found.append(self._stem(word[:_LONGEST]))
+        return Counter(found)
+
+
+def _of_unspaced(word: str, stem: Any) -> list[str]:
+    out: list[str] = []
+    at = 0
+    for run in _UNSPACED.finditer(word):
+        if run.start() > at:
+            out.append(stem(word[at : run.start()][:_LONGEST]))
+        characters = run.group()
+        out += characters
+        out += map("".join, pairwise(characters))
+        at = run.end()
+    if at < len(word):
+        out.append(stem(word[at:][:_LONGEST]))
+    return out
+
+
+@cache
+def _words() -> re.Pattern[str]:
+    """Return the pattern of a word: letters and digits, and the marks that belong to letters, which ``\\w``
+    leaves out."""
+    marks = [n for n in range(0x300, min(sys.maxunicode, 0x1FFFF)) if unicodedata.category(chr(n))[0] == "M"]
+    ranges: list[list[int]] = []
+    for mark in marks:
+        if ranges and mark == ranges[-1][1] + 1:
+            ranges[-1][1] = mark
+        else:
+            ranges.append([mark, mark])
+    within = "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+    return re.compile(f"[^\\W_](?:[^\\W_]|[{within}])*")

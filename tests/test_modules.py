@@ -54,6 +54,8 @@ TESTED_BY = {
     "perdure.langgraph.schema_values": "langgraph/test_schema_migration.py",
     "perdure.langgraph.inspect": "cli/test_commands.py",
     "perdure.langgraph.value_errors": "langgraph/test_allowlist.py",
+    "perdure.memory.programs": "memory/test_memory.py",
+    "perdure.runtime.memory_lane": "runtime/test_memories.py",
     "perdure.runtime.context": "runtime/test_accepting.py",
     "perdure.runtime.control": "runtime/test_rollback.py",
     "perdure.runtime.documents": "server/test_assistant_routes.py",

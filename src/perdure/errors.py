@@ -27,6 +27,7 @@
     ├── NoWindow            no valid list of messages can be sent to the model
     │   └── MessageTooLong  a message that has to be sent exceeds the limit
     ├── SummaryRefused      what was made of a conversation is no summary
+    ├── ExtractionRefused   what an extractor found is no list of facts
     ├── QueueFull           a queue is full
     ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
@@ -165,6 +166,11 @@ class MessageTooLong(NoWindow):
 class SummaryRefused(PerdureError):
     """The text that was made of a conversation is no summary: no text, empty, or too long. The conversation
     is left as it was."""
+
+
+class ExtractionRefused(PerdureError):
+    """The answer of a model or function that extracts facts is not of the requested form. Nothing of it was
+    remembered."""
 
 
 class QueueFull(PerdureError):

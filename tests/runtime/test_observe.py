@@ -261,7 +261,8 @@ def test_the_page_has_every_event() -> None:
     )
     told = set(
         re.findall(
-            r'"((?:checkpoint|conversation|message|run|reply|state|sweep|thread|worker)\.[a-z_]+)"', code
+            r'"((?:checkpoint|conversation|memory|message|run|reply|state|sweep|thread|worker)\.[a-z_]+)"',
+            code,
         )
     )
     states = (messages.DONE, messages.FAILED, messages.INTERRUPTED, messages.ROLLED_BACK, messages.WAITING)

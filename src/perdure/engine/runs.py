@@ -193,11 +193,13 @@ class _Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """End of a run: its ``state``, a ``note`` on it, and the replies to its channel."""
+    """End of a run: its ``state``, a ``note`` on it, the replies to its channel, and what it sends to other
+    channels, each with the channel's name."""
 
     state: str
     note: Mapping[str, Any]
     replies: Sequence[Any] = ()
+    others: Sequence[tuple[str, Any]] = ()
 
 
 def renew(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
@@ -249,9 +251,10 @@ def finish(
         TooLarge: the run has more replies than a commit can hold.
     """
     partition, run = held.partition, held.run
-    if 5 + len(events) + len(ending.replies) > budget:
+    outgoing = [*((run.channel, payload) for payload in ending.replies), *ending.others]
+    if 5 + len(events) + len(outgoing) > budget:
         raise TooLarge(
-            f"run {run.id!r} of thread {partition.thread!r} has {len(ending.replies)} replies, at most "
+            f"run {run.id!r} of thread {partition.thread!r} has {len(outgoing)} replies, at most "
             f"{budget - 5 - len(events)} can be sent at once; join some of them"
         )
     closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
@@ -274,15 +277,15 @@ def finish(
         if not events:
             ops.append(followers.unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
-        if ending.replies:
+        if outgoing:
             outbox = lanes.outbox or Lane(OUT)
             if not outbox.version:
                 # A sender of an earlier thread of this name must not match this epoch.
                 outbox = outbox._replace(epoch=fresh)
             first = outbox.last + 1
             replies = tuple(
-                Reply(first + n, run.id, n, run.channel, payload, created_at=now)
-                for n, payload in enumerate(ending.replies)
+                Reply(first + n, run.id, n, channel, payload, created_at=now)
+                for n, (channel, payload) in enumerate(outgoing)
             )
             outbox = outbox.appended(now, len(replies))
             ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
@@ -290,7 +293,7 @@ def finish(
         return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
-    known = None if ending.replies else _Lanes(held.lane)
+    known = None if outgoing else _Lanes(held.lane)
     return (yield from retrying(partition, known, load, attempt))
 
 

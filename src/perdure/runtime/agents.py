@@ -16,6 +16,7 @@ from langgraph.types import Command, Send
 from perdure.conversation.policy import Conversation
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow
+from perdure.memory.policy import MemoryPolicy
 from perdure.model.messages import Message
 from perdure.runtime.graph_factories import Factory
 from perdure.schema.schema import Schema
@@ -107,6 +108,8 @@ class Agent:
         apology: Reply on a channel to messages that were given up; ``None`` for none.
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
             and summarised as part of a run's input, for graphs that send a model all that they hold.
+        memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
+            it.
 
     Raises:
         ValueError: A setting is invalid, or the graph cannot be run with it.
@@ -123,6 +126,7 @@ class Agent:
     strict: bool = False
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
     conversation: Conversation | None = None
+    memory: MemoryPolicy | None = None
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perdure.database.handle import DatabaseHandle
 from perdure.runtime.agents import Agent
@@ -35,6 +35,7 @@ class RuntimeContext:
         works: False if the work is left to other processes.
         store: Options of the graphs' store.
         thread_ttl: The time to live of threads that are created without one.
+        internal: Agents of the runtime's own threads, by name; clients cannot address them.
     """
 
     database: DatabaseHandle
@@ -50,3 +51,4 @@ class RuntimeContext:
     works: bool
     store: StoreOptions
     thread_ttl: ThreadTtl | None = None
+    internal: Mapping[str, Agent] = field(default_factory=dict[str, Agent])

@@ -114,6 +114,17 @@ class Metrics:
                     "perdure_summaries_failed",
                     "Summaries of conversations that failed; the conversation was left as it was.",
                 ),
+                (
+                    "memory.recalled",
+                    "perdure_memory_recalls",
+                    "New threads that began with a memory of their user.",
+                ),
+                (
+                    "memory.recall_failed",
+                    "perdure_memory_recalls_failed",
+                    "Searches in memories that failed or took too long.",
+                ),
+                ("memory.kept", "perdure_memory_turns", "Extracted turns whose facts are stored."),
             )
         }
         self._deliveries = Counter(

@@ -17,6 +17,8 @@ _LEVELS = {
     "conversation.repaired": logging.WARNING,
     "conversation.summary_failed": logging.WARNING,
     "checkpoint.large": logging.WARNING,
+    "memory.not_tidied": logging.WARNING,
+    "memory.recall_failed": logging.WARNING,
     "message.refused": logging.WARNING,
     "message.unreadable": logging.ERROR,
     "reply.dead": logging.ERROR,

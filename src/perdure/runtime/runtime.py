@@ -17,14 +17,17 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine import documents, retention
 from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
+from perdure.model.messages import Message
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
+from perdure.runtime.accepting import AcceptanceTerms
 from perdure.runtime.agents import Agent, agents
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.graphs import StoreOptions
+from perdure.runtime.memory_lane import lane_agent, lane_channel
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observe import Logs, Observer, Observers
 from perdure.runtime.on_demand import OnDemand
@@ -32,11 +35,14 @@ from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.settings import Settings
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.ttl import ThreadTtl
+from perdure.runtime.tickets import Ticket
+from perdure.runtime.turns import MEMORY
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.worker import Worker
 
 _ANYWHERE = Partition("", "ready", SERVER)
 """Partition that is read to check the database; it is empty."""
+_LANE_S = 20.0
 
 
 class Runtime(OnDemand, TenantRuntime):
@@ -83,10 +89,11 @@ class Runtime(OnDemand, TenantRuntime):
         handle = handle_of(database)
         clock = DatabaseClock(lambda: handle.arun(ask(Now())))
         observing = Observers((Logs(),) if observers is None else observers)
+        named, index = agents(graphs), index_of(store_index)
         notifications = Notifications(handle, tenant)
         context = RuntimeContext(
             database=handle,
-            agents=agents(graphs),
+            agents=named,
             settings=settings,
             clock=clock,
             observers=observing,
@@ -96,10 +103,12 @@ class Runtime(OnDemand, TenantRuntime):
             owner=name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
             tenant=tenant,
             works=works,
-            store=StoreOptions(store_ttl, index_of(store_index)),
+            store=StoreOptions(store_ttl, index),
             thread_ttl=thread_ttl,
+            internal={MEMORY: lane_agent(named, observing, has_index=index is not None)},
         )
-        super().__init__(context, Worker(context, channels or {}), database.tenant)
+        lanes = lane_channel(self._accept, named, min(_LANE_S, settings.lease / 2))
+        super().__init__(context, Worker(context, {**(channels or {}), MEMORY: lanes}), database.tenant)
 
     async def __aenter__(self) -> Self:
         await self._context.clock.now()
@@ -117,6 +126,9 @@ class Runtime(OnDemand, TenantRuntime):
             await self._worker.drain(self._context.settings.drain)
         self._context.subscriptions.close()
         self._context.notifications.close()
+
+    async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
+        return await self._acceptance.accept(partition, message, terms)
 
     def for_tenant(self, tenant: str) -> TenantRuntime:
         """Return the runtime's methods for the threads of a tenant; their runs need ``all_tenants``."""
@@ -172,6 +184,8 @@ class Runtime(OnDemand, TenantRuntime):
 
 def _check_channels(channels: Mapping[str, Channel], settings: Settings) -> None:
     for name, channel in channels.items():
+        if name == MEMORY:
+            raise ValueError(f"a channel cannot be named {MEMORY!r}, which is the runtime's own")
         if not name:
             raise ValueError("a channel needs a name; messages without a channel have no replies to send")
         if channel.timeout >= settings.lease:

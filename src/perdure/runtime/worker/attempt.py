@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -26,6 +26,7 @@ from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
+from perdure.runtime.memories import Memories
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.run_context import context_of, mirrored
 from perdure.runtime.task_names import with_places
@@ -37,10 +38,17 @@ TENANT: ContextVar[str] = ContextVar("tenant")
 INTERRUPTS = "__interrupt__"
 
 
+class Views(NamedTuple):
+    """What the graphs see of conversations and of their users."""
+
+    conversations: Conversations
+    memories: Memories
+
+
 async def attempt(
     agent: Agent,
     graphs: Graphs,
-    conversations: Conversations,
+    views: Views,
     held: HeldRun,
     journal: EffectJournal,
     buffer: EventBuffer | None,
@@ -54,7 +62,7 @@ async def attempt(
     Args:
         agent: The agent of the run's graph.
         graphs: The graphs of this process.
-        conversations: Windows and summaries of the threads.
+        views: What the graphs see of conversations and of their users.
         held: The run, with its lease.
         journal: The recorded effects of the run.
         buffer: The buffer for the run's events, or ``None`` if it publishes none.
@@ -78,7 +86,7 @@ async def attempt(
     within = TENANT.set(tenant)
     try:
         async with making as graph:
-            return await _attempt(agent, graph, conversations, held, journal, buffer)
+            return await _attempt(agent, graph, views, held, journal, buffer)
     finally:
         TENANT.reset(within)
 
@@ -86,7 +94,7 @@ async def attempt(
 async def _attempt(
     agent: Agent,
     graph: Pregel[Any, Any, Any, Any],
-    conversations: Conversations,
+    views: Views,
     held: HeldRun,
     journal: EffectJournal,
     buffer: EventBuffer | None,
@@ -103,8 +111,10 @@ async def _attempt(
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
+    if agent.memory is not None and not has_begun:
+        given = await views.memories.input(agent.memory, graph, config, held, given)
     if agent.conversation is not None and not has_begun:
-        given = await conversations.input(agent.conversation, graph, config, held, given)
+        given = await views.conversations.input(agent.conversation, graph, config, held, given)
     if isinstance(given, Command) and _ends(given):
         await _end(graph, config, now, held, buffer)
         return Ending(DONE, {})
@@ -128,9 +138,12 @@ async def _attempt(
     if interrupts or (snapshot is not None and snapshot.next):
         return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
     if agent.conversation is not None:
-        await conversations.note_reply(agent.conversation, graph, now, held, values)
+        await views.conversations.note_reply(agent.conversation, graph, now, held, values)
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
-    return Ending(DONE, {}, tuple(replies))
+    others = (
+        () if agent.memory is None else await views.memories.ended(agent.memory, graph, now, held, values)
+    )
+    return Ending(DONE, {}, tuple(replies), tuple(others))
 
 
 def _ends(given: Command[Any]) -> bool:

@@ -39,9 +39,11 @@ from perdure.runtime.events.publisher import EventBuffer
 from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
+from perdure.runtime.memories import Memories
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.sizes import Sizes
-from perdure.runtime.worker.attempt import attempt, noticed
+from perdure.runtime.turns import MEMORY
+from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.dispatch import Dispatch
 
@@ -98,12 +100,14 @@ class Runner:
         self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
         self.graphs = Graphs(
             Database(context.database),
-            context.agents,
+            {**context.agents, **context.internal},
             context.store,
             sizes.stored,
             sizes.older,
             sizes.undeclared,
         )
+        has_index = context.store.index is not None
+        self.memories = Memories(context.observers, self.graphs.store, has_index=has_index)
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
         """Return the run of a message if it is the latest of its thread that ended in this process."""
@@ -192,7 +196,7 @@ class Runner:
             attempt(
                 agent,
                 self.graphs,
-                self.conversations,
+                Views(self.conversations, self.memories),
                 held,
                 EffectJournal.of(self._database, held),
                 self._buffers.get(held.run.id),
@@ -299,6 +303,8 @@ class Runner:
             self._subscriptions.closed(buffer, last)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         self.conversations.after_reply(held.partition)
+        if held.run.graph == MEMORY:
+            await self.memories.after_lane(self.graphs.graph(MEMORY, held.partition.tenant), held)
         if replies:
             self._dispatch.soon((held.partition, OUT))
         self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))

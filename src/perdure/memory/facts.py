@@ -1,0 +1,190 @@
+"""Facts about a user, and summaries of the user's threads, as they are stored as items.
+
+A fact is known from one moment until another one: a correction closes it and names its successor, and nothing
+else of it ever changes. So the facts that were known at any earlier time can be listed.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid5
+
+from perdure.errors import Corrupt
+
+TEXT_MAX = 2_000
+"""Most characters of a fact."""
+SUMMARY_MAX = 20_000
+"""Most characters of a thread's summary."""
+
+_FACTS = UUID("6f0f2a52-5b0b-4d2a-9d5e-0d8c3d1c7a11")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something that is known about a user.
+
+    Attributes:
+        id: A UUID, the same for equal texts that were never retired in between.
+        text: The fact, as text.
+        thread: The thread that it comes from, if any.
+        message: The message that it comes from, if any.
+        valid_from: The time since when it holds in the world, if that is known.
+        known_from: The time at which it was remembered.
+        known_until: The time at which it was superseded or retracted; ``None`` for a current fact.
+        superseded_by: The id of the fact that took its place, if any.
+        supersedes: The ids of the facts whose place it took.
+    """
+
+    id: str
+    text: str
+    thread: str | None = None
+    message: str | None = None
+    valid_from: datetime | None = None
+    known_from: datetime
+    known_until: datetime | None = None
+    superseded_by: str | None = None
+    supersedes: tuple[str, ...] = ()
+
+    @property
+    def is_current(self) -> bool:
+        """True if it is neither superseded nor retracted."""
+        return self.known_until is None
+
+    @property
+    def at(self) -> datetime:
+        """Time by which it is ordered among what is recalled."""
+        return self.known_from
+
+    def was_known(self, at: datetime) -> bool:
+        """Return True if the fact was a current one at a time."""
+        return self.known_from <= at and (self.known_until is None or at < self.known_until)
+
+    def stored(self) -> dict[str, Any]:
+        """Return the fact as the value of an item, without its id, which is the item's key."""
+        return {
+            "kind": "fact",
+            "text": self.text,
+            "current": self.is_current,
+            "thread": self.thread,
+            "message": self.message,
+            "valid_from": _written(self.valid_from),
+            "known_from": _written(self.known_from),
+            "known_until": _written(self.known_until),
+            "superseded_by": self.superseded_by,
+            "supersedes": list(self.supersedes),
+        }
+
+    @classmethod
+    def read(cls, key: str, value: Mapping[str, Any]) -> Fact:
+        """Return the fact of an item.
+
+        Raises:
+            Corrupt: The item is no fact of this release.
+        """
+        try:
+            known_from = read_time(value["known_from"])
+            if known_from is None:
+                raise ValueError
+            return cls(
+                id=key,
+                text=str(value["text"]),
+                thread=value["thread"],
+                message=value["message"],
+                valid_from=read_time(value["valid_from"]),
+                known_from=known_from,
+                known_until=read_time(value["known_until"]),
+                superseded_by=value["superseded_by"],
+                supersedes=tuple(value["supersedes"]),
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise Corrupt(f"the item {key!r} is no fact that this release can read") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadSummary:
+    """Summary of one of the user's threads; a later one of the same thread replaces it.
+
+    Attributes:
+        thread: The thread.
+        text: The summary.
+        at: The time at which it was stored.
+    """
+
+    thread: str
+    text: str
+    at: datetime
+
+    @property
+    def id(self) -> str:
+        """The thread, by which the summary is forgotten."""
+        return self.thread
+
+    def stored(self) -> dict[str, Any]:
+        """Return the summary as the value of an item, whose key is the thread."""
+        return {"kind": "summary", "text": self.text, "current": True, "at": _written(self.at)}
+
+    @classmethod
+    def read(cls, key: str, value: Mapping[str, Any]) -> ThreadSummary:
+        """Return the summary of an item.
+
+        Raises:
+            Corrupt: The item is no summary of this release.
+        """
+        try:
+            at = read_time(value["at"])
+            if at is None:
+                raise ValueError
+            return cls(thread=key, text=str(value["text"]), at=at)
+        except (LookupError, TypeError, ValueError) as error:
+            raise Corrupt(f"the item {key!r} is no summary that this release can read") from error
+
+
+Remembered = Fact | ThreadSummary
+"""What ``Memory.recall`` returns."""
+
+
+def same_text(text: str) -> str:
+    """Return the form in which two equal facts are the same: without case, and with single blanks."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def fact_id(text: str, number: int) -> str:
+    """Return the id of the ``number``-th fact with this text, from 0."""
+    return str(uuid5(_FACTS, f"{number}\0{same_text(text)}"))
+
+
+def checked_text(text: object, most: int) -> str:
+    """Return a text without blanks around it.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is empty, or longer than ``most`` characters.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a memory is text, not of type {type(text).__name__}")
+    text = text.strip()
+    if not text:
+        raise ValueError("a memory needs a text that is not empty")
+    if len(text) > most:
+        raise ValueError(f"a memory has at most {most} characters, this one has {len(text)}; shorten it")
+    return text
+
+
+def aware(at: datetime, what: str) -> datetime:
+    """Return a time in UTC; raise ``ValueError`` for one without a time zone."""
+    if at.tzinfo is None:
+        raise ValueError(f"{what} needs a time zone, e.g. datetime(2026, 3, 1, tzinfo=UTC)")
+    return at.astimezone(UTC)
+
+
+def read_time(text: str | None) -> datetime | None:
+    """Return the time of an item's field; raise ``ValueError`` if it is none."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _written(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat()

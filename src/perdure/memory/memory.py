@@ -1,0 +1,264 @@
+"""Memory of one user over a LangGraph store: what is known of the user, since when, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from langgraph.store.base import BaseStore
+
+from perdure.memory import programs
+from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
+from perdure.memory.programs import NewFact, Place, Steps
+from perdure.memory.users import ROOT, namespace_of, user_of_namespace
+
+R = TypeVar("R")
+
+FORMAT = "perdure.memory/1"
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Memory:
+    """What is known of one user. Each method has a twin for event loops, whose name begins with ``a``.
+
+    Args:
+        store: A store, such as ``Database.store(index=…)``; the index is needed for ``recall`` by a query.
+        user: The user's id.
+        root: The namespace that contains those of all users.
+        now: Returns the current time.
+
+    Raises:
+        ValueError: The user's id is empty or too long.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore,
+        user: str,
+        *,
+        root: Sequence[str] = ROOT,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self.user = user
+        self._store = store
+        self._place = Place(namespace_of(user, root), now)
+
+    @property
+    def namespace(self) -> tuple[str, ...]:
+        """Namespace of the user's items in the store."""
+        return self._place.namespace
+
+    def remember(
+        self,
+        text: str,
+        *,
+        thread: str | None = None,
+        message: str | None = None,
+        valid_from: datetime | None = None,
+        supersedes: Sequence[str] = (),
+    ) -> Fact:
+        """Remember a fact, in one commit with the facts that it supersedes.
+
+        A current fact with an equal text, apart from case and blanks, is returned as it is.
+
+        Args:
+            text: The fact, at most 2,000 characters.
+            thread: The thread that it comes from.
+            message: The message that it comes from.
+            valid_from: The time since when it holds, with a time zone.
+            supersedes: The ids of facts that it corrects. Those that are still current are closed, and stay
+                in the history.
+
+        Raises:
+            NotFound: There is no fact of one of these ids.
+            ValueError: The text is empty or too long, or a time has no time zone.
+        """
+        new = _new(text, thread, message, valid_from, supersedes)
+        return self._run(programs.remember(self._place, new))
+
+    async def aremember(
+        self,
+        text: str,
+        *,
+        thread: str | None = None,
+        message: str | None = None,
+        valid_from: datetime | None = None,
+        supersedes: Sequence[str] = (),
+    ) -> Fact:
+        """See ``remember``."""
+        new = _new(text, thread, message, valid_from, supersedes)
+        return await self._arun(programs.remember(self._place, new))
+
+    def recall(self, query: str | None = None, k: int = 5) -> list[Remembered]:
+        """Return at most ``k`` current facts and summaries: the nearest to a query, best first, or without
+        one the newest.
+
+        Raises:
+            ValueError: There is a query, and the store has no index.
+        """
+        return self._run(programs.recall(self._place, query, k))
+
+    async def arecall(self, query: str | None = None, k: int = 5) -> list[Remembered]:
+        """See ``recall``."""
+        return await self._arun(programs.recall(self._place, query, k))
+
+    def facts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
+        """Return the current facts, oldest first.
+
+        Args:
+            known_at: Return those that were current at this time instead.
+            history: True to return superseded and retracted ones, too.
+        """
+        return _chosen(self._run(programs.facts(self._place)), known_at, history=history)
+
+    async def afacts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
+        """See ``facts``."""
+        return _chosen(await self._arun(programs.facts(self._place)), known_at, history=history)
+
+    def retract(self, id: str) -> Fact:  # noqa: A002 - the field's name
+        """Close a fact that is not true any more, and has no successor; it stays in the history.
+
+        Raises:
+            NotFound: There is no such fact.
+        """
+        return self._run(programs.retract(self._place, id))
+
+    async def aretract(self, id: str) -> Fact:  # noqa: A002
+        """See ``retract``."""
+        return await self._arun(programs.retract(self._place, id))
+
+    def undo(self, id: str) -> list[Fact]:  # noqa: A002
+        """Take back a fact, so that what it superseded is current again, or take back its retraction. Nothing
+        is removed: the facts that are current again are new entries of the history, and are returned.
+
+        Raises:
+            NotFound: There is no such fact.
+            Conflict: Another fact superseded it; undo that one.
+        """
+        return self._run(programs.undo(self._place, id))
+
+    async def aundo(self, id: str) -> list[Fact]:  # noqa: A002
+        """See ``undo``."""
+        return await self._arun(programs.undo(self._place, id))
+
+    def summaries(self) -> list[ThreadSummary]:
+        """Return the summaries of the user's threads, oldest first."""
+        return self._run(programs.summaries(self._place))
+
+    async def asummaries(self) -> list[ThreadSummary]:
+        """See ``summaries``."""
+        return await self._arun(programs.summaries(self._place))
+
+    def summarise(self, thread: str, text: str) -> ThreadSummary:
+        """Store the summary of a thread, in place of its earlier one.
+
+        Raises:
+            ValueError: The text is empty, or longer than 20,000 characters.
+        """
+        return self._run(programs.summarise(self._place, thread, text))
+
+    async def asummarise(self, thread: str, text: str) -> ThreadSummary:
+        """See ``summarise``."""
+        return await self._arun(programs.summarise(self._place, thread, text))
+
+    def forget(self, id: str | None = None) -> int:  # noqa: A002
+        """Remove for good, and return the number of removed items.
+
+        Args:
+            id: The id of a fact, with which all facts of an equal text are removed, or a thread, whose
+                summary is removed. By default all that is known of the user is removed.
+
+        Raises:
+            NotFound: There is no such fact or summary.
+        """
+        place = self._place
+        return self._run(programs.forget_all(place) if id is None else programs.forget(place, id))
+
+    async def aforget(self, id: str | None = None) -> int:  # noqa: A002
+        """See ``forget``."""
+        place = self._place
+        return await self._arun(programs.forget_all(place) if id is None else programs.forget(place, id))
+
+    def export(self) -> dict[str, Any]:
+        """Return all that is known of the user, with its history, as plain JSON data."""
+        found = self._run(programs.facts(self._place)), self._run(programs.summaries(self._place))
+        return self._exported(*found)
+
+    async def aexport(self) -> dict[str, Any]:
+        """See ``export``."""
+        place = self._place
+        found = await self._arun(programs.facts(place)), await self._arun(programs.summaries(place))
+        return self._exported(*found)
+
+    def _exported(self, facts: Sequence[Fact], summaries: Sequence[ThreadSummary]) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "user": self.user,
+            "facts": [{"id": fact.id, **fact.stored()} for fact in facts],
+            "summaries": [{"thread": summary.thread, **summary.stored()} for summary in summaries],
+        }
+
+    def _run(self, steps: Steps[R]) -> R:
+        return _run(self._store, steps)
+
+    async def _arun(self, steps: Steps[R]) -> R:
+        return await _arun(self._store, steps)
+
+
+def users(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
+    """Return the users of whom something is known, in order."""
+    return _users(_run(store, programs.namespaces(root)), root)
+
+
+async def ausers(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
+    """See ``users``."""
+    return _users(await _arun(store, programs.namespaces(root)), root)
+
+
+def _users(found: Sequence[tuple[str, ...]], root: Sequence[str]) -> list[str]:
+    return sorted(user_of_namespace(each, root) for each in found)
+
+
+def _new(
+    text: str,
+    thread: str | None,
+    message: str | None,
+    valid_from: datetime | None,
+    supersedes: Sequence[str],
+) -> NewFact:
+    if isinstance(supersedes, str):
+        raise TypeError("supersedes is a list of ids, not one text")
+    return NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
+
+
+def _chosen(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:
+    if known_at is not None and history:
+        raise ValueError("history=True returns the facts of all times; leave out known_at")
+    if known_at is not None:
+        at = aware(known_at, "known_at")
+        return [fact for fact in facts if fact.was_known(at)]
+    return [fact for fact in facts if history or fact.is_current]
+
+
+def _run(store: BaseStore, steps: Steps[R]) -> R:
+    try:
+        ops = next(steps)
+        while True:
+            ops = steps.send(store.batch(ops))
+    except StopIteration as ended:
+        result: R = ended.value
+        return result
+
+
+async def _arun(store: BaseStore, steps: Steps[R]) -> R:
+    try:
+        ops = next(steps)
+        while True:
+            ops = steps.send(await store.abatch(ops))
+    except StopIteration as ended:
+        result: R = ended.value
+        return result

@@ -1,0 +1,36 @@
+"""Namespaces of users in a store: one of each user's own, whatever the user's id looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ROOT = ("memories",)
+"""Namespace that contains those of all users, by default."""
+FACTS, SUMMARIES = "facts", "summaries"
+
+_USER_MAX = 200
+
+
+def namespace_of(user: str, root: Sequence[str] = ROOT) -> tuple[str, ...]:
+    """Return the namespace of a user. Different users have different ones, none within another's.
+
+    LangGraph refuses dots in namespaces, so they are escaped, and the sign that escapes them too.
+
+    Args:
+        user: The user's id, compared character by character.
+        root: The namespace that contains those of all users.
+
+    Raises:
+        TypeError: The id is no text.
+        ValueError: It is empty, or longer than 200 characters.
+    """
+    if not isinstance(user, str):
+        raise TypeError(f"a user is named by text, not by {type(user).__name__}")
+    if not 0 < len(user) <= _USER_MAX:
+        raise ValueError(f"a user's id has 1 to {_USER_MAX} characters, this one has {len(user)}")
+    return (*root, user.replace("%", "%25").replace(".", "%2E"))
+
+
+def user_of_namespace(namespace: Sequence[str], root: Sequence[str] = ROOT) -> str:
+    """Return the user whose namespace this is, or within whose namespace it lies."""
+    return namespace[len(root)].replace("%2E", ".").replace("%25", "%")

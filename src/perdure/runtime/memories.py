@@ -1,0 +1,193 @@
+"""Memory in the runs of a runtime's threads: recall into a thread's first run, and the hand-over of each turn
+to the user's lane, in the commit that ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
+
+from perdure.conversation.summary import Summary
+from perdure.engine.runs import HeldRun
+from perdure.errors import PerdureError
+from perdure.memory.facts import SUMMARY_MAX, Remembered
+from perdure.memory.memory import Memory
+from perdure.memory.policy import MemoryPolicy
+from perdure.memory.recall import recalled, recalled_ids
+from perdure.runtime.failures import log_failure
+from perdure.runtime.observe import Observers
+from perdure.runtime.turns import MEMORY, Turn
+
+_TURN_MAX = 20_000
+"""Most characters of a turn that are handed over; of a longer one its beginning."""
+_QUERY_MAX = 2_000
+_PATIENCE_S = 2.0
+"""Seconds for which a reply waits for the search of what is near to its message."""
+
+
+class Memories:
+    """Applies the memory policies of agents to the runs of their threads.
+
+    Args:
+        observers: Receivers of events.
+        store: Returns the store of a tenant.
+        has_index: True if the stores can be searched by a query.
+    """
+
+    def __init__(self, observers: Observers, store: Callable[[str], BaseStore], *, has_index: bool) -> None:
+        self._observers = observers
+        self._store = store
+        self._has_index = has_index
+
+    async def input(
+        self,
+        policy: MemoryPolicy,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        given: Any,
+    ) -> Any:
+        """Return a run's input: for a new thread with the message of what is recalled of its user.
+
+        Args:
+            policy: The policy.
+            graph: The graph of the run.
+            config: The config of the run, with the user.
+            held: The run.
+            given: The input; answers to interrupts and commands are returned unchanged.
+        """
+        if not isinstance(given, Mapping) or not given.get(policy.key):
+            return given
+        user = policy.user_of(config.get("configurable") or {})
+        if user is None or await _has_messages(graph, config, policy.key):
+            return given
+        new = given[policy.key]
+        new = list(new) if isinstance(new, list | tuple) else [new]
+        messages = convert_to_messages(new)
+        memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
+        nearest = await self._nearest(policy, memory, held, _asked(messages))
+        newest = await memory.arecall(None, policy.newest) if policy.newest else []
+        message = recalled(nearest, newest, tokens=policy.tokens, counter=policy.counter)
+        if message is None:
+            return given
+        self._emit("memory.recalled", held, entries=len(recalled_ids(message)))
+        at = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
+        return {**given, policy.key: [*new[:at], message, *new[at:]]}
+
+    async def ended(
+        self,
+        policy: MemoryPolicy,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        values: Any,
+    ) -> Sequence[tuple[str, Any]]:
+        """Return the turn that a run ended, for the outbox, as a channel and a payload.
+
+        Args:
+            policy: The policy.
+            graph: The graph of the run.
+            config: The config of the run, with the user.
+            held: The run.
+            values: The output of the run; the state is read if it lacks the messages.
+        """
+        user = policy.user_of(config.get("configurable") or {})
+        if user is None:
+            return ()
+        messages = values.get(policy.key) if isinstance(values, Mapping) else None
+        if not isinstance(messages, list):
+            messages = (await graph.aget_state(config)).values.get(policy.key)
+        if not isinstance(messages, list):
+            return ()
+        summary = Summary.of(messages)
+        told = None if summary is None or not summary.text else summary.text[:SUMMARY_MAX]
+        spoken = last_turn(messages) if policy.extract or policy.summarize else []
+        if not spoken and told is None:
+            return ()
+        turn = Turn(
+            agent=held.run.graph,
+            thread=held.partition.thread,
+            run=held.run.id,
+            message=spoken[0].id if spoken else None,
+            messages=_cut(spoken),
+            summary=told,
+        )
+        return ((MEMORY, {"user": user, "turn": turn.stored()}),)
+
+    async def after_lane(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
+        """Remove the texts that a finished run of a lane has left in its checkpoints."""
+        if isinstance(graph.checkpointer, BaseCheckpointSaver):
+            try:
+                await graph.checkpointer.aprune([held.partition.thread])
+            except PerdureError as error:
+                # The next run of the lane removes them.
+                self._emit("memory.not_tidied", held, error=type(error).__name__)
+
+    async def _nearest(
+        self, policy: MemoryPolicy, memory: Memory, held: HeldRun, query: str
+    ) -> list[Remembered]:
+        """Return what is near to a message. If the search fails or takes long, the reply does not wait for
+        it."""
+        if not (self._has_index and policy.nearest and query):
+            return []
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await memory.arecall(query, policy.nearest)
+        except Exception as error:
+            self._emit("memory.recall_failed", held, error=type(error).__name__)
+            log_failure(held.run.id, error)
+            return []
+
+    def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
+        self._observers.event(
+            name,
+            tenant=held.partition.tenant,
+            thread=held.partition.thread,
+            run=held.run.id,
+            graph=held.run.graph,
+            **fields,
+        )
+
+
+async def _has_messages(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, key: str) -> bool:
+    if not isinstance(graph.checkpointer, BaseCheckpointSaver):
+        return False
+    found = await graph.checkpointer.aget_tuple(config)
+    return found is not None and bool(found.checkpoint["channel_values"].get(key))
+
+
+def last_turn(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the user's last messages and the texts that follow them, without tools and system messages."""
+    end = next((n for n in reversed(range(len(messages))) if isinstance(messages[n], HumanMessage)), None)
+    if end is None:
+        return []
+    start = end
+    while start and isinstance(messages[start - 1], HumanMessage):
+        start -= 1
+    kinds = (HumanMessage, AIMessage)
+    return [each for each in messages[start:] if isinstance(each, kinds) and each.text.strip()]
+
+
+def _asked(messages: Sequence[BaseMessage]) -> str:
+    """Return the text of the user's messages, to search by."""
+    texts = [message.text.strip() for message in messages if isinstance(message, HumanMessage)]
+    return "\n".join(text for text in texts if text)[:_QUERY_MAX]
+
+
+def _cut(messages: Sequence[BaseMessage]) -> list[list[str]]:
+    """Return the types and texts of messages, as far as their number of characters is within the limit."""
+    out: list[list[str]] = []
+    left = _TURN_MAX
+    for message in messages:
+        text = message.text.strip().encode("utf-8", "replace").decode()[:left]
+        if not text:
+            break
+        out.append([message.type, text])
+        left -= len(text)
+    return out

@@ -1,0 +1,188 @@
+"""Lane of a user: the thread on which the turns of the user's other threads are extracted, one run at a time.
+
+A turn reaches the lane through the outbox of its thread, under a key of its run, so it is accepted once. Runs
+of the lane are runs like others: they wait for a rest, are retried, and their messages are given up after the
+last attempt. Facts are stored by their content, so a step that is repeated stores nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.pregel import Pregel
+from langgraph.runtime import Runtime as NodeRuntime
+
+from perdure.conversation.summary import Leaving, Summary, folded, transcript
+from perdure.memory.extraction import ExtractionRequest, extracted
+from perdure.memory.facts import Fact, same_text
+from perdure.memory.memory import Memory
+from perdure.memory.policy import MemoryPolicy
+from perdure.model.messages import Message, Reply
+from perdure.model.queue import Debounce
+from perdure.model.records import Partition
+from perdure.runtime.accepting import AcceptanceTerms
+from perdure.runtime.agents import INPUT, Agent
+from perdure.runtime.observe import Observers
+from perdure.runtime.options import Options
+from perdure.runtime.tickets import Ticket, message_of
+from perdure.runtime.turns import MEMORY, Turn, lane_of
+from perdure.runtime.worker.delivery import Channel
+
+_QUERY_MAX = 2_000
+_STEPS_MAX = 10_000
+_SUMMARY_TOKENS = 4_000
+
+
+class LaneState(TypedDict, total=False):
+    """State of a lane: the user, the turns that are left, and what was found in the first ones."""
+
+    user: str
+    turns: list[dict[str, Any]]
+    found: dict[str, Any]
+
+
+def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: bool) -> Agent:
+    """Return the agent of the lanes.
+
+    Args:
+        agents: The agents whose turns are extracted, by name.
+        observers: Receivers of events.
+        has_index: True if the store can be searched by a query.
+    """
+
+    async def extract(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
+        turns = _first(state["turns"])
+        policy = _policy(agents, turns[0])
+        memory = _memory(runtime, state["user"], policy)
+        return {"found": await _found(policy, memory, turns, has_index=has_index)}
+
+    async def keep(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
+        turns = _first(state["turns"])
+        memory = _memory(runtime, state["user"], _policy(agents, turns[0]))
+        found, last = state["found"], turns[-1]
+        there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
+        for fact in found["facts"]:
+            since = fact["valid_from"]
+            await memory.aremember(
+                fact["text"],
+                thread=last.thread,
+                message=last.message,
+                valid_from=None if since is None else datetime.fromisoformat(since),
+                supersedes=[key for key in fact["supersedes"] if key in there],
+            )
+        if found["summary"]:
+            await memory.asummarise(last.thread, found["summary"])
+        observers.event(
+            "memory.kept", graph=last.agent, facts=len(found["facts"]), summaries=int(bool(found["summary"]))
+        )
+        return {"turns": state["turns"][len(turns) :], "found": {}}
+
+    builder = StateGraph(LaneState)
+    builder.add_node("extract", extract)
+    builder.add_node("keep", keep)
+    builder.add_edge(START, "extract")
+    builder.add_edge("extract", "keep")
+    builder.add_conditional_edges("keep", lambda state: "extract" if state["turns"] else END)
+    graph: Pregel[Any, Any, Any, Any] = builder.compile(name=MEMORY)
+    return Agent(graph, config={"recursion_limit": _STEPS_MAX}, apology=None)
+
+
+Accept = Callable[[Partition, Message, AcceptanceTerms], Awaitable[Ticket]]
+
+
+def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) -> Channel:
+    """Return the channel that brings turns to the lanes.
+
+    Args:
+        accept: Accepts a message for a thread.
+        agents: The agents by name.
+        timeout: Seconds for the acceptance of a turn.
+    """
+
+    async def hand_over(partition: Partition, reply: Reply) -> str:
+        user, turn = reply.payload["user"], reply.payload["turn"]
+        agent = agents.get(turn["agent"])
+        policy = None if agent is None else agent.memory
+        waits = Debounce()
+        if policy is not None:
+            waits = Debounce(round(policy.debounce * 1_000_000), round(policy.max_wait * 1_000_000))
+        payload = {INPUT: {"user": user, "turns": [turn]}}
+        message = message_of(MEMORY, payload, "coalesce", reply.id, "", Options())
+        lane = Partition(partition.tenant, lane_of(user))
+        return (await accept(lane, message, AcceptanceTerms(debounce=waits))).id
+
+    return Channel(send_in=hand_over, timeout=timeout)
+
+
+async def _found(
+    policy: MemoryPolicy, memory: Memory, turns: Sequence[Turn], *, has_index: bool
+) -> dict[str, Any]:
+    """Return the facts and the summary of turns of one thread, as plain JSON data."""
+    messages = [message for turn in turns for message in turn.spoken()]
+    facts: list[dict[str, Any]] = []
+    if policy.extract is not None and messages:
+        text = transcript(messages)
+        current = await memory.afacts()
+        there = {same_text(fact.text) for fact in current}
+        known = await _known(policy, memory, text, current, has_index=has_index)
+        for fact in await extracted(policy.extract, ExtractionRequest(text, known)):
+            if same_text(fact.text) in there:
+                continue
+            since = None if fact.valid_from is None else fact.valid_from.isoformat()
+            facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
+    summary = turns[-1].summary
+    if policy.summarize is not None and messages:
+        thread = turns[-1].thread
+        before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
+        made = folded(
+            before[0] if before else None,
+            Leaving(messages),
+            policy.summarize,
+            most=_SUMMARY_TOKENS,
+            counter=policy.counter,
+        )
+        summary = (await made).text
+    return {"facts": facts, "summary": summary}
+
+
+async def _known(
+    policy: MemoryPolicy, memory: Memory, text: str, current: Sequence[Fact], *, has_index: bool
+) -> list[Fact]:
+    """Return the current facts that an extractor is shown: half of them near to the messages, the rest the
+    newest."""
+    if not policy.known:
+        return []
+    near = await memory.arecall(text[-_QUERY_MAX:], (policy.known + 1) // 2) if has_index else []
+    chosen = {each.id: each for each in (*near, *reversed(current)) if isinstance(each, Fact)}
+    return list(chosen.values())[: policy.known]
+
+
+def _first(stored: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """Return the turns at the front that are of one thread and agent."""
+    turns = [Turn.read(each) for each in stored]
+    count = 1
+    while count < len(turns) and (turns[count].agent, turns[count].thread) == (
+        turns[0].agent,
+        turns[0].thread,
+    ):
+        count += 1
+    return turns[:count]
+
+
+def _policy(agents: Mapping[str, Agent], turn: Turn) -> MemoryPolicy:
+    agent = agents.get(turn.agent)
+    if agent is None or agent.memory is None:
+        raise LookupError(
+            f"a turn of the agent {turn.agent!r} waits for its extraction, and this runtime has no such "
+            "agent with a memory"
+        )
+    return agent.memory
+
+
+def _memory(runtime: NodeRuntime[None], user: str, policy: MemoryPolicy) -> Memory:
+    if runtime.store is None:
+        raise LookupError("the graph of the lanes runs without a store")
+    return Memory(runtime.store, user, root=policy.root)

@@ -1,0 +1,64 @@
+"""Turns of a user's threads on their way to the user's lane, and the names of lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from perdure.errors import Corrupt
+
+MEMORY = "perdure.memory"
+"""Name of the lanes' graph, and of the channel that leads to them."""
+
+_PREFIX = f"{MEMORY}:"
+
+
+def lane_of(user: str) -> str:
+    """Return the id of the thread that is a user's lane."""
+    return f"{_PREFIX}{user}"
+
+
+def is_lane(thread_id: str) -> bool:
+    """Return True if a thread is some user's lane, which clients may not address."""
+    return thread_id.startswith(_PREFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn of a thread, as it waits for its extraction.
+
+    Attributes:
+        agent: The name of the thread's agent.
+        thread: The thread.
+        run: The run that ended the turn.
+        message: The id of the user's first message in it.
+        messages: The type and text of each message.
+        summary: The running summary of the thread, if it has one.
+    """
+
+    agent: str
+    thread: str
+    run: str
+    message: str | None
+    messages: Sequence[Sequence[str]]
+    summary: str | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """Return the turn as plain JSON data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Turn:
+        """Return a turn that was stored; raise ``Corrupt`` if it is none of this release."""
+        try:
+            return cls(**stored)
+        except TypeError as error:
+            raise Corrupt("a turn that waits for its extraction was stored by another release") from error
+
+    def spoken(self) -> list[BaseMessage]:
+        """Return the messages."""
+        kinds: dict[str, type[BaseMessage]] = {"human": HumanMessage, "ai": AIMessage}
+        return [kinds[kind](text, id=self.run) for kind, text in self.messages]

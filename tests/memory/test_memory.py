@@ -1,0 +1,271 @@
+"""What is known of a user: remembered once, corrected without loss, forgotten for good, never another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perdure
+from perdure.errors import Conflict, Corrupt, NotFound
+from perdure.langgraph.store import PerdureStore
+from perdure.memory import Fact, Memory, ausers, users
+from tests.backends import BACKENDS, EMPTY
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def embed(texts: list[str]) -> list[list[float]]:
+    """Vectors of the letters of texts: near if they share letters."""
+    return [[float(text.casefold().count(letter)) + 0.01 for letter in "abcdefghijklmnop"] for text in texts]
+
+
+@pytest.fixture
+def store() -> Iterator[PerdureStore]:
+    with perdure.connect_sync("memory://") as db:
+        yield db.store(index={"dims": 16, "embed": embed})
+
+
+def daily() -> Callable[[], datetime]:
+    """A clock that is a day later at each look."""
+    days = iter(range(10_000))
+    return lambda: BEGAN + timedelta(days=next(days))
+
+
+def texts(facts: list[Fact]) -> list[str]:
+    return [fact.text for fact in facts]
+
+
+def test_a_fact_is_remembered_with_its_source(store: PerdureStore) -> None:
+    since = datetime(2025, 5, 1, tzinfo=UTC)
+    fact = Memory(store, "ada").remember(" She sings. ", thread="t", message="m", valid_from=since)
+    assert (fact.text, fact.thread, fact.message, fact.valid_from) == ("She sings.", "t", "m", since)
+    assert Memory(store, "ada").facts() == [fact]
+
+
+def test_an_equal_fact_is_remembered_once(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    first = memory.remember("She sings.", thread="t")
+    assert memory.remember("she  SINGS.", thread="u") == first
+    assert memory.facts(history=True) == [first]
+
+
+def test_a_correction_closes_and_keeps_what_it_corrects(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    lisbon = memory.remember("Lives in Lisbon.")
+    porto = memory.remember("Lives in Porto.", supersedes=[lisbon.id])
+    assert memory.facts() == [porto]
+    before, after = memory.facts(history=True)
+    assert (before.superseded_by, before.known_until) == (porto.id, porto.known_from)
+    assert after.supersedes == (lisbon.id,)
+    assert texts(memory.facts(known_at=BEGAN + timedelta(hours=1))) == ["Lives in Lisbon."]
+    assert memory.facts(known_at=BEGAN - timedelta(hours=1)) == []
+    assert texts(memory.facts(known_at=porto.known_from)) == ["Lives in Porto."]
+
+
+def test_a_closed_fact_is_not_found_by_a_query(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    lisbon = memory.remember("Lives in Lisbon.")
+    porto = memory.remember("Lives in Porto.", supersedes=[lisbon.id])
+    assert memory.recall("Lives in Lisbon.") == [porto]
+
+
+def test_an_undo_brings_back_what_was_superseded_and_can_be_undone(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    lisbon = memory.remember("Lives in Lisbon.", thread="t")
+    porto = memory.remember("Lives in Porto.", supersedes=[lisbon.id])
+    with pytest.raises(Conflict, match=porto.id):
+        memory.undo(lisbon.id)
+    (again,) = memory.undo(porto.id)
+    assert (again.text, again.thread) == ("Lives in Lisbon.", "t")
+    assert memory.facts() == [again]
+    assert texts(memory.facts(known_at=porto.known_from)) == ["Lives in Porto."]
+    (redone,) = memory.undo(again.id)
+    assert memory.facts() == [redone]
+    assert redone.text == "Lives in Porto."
+    assert len(memory.facts(history=True)) == 4
+
+
+def test_a_retraction_keeps_the_history_and_can_be_undone(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    fact = memory.remember("She sings.")
+    closed = memory.retract(fact.id)
+    assert memory.retract(fact.id) == closed
+    assert memory.facts() == []
+    (again,) = memory.undo(fact.id)
+    assert memory.facts() == [again]
+    assert memory.remember("She sings.") == again
+
+
+def test_the_undo_of_a_new_fact_leaves_none(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    fact = memory.remember("She sings.")
+    assert memory.undo(fact.id) == []
+    assert memory.facts() == []
+
+
+def test_forgetting_a_fact_leaves_no_version_of_its_text(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    first = memory.remember("She sings.")
+    memory.retract(first.id)
+    again = memory.remember("She sings.")
+    kept = memory.remember("She dances.")
+    assert memory.forget(again.id) == 2
+    assert memory.facts(history=True) == [kept]
+    assert "sings" not in json.dumps(memory.export())
+
+
+def test_forgetting_a_user_leaves_nothing(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    for number in range(30):
+        memory.remember(f"Fact {number}.")
+    memory.summarise("t", "They talked.")
+    Memory(store, "bob").remember("Fact 1.")
+    assert memory.forget() == 31
+    assert memory.export() == {"format": "perdure.memory/1", "user": "ada", "facts": [], "summaries": []}
+    assert memory.forget() == 0
+    assert users(store) == ["bob"]
+
+
+def test_a_thread_has_one_summary_the_latest(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    first = memory.summarise("t", "They met.")
+    assert memory.summarise("t", "They met.") == first
+    memory.summarise("t", "They met, and talked.")
+    (summary,) = memory.summaries()
+    assert (summary.thread, summary.text) == ("t", "They met, and talked.")
+    assert memory.forget("t") == 1
+    assert memory.summaries() == []
+
+
+def test_an_export_has_the_whole_history_as_plain_data(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    old = memory.remember("Lives in Lisbon.")
+    memory.remember("Lives in Porto.", supersedes=[old.id])
+    memory.summarise("t", "They talked.")
+    exported = json.loads(json.dumps(memory.export()))
+    assert [(each["text"], each["current"]) for each in exported["facts"]] == [
+        ("Lives in Lisbon.", False),
+        ("Lives in Porto.", True),
+    ]
+    assert [each["thread"] for each in exported["summaries"]] == ["t"]
+
+
+def test_without_a_query_the_newest_come_first(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    for text in ("One.", "Two.", "Three."):
+        memory.remember(text)
+    assert [each.text for each in memory.recall(None, 2)] == ["Three.", "Two."]
+    assert [each.text for each in memory.recall("  ", 2)] == ["Three.", "Two."]
+
+
+def test_a_query_needs_an_index() -> None:
+    with perdure.connect_sync("memory://") as db:
+        memory = Memory(db.store(), "ada")
+        memory.remember("She sings.")
+        with pytest.raises(ValueError, match="index"):
+            memory.recall("sings")
+        assert len(memory.recall()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"text": " "}, ValueError, "not empty"),
+        ({"text": "x" * 2001}, ValueError, "at most 2000"),
+        ({"text": 5}, TypeError, "int"),
+        ({"text": "a", "supersedes": ["gone"]}, NotFound, "gone"),
+        ({"text": "a", "supersedes": "gone"}, TypeError, "list"),
+        ({"text": "a", "valid_from": datetime(2026, 1, 1)}, ValueError, "time zone"),
+    ],
+)
+def test_what_cannot_be_remembered_changes_nothing(
+    store: PerdureStore, arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    memory = Memory(store, "ada")
+    with pytest.raises(error, match=message):
+        memory.remember(**arguments)  # type: ignore[arg-type]
+    assert memory.facts(history=True) == []
+
+
+@pytest.mark.parametrize("call", ["forget", "retract", "undo"])
+def test_an_unknown_id_is_named(store: PerdureStore, call: str) -> None:
+    with pytest.raises(NotFound, match="'gone'"):
+        getattr(Memory(store, "ada"), call)("gone")
+
+
+def test_a_foreign_item_is_named_as_such(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    store.put((*memory.namespace, "facts"), "odd", {"text": "a"})
+    with pytest.raises(Corrupt, match="odd"):
+        memory.facts()
+
+
+def test_the_methods_for_event_loops_do_the_same(store: PerdureStore) -> None:
+    async def body() -> None:
+        memory = Memory(store, "ada")
+        first = await memory.aremember("She sings.")
+        second = await memory.aremember("She dances.", supersedes=[first.id])
+        assert await memory.afacts() == [second]
+        assert await memory.arecall("She dances.") == [second]
+        (again,) = await memory.aundo(second.id)
+        assert await memory.aretract(again.id) in await memory.afacts(history=True)
+        summary = await memory.asummarise("t", "They talked.")
+        assert await memory.asummaries() == [summary]
+        assert await memory.aexport() == memory.export()
+        assert await ausers(store) == ["ada"]
+        assert await memory.aforget() == 4
+
+    asyncio.run(body())
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=25))
+def test_at_any_time_it_knew_what_a_model_of_it_knew(steps: list[tuple[int, int]]) -> None:
+    """Compare with a plain set of texts, of which a copy is kept after each step."""
+    with perdure.connect_sync("memory://") as db:
+        ticks = iter(range(10_000))
+        memory = Memory(db.store(), "ada", now=lambda: BEGAN + timedelta(seconds=next(ticks)))
+        known: set[str] = set()
+        snapshots: list[tuple[datetime, set[str]]] = []
+        for which, kind in steps:
+            text = f"fact {which}"
+            current = {fact.text: fact for fact in memory.facts()}
+            if kind == 0:
+                memory.remember(text)
+                known.add(text)
+            elif kind == 1 and current:
+                old = sorted(current)[which % len(current)]
+                memory.remember(text, supersedes=[current[old].id])
+                known = (known - {old}) | {text}
+            elif kind == 2 and current:
+                old = sorted(current)[which % len(current)]
+                memory.retract(current[old].id)
+                known = known - {old}
+            elif kind == 3 and current:
+                last = sorted(current)[which % len(current)]
+                back = {fact.text for fact in memory.undo(current[last].id)}
+                known = (known - {last}) | back
+            snapshots.append((BEGAN + timedelta(seconds=next(ticks)), set(known)))
+        for at, expected in snapshots:
+            assert {fact.text for fact in memory.facts(known_at=at)} == expected
+        assert len({fact.id for fact in memory.facts(history=True)}) == len(memory.facts(history=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_of_it_works_on_every_backend(backend: str) -> None:
+    with EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        memory = Memory(db.store(index={"dims": 16, "embed": embed}), "ada@example.org", now=daily())
+        lisbon = memory.remember("Lives in Lisbon.")
+        porto = memory.remember("Lives in Porto.", supersedes=[lisbon.id])
+        memory.summarise("t", "They talked.")
+        assert memory.recall("Lives in Porto.", 1) == [porto]
+        assert texts(memory.facts(known_at=lisbon.known_from)) == ["Lives in Lisbon."]
+        assert memory.undo(porto.id)[0].text == "Lives in Lisbon."
+        assert users(db.store()) == ["ada@example.org"]
+        assert memory.forget() == 4
+        assert users(db.store()) == []

@@ -1,0 +1,254 @@
+"""Memory in a runtime's threads: recalled at their beginning, and fed by their turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, SystemMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.database.base import DatabaseBase
+from perdure.memory import (
+    RECALL_ID,
+    ExtractedFact,
+    ExtractionRequest,
+    Memory,
+    MemoryPolicy,
+)
+from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime.memories import last_turn
+from perdure.runtime.turns import MEMORY, lane_of
+from tests.conversation.models import Scripted
+from tests.runtime.graphs import eventually_stored
+
+QUICK = Settings(backoff=0.02, max_backoff=0.05, poll=0.1, attempts=3)
+
+
+class Events:
+    """Observer that keeps names and fields."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        self.seen.append((name, fields))
+
+    def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.seen if each == name]
+
+
+class Noting:
+    """Extractor that takes each line of the user as a fact; ``moved`` closes what was known of a home."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.requests: list[ExtractionRequest] = []
+        self.error = error
+
+    async def __call__(self, request: ExtractionRequest) -> Sequence[ExtractedFact]:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        lines = [line.removeprefix("User: ") for line in request.messages.splitlines()]
+        spoken = [line for line in lines if line.startswith("I ")]
+        old = tuple(fact.id for fact in request.known if fact.text.startswith("I live in"))
+        return [ExtractedFact(line, old if line.startswith("I live in") else ()) for line in spoken]
+
+
+def graph(model: Scripted) -> Any:
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    return StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+
+
+def of(user: str) -> dict[str, Any]:
+    return {"configurable": {"langgraph_auth_user": {"identity": user}}}
+
+
+def policy(**given: Any) -> MemoryPolicy:
+    return MemoryPolicy(**{"debounce": 0.0, "extract": Noting(), **given})
+
+
+@asynccontextmanager
+async def working(
+    database: DatabaseBase, agent: Agent, events: Events | None = None, **options: Any
+) -> AsyncIterator[Runtime]:
+    observers = [events or Events()]
+    async with (
+        asyncio.timeout(100),
+        Runtime(database, agent, settings=QUICK, observers=observers, **options) as app,
+    ):
+        yield app
+
+
+async def say(app: Runtime, thread: str, text: str, user: str = "ada") -> str:
+    run = await app.wait(await app.accept(thread, text, config=of(user)))
+    return run.state
+
+
+async def settled(app: Runtime, user: str, turns: int) -> None:
+    """Wait until so many turns of a user have reached the lane and its runs are over."""
+
+    async def is_over() -> bool:
+        standings = await app.messages(lane_of(user))
+        return len(standings) >= turns and all(each.is_over for each in standings)
+
+    await eventually_stored(is_over)
+
+
+def run(agent: Agent, body: Any, events: Events | None = None, url: str = "memory://") -> Any:
+    async def main() -> Any:
+        async with perdure.connect(url, migrate=True) as db, working(db, agent, events) as app:
+            return await body(app)
+
+    return asyncio.run(main())
+
+
+def test_a_second_thread_begins_with_what_the_first_one_taught() -> None:
+    model, events = Scripted(answers=[AIMessage("Noted.")]), Events()
+
+    async def body(app: Runtime) -> None:
+        assert await say(app, "one", "I live in Lisbon") == "done"
+        await settled(app, "ada", 1)
+        await say(app, "two", "Hello")
+        await say(app, "two", "Again")
+        await say(app, "three", "Hello", user="bob")
+
+    run(Agent(graph(model), memory=policy()), body, events)
+    first, second, third, other = model.sent
+    assert [message.type for message in first] == ["human"]
+    recalled, *rest = second
+    assert (recalled.type, recalled.id) == ("system", RECALL_ID)
+    assert "I live in Lisbon" in recalled.text
+    assert [message.text for message in rest] == ["Hello"]
+    assert [message.id for message in third].count(RECALL_ID) == 1
+    assert [message.text for message in third[1:]] == ["Hello", "Noted.", "Again"]
+    assert [message.type for message in other] == ["human"]
+    assert [fields["entries"] for fields in events.named("memory.recalled")] == [1]
+
+
+def test_a_fact_names_its_thread_and_message_and_a_correction_closes_it() -> None:
+    model = Scripted(answers=[AIMessage("Noted.")])
+
+    async def body(app: Runtime) -> None:
+        await say(app, "one", "I live in Lisbon")
+        await settled(app, "ada", 1)
+        await say(app, "two", "I live in Porto")
+        await settled(app, "ada", 2)
+        memory = Memory(app.store(), "ada")
+        (home,) = await memory.afacts()
+        assert (home.text, home.thread) == ("I live in Porto", "two")
+        (sent,) = await app.messages("two")
+        assert home.message == sent.message.id
+        before, _ = await memory.afacts(history=True)
+        assert (before.text, before.superseded_by) == ("I live in Lisbon", home.id)
+
+    run(Agent(graph(model), memory=policy()), body)
+
+
+def test_the_turns_of_a_rest_are_extracted_together() -> None:
+    model, noting = Scripted(answers=[AIMessage("Noted.")]), Noting()
+
+    async def body(app: Runtime) -> None:
+        for text in ("I sing", "I dance"):
+            await say(app, "one", text)
+        await settled(app, "ada", 2)
+        assert [fact.text for fact in await Memory(app.store(), "ada").afacts()] == ["I sing", "I dance"]
+
+    run(Agent(graph(model), memory=policy(extract=noting, debounce=0.5)), body)
+    (request,) = noting.requests
+    assert request.messages == "User: I sing\nAssistant: Noted.\nUser: I dance\nAssistant: Noted."
+
+
+def test_an_extractor_that_fails_costs_no_reply_and_is_found_among_the_dead() -> None:
+    model, noting = Scripted(answers=[AIMessage("Noted.")]), Noting(ValueError("no facts today"))
+
+    async def body(app: Runtime) -> None:
+        assert await say(app, "one", "I sing") == "done"
+        await settled(app, "ada", 1)
+        (standing,) = await app.messages(lane_of("ada"))
+        assert standing.run is not None
+        assert (standing.run.state, standing.run.graph) == ("failed", MEMORY)
+        assert "no facts today" in standing.run.note["error"]
+        assert await Memory(app.store(), "ada").afacts() == []
+        noting.error = None
+        await say(app, "one", "I dance")
+        await settled(app, "ada", 2)
+        assert [fact.text for fact in await Memory(app.store(), "ada").afacts()] == ["I dance"]
+
+    run(Agent(graph(model), memory=policy(extract=noting)), body)
+
+
+def test_a_lane_keeps_no_text_in_its_checkpoints() -> None:
+    model = Scripted(answers=[AIMessage("Noted.")])
+
+    async def body(app: Runtime) -> None:
+        await say(app, "one", "I sing")
+        await settled(app, "ada", 1)
+        saver = app.database.checkpointer()
+        config: Any = {"configurable": {"thread_id": lane_of("ada")}}
+
+        async def stored() -> list[Any]:
+            return [each async for each in saver.alist(config)]
+
+        async def is_tidy() -> bool:
+            return len(await stored()) == 1
+
+        await eventually_stored(is_tidy)
+        assert "I sing" not in repr(await stored())
+
+    run(Agent(graph(model), memory=policy()), body)
+
+
+def test_without_a_user_nothing_is_recalled_or_kept() -> None:
+    model = Scripted(answers=[AIMessage("Noted.")])
+
+    async def body(app: Runtime) -> None:
+        await app.wait(await app.accept("one", "I sing"))
+        assert await app.replies("one") == ()
+
+    run(Agent(graph(model), memory=policy()), body)
+    assert len(model.sent) == 1
+
+
+@pytest.mark.parametrize("given", [[("system", "Be brief."), ("human", "Hello")], "Hello"])
+def test_the_message_comes_behind_the_system_messages_of_the_input(given: Any) -> None:
+    model = Scripted(answers=[AIMessage("Hi.")])
+
+    async def body(app: Runtime) -> None:
+        await Memory(app.store(), "ada").aremember("She sings.")
+        await app.wait(await app.submit("t", {"messages": given}, config=of("ada")))
+
+    run(Agent(graph(model), memory=policy(extract=None)), body)
+    (sent,) = model.sent
+    kinds = [(message.type, message.id == RECALL_ID) for message in sent]
+    assert kinds == [("system", False)] * (len(given) - 1 if isinstance(given, list) else 0) + [
+        ("system", True),
+        ("human", False),
+    ]
+
+
+def test_the_last_turn_is_the_users_last_messages_and_what_followed() -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    call = AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}])
+    messages = [
+        SystemMessage("s"),
+        HumanMessage("a"),
+        AIMessage("b"),
+        HumanMessage("c"),
+        HumanMessage("d"),
+        call,
+        ToolMessage("secret", tool_call_id="1"),
+        AIMessage("e"),
+    ]
+    assert [each.text for each in last_turn(messages)] == ["c", "d", "e"]
+    assert last_turn(messages[:1]) == []

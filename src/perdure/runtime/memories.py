@@ -22,7 +22,7 @@ from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import recalled, recalled_ids
 from perdure.runtime.failures import log_failure
 from perdure.runtime.observe import Observers
-from perdure.runtime.turns import MEMORY, Turn
+from perdure.runtime.turns import MEMORY, WaitingTurn
 
 _TURN_MAX = 20_000
 """Most characters of a turn that are handed over; of a longer one its beginning."""
@@ -110,7 +110,7 @@ class Memories:
         spoken = last_turn(messages) if policy.extract or policy.summarize else []
         if not spoken and told is None:
             return ()
-        turn = Turn(
+        turn = WaitingTurn(
             agent=held.run.graph,
             thread=held.partition.thread,
             run=held.run.id,

@@ -28,7 +28,7 @@ from perdure.runtime.agents import INPUT, Agent
 from perdure.runtime.observe import Observers
 from perdure.runtime.options import Options
 from perdure.runtime.tickets import Ticket, message_of
-from perdure.runtime.turns import MEMORY, Turn, lane_of
+from perdure.runtime.turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.worker.delivery import Channel
 
 _QUERY_MAX = 2_000
@@ -118,7 +118,7 @@ def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) ->
 
 
 async def _found(
-    policy: MemoryPolicy, memory: Memory, turns: Sequence[Turn], *, has_index: bool
+    policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn], *, has_index: bool
 ) -> dict[str, Any]:
     """Return the facts and the summary of turns of one thread, as plain JSON data."""
     messages = [message for turn in turns for message in turn.spoken()]
@@ -160,9 +160,9 @@ async def _known(
     return list(chosen.values())[: policy.known]
 
 
-def _first(stored: Sequence[Mapping[str, Any]]) -> list[Turn]:
+def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
     """Return the turns at the front that are of one thread and agent."""
-    turns = [Turn.read(each) for each in stored]
+    turns = [WaitingTurn.read(each) for each in stored]
     count = 1
     while count < len(turns) and (turns[count].agent, turns[count].thread) == (
         turns[0].agent,
@@ -172,7 +172,7 @@ def _first(stored: Sequence[Mapping[str, Any]]) -> list[Turn]:
     return turns[:count]
 
 
-def _policy(agents: Mapping[str, Agent], turn: Turn) -> MemoryPolicy:
+def _policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:
     agent = agents.get(turn.agent)
     if agent is None or agent.memory is None:
         raise LookupError(

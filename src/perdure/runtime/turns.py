@@ -27,7 +27,7 @@ def is_lane(thread_id: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class WaitingTurn:
     """A turn of a thread, as it waits for its extraction.
 
     Attributes:
@@ -51,7 +51,7 @@ class Turn:
         return asdict(self)
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Turn:
+    def read(cls, stored: Mapping[str, Any]) -> WaitingTurn:
         """Return a turn that was stored; raise ``Corrupt`` if it is none of this release."""
         try:
             return cls(**stored)

@@ -35,7 +35,7 @@ TESTED_BY = {
     "perdure.demo.__main__": "demo/test_process.py",
     "perdure.demo.once": "demo/test_process.py",
     "perdure.demo.serve": "demo/test_process.py",
-    "perdure.engine.transfer_claim": "engine/test_transfer.py",
+    "perdure.engine.transfer_claim": "engine/test_arrival_leftovers.py",
     "perdure.engine.importing": "imports/test_sqlite.py",
     "perdure.engine.importing_items": "imports/test_items.py",
     "perdure.imports.encode": "imports/test_sqlite.py",

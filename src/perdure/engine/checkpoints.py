@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.threads import (
     HeadView,
     View,
@@ -14,6 +15,7 @@ from perdure.engine.threads import (
     load_view,
     missing_head,
     read_view,
+    refuse_headless,
     view_items,
 )
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
@@ -68,7 +70,7 @@ def load(
         guess: id that the caller expects to be the latest; if right, one fetch is enough.
 
     Raises:
-        Corrupt: the latest checkpoint is not stored.
+        Corrupt: the latest checkpoint is not stored, or it is not known which one that is.
         Contention: the thread is pruned all the time.
     """
     items: tuple[Get | Range, ...] = view_items(namespace)
@@ -79,8 +81,12 @@ def load(
         asked = items if target is None else (*items, *_target(namespace, target))
         answers = yield from ask(Fetch(partition, asked))
         view, wanted = read_view(namespace, answers), answers[first:]
+        if not view.generation:
+            # What is stored of a thread that is still arriving is not there yet.
+            return LoadedCheckpoint(view, None)
         if checkpoint_id is None:
             if view.head is None:
+                yield from refuse_headless(partition, namespace)
                 return LoadedCheckpoint(view, None)
             head_id = view.head.checkpoint_id
             if head_id != target:
@@ -219,6 +225,8 @@ class CheckpointPut:
         outcome = yield from commit_with_chunks(
             partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, self.budget
         )
+        if not view.generation and not isinstance(outcome, Committed):
+            yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
         if outcome == Refused(CHECKPOINT, new.key):
             stored = yield from self._stored(record)
             if stored is None:
@@ -362,6 +370,8 @@ class WritesPut:
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         if isinstance(outcome, Committed):
             return True
+        if not view.generation:
+            yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.before() == before:
             raise _removed(partition, before[1])
         if outcome.kind is not WRITE:
@@ -414,7 +424,8 @@ def _guarded(
     fence, unchanged = guards(partition, view, epoch)
     if view.generation:
         return (fence, unchanged), view.generation
-    return (fence, Put(GC, (), expect=Expect.ABSENT, version=first_version)), first_version
+    born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
+    return (fence, born, transfer_claim.UNCLAIMED), first_version
 
 
 def _refuses(outcome: Refused, checks: Sequence[Check]) -> bool:

@@ -11,7 +11,7 @@ from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
 from perdure.model.program import Program, ask
-from perdure.model.records import HEAD, TAG, Partition
+from perdure.model.records import GC, HEAD, TAG, Partition
 
 
 def copy_thread(
@@ -77,7 +77,8 @@ def _write_copy(
     ours = transfer_claim.checks(first_version)
     for some in batches(rows, budget, reserve=len(ours)):
         yield from _commit_copy(target, [*ours, *some])
-    yield from _commit_copy(target, [*transfer_claim.last(first_version), *heads])
+    born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
+    yield from _commit_copy(target, [born, transfer_claim.release(first_version), *heads])
 
 
 def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:

@@ -103,8 +103,9 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
         checkpoint.made_at if checkpoint else None,
         runs[0].fields["updated_at"] if runs else None,
     ]
-    # A checkpoint whose time is unknown may be the latest activity.
-    is_known = head is None if checkpoint is None else checkpoint.made_at is not None
+    # A checkpoint whose time is unknown may be the latest activity; one without a head is of a thread that is
+    # still arriving.
+    is_known = head is None if checkpoint is None else head is not None and checkpoint.made_at is not None
     checks = [
         unchanged(DOCUMENT, OF_THREAD, documents),
         unchanged(EPOCH, (), epochs),

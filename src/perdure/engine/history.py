@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from perdure.engine.threads import missing_head
+from perdure.engine.threads import lost_head, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
 from perdure.model.lineage import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
 
 PAGE = 64
@@ -32,7 +32,7 @@ def page(
         below: only checkpoints with a lower sequence number; ``None`` for the first page.
 
     Raises:
-        Corrupt: on the first page, the namespace's head names a checkpoint that is not stored.
+        Corrupt: on the first page, the namespace's head is missing, or names a checkpoint that is not stored.
     """
     wanted = Range(CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=limit)
     if below is not None:
@@ -40,9 +40,18 @@ def page(
         return [CheckpointRecord.read(r) for r in records]
     missed: Record | None = None
     for _ in range(ATTEMPTS):
-        heads, records = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)), wanted)))
-        target = heads[0].fields["checkpoint_id"] if heads else None
-        if target is None or any(record.key[1] == target for record in records):
+        heads, records, born = yield from ask(
+            Fetch(partition, (Get(HEAD, (namespace,)), wanted, Get(GC, ())))
+        )
+        if not born:
+            # What is stored of a thread that is still arriving is not there yet.
+            return []
+        if not heads:
+            if records:
+                raise lost_head(partition, namespace)
+            return []
+        target = heads[0].fields["checkpoint_id"]
+        if any(record.key[1] == target for record in records):
             return [CheckpointRecord.read(r) for r in records]
         if (yield from find(partition, namespace, target)) is not None:
             return [CheckpointRecord.read(r) for r in records]

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perdure.engine import transfer_claim
+from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.paging import read_all
 from perdure.engine.retention import batches
 from perdure.engine.threads import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
-from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, CHUNK, DOCUMENT, GC, HEAD, SEAL, TAG, WRITE, Key, Partition
+from perdure.model.records import CHECKPOINT, DOCUMENT, GC, HEAD, SEAL, WRITE, Key, Partition
 from perdure.model.versions import successor
 
-_LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK)
+_EXTENT: Key = ("imported",)
+"""Key of the record of what an import has brought."""
 
 CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""
@@ -33,7 +34,8 @@ class StoredThread:
     """Contents of a thread at the target: its state, its heads by namespace, its checkpoints with their
     sequence numbers, and its writes by slot.
 
-    ``is_partial`` is true for what an interrupted arrival left.
+    ``is_partial`` is true for what an interrupted arrival left. ``extent`` is what the last import noted of
+    the source, empty if there was none.
     """
 
     view: View
@@ -41,6 +43,7 @@ class StoredThread:
     checkpoints: Mapping[CheckpointKey, int]
     writes: Mapping[Key, PendingWrite]
     is_partial: bool
+    extent: bytes = b""
 
     @property
     def exists(self) -> bool:
@@ -50,7 +53,9 @@ class StoredThread:
 
 def survey(partition: Partition) -> Program[StoredThread]:
     """Return what is stored of a thread, without values."""
-    *state, claims = yield from ask(Fetch(partition, (*view_items(""), Get(SEAL, transfer_claim.CLAIM))))
+    *state, claims, extents = yield from ask(
+        Fetch(partition, (*view_items(""), Get(SEAL, transfer_claim.CLAIM), Get(SEAL, _EXTENT)))
+    )
     view = read_view("", tuple(state))
     heads, checkpoints, writes = yield from read_all(
         partition, Range(HEAD), Range(CHECKPOINT, bodies=False), Range(WRITE)
@@ -61,6 +66,7 @@ def survey(partition: Partition) -> Program[StoredThread]:
         {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
         {w.key: PendingWrite.read(w) for w in writes},
         bool(claims),
+        extents[0].body if extents else b"",
     )
 
 
@@ -162,13 +168,14 @@ def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) 
         raise _written_to(arrival.partition)
 
 
-def finish(arrival: Arrival, heads: Mapping[str, HeadView]) -> Program[None]:
+def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Program[None]:
     """Move the heads, the root's last, with which the thread is there.
 
     Args:
         arrival: The arrival.
         heads: The new heads by namespace, each with the sequence number that its namespace has come to; the
             versions are set here.
+        extent: What the next import has to know of the source.
 
     Raises:
         Contention: the thread is written to.
@@ -177,7 +184,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView]) -> Program[None]:
     moves: list[Op] = [_moved(arrival, ns, head) for ns, head in heads.items() if ns != ""]
     for batch in batches(moves, arrival.budget, reserve=len(checks)):
         yield from _commit(arrival.partition, [*checks, *batch])
-    last: list[Op] = []
+    last: list[Op] = [Put(SEAL, _EXTENT, body=extent, version=arrival.version)]
     if "" in heads:
         last.append(_moved(arrival, "", heads[""]))
     if arrival.is_new:
@@ -185,19 +192,15 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView]) -> Program[None]:
             Put(GC, (), expect=Expect.ABSENT, version=arrival.version),
             transfer_claim.release(arrival.version),
         ]
-    elif last:
+    else:
         last += guards(arrival.partition, arrival.view, None)
-    if last:
-        yield from _commit(arrival.partition, last)
+    yield from _commit(arrival.partition, last)
 
 
 def _discard(arrival: Arrival) -> Program[None]:
     """Remove what an interrupted arrival left: the source may have changed since."""
-    found = yield from read_all(arrival.partition, *(Range(kind, bodies=False) for kind in _LEFT))
-    ops: list[Op] = [Delete(record.kind, record.key) for records in found for record in records]
-    checks = arrival.checks()
-    for batch in batches(ops, arrival.budget, reserve=len(checks)):
-        yield from _commit(arrival.partition, [*checks, *batch])
+    if not (yield from arrival_leftovers.discard(arrival.partition, arrival.version, arrival.budget)):
+        raise _written_to(arrival.partition)
 
 
 def _moved(arrival: Arrival, namespace: str, head: HeadView) -> Put:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from perdure.engine import transfer_claim
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
 from perdure.engine.threads import HeadView, View, guards, load_view
@@ -30,6 +31,7 @@ from perdure.model.ops import (
     Expect,
     Fetch,
     Find,
+    Get,
     Op,
     Put,
     Range,
@@ -45,6 +47,7 @@ from perdure.model.records import (
     HEAD,
     LANE,
     OF_THREAD,
+    SEAL,
     TAG,
     THREADS,
     WRITE,
@@ -272,6 +275,8 @@ def _remove(
         doomed = _doomed(contents, set(plan.removed), runs)
         if not plan.removed and not moved and not doomed:
             return
+        if not contents.view.generation and (yield from _is_arriving(partition)):
+            return
         if plan.removed and len(plan.removed) == len(contents.checkpoints) and not contents.tags:
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
             outcome = yield from ask(Drop(partition, checks))
@@ -285,6 +290,12 @@ def _remove(
             yield from collect(partition, generation, digest, budget)
             return
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
+
+
+def _is_arriving(partition: Partition) -> Program[bool]:
+    """Return True if a name is claimed for a thread that is not there yet: nothing of it may be removed."""
+    (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
+    return bool(claims)
 
 
 _NOTHING_ELSE = (

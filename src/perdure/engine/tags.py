@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from perdure.engine import transfer_claim
 from perdure.engine.threads import HeadView, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, GC, TAG, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, SEAL, TAG, Partition, Record
 from perdure.model.versions import successor
 
 
@@ -48,11 +49,14 @@ def set_tag(
                         expect=version or Expect.ABSENT,
                         version=version + 1,
                     ),
+                    *(() if view.generation else (transfer_claim.UNCLAIMED,)),
                 ),
             )
         )
         if isinstance(outcome, Committed):
             return target
+        if outcome.kind is SEAL:
+            raise NotFound(f"thread {partition.thread!r} has not arrived yet, and has no checkpoint to tag")
         if outcome.kind is CHECKPOINT and checkpoint_id is not None:
             raise NotFound(f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r} to tag")
         if outcome.kind is CHECKPOINT:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perdure.errors import Corrupt, Fenced
-from perdure.model.ops import Check, Expect, Fetch, Get
+from perdure.model.ops import Check, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import EPOCH, GC, HEAD, Partition, Record
+from perdure.model.records import CHECKPOINT, EPOCH, GC, HEAD, Partition, Record
 from perdure.model.versions import came_back
 
 
@@ -94,6 +94,33 @@ def missing_head(partition: Partition, namespace: str, checkpoint_id: str) -> Co
     return Corrupt(
         f"thread {partition.thread!r}{place}: its latest checkpoint is {checkpoint_id}, which is not stored; "
         "run `perdure fsck` to see what is left, and `perdure fsck --repair` to go on from that"
+    )
+
+
+def refuse_headless(partition: Partition, namespace: str) -> Program[None]:
+    """Raise ``Corrupt`` if a namespace that had no head has checkpoints: the head was lost, and a graph that
+    began anew would hide them."""
+    heads, stored, collections = yield from ask(
+        Fetch(
+            partition,
+            (
+                Get(HEAD, (namespace,)),
+                Range(CHECKPOINT, (namespace,), "seq", reverse=True, limit=1, bodies=False),
+                Get(GC, ()),
+            ),
+        )
+    )
+    if stored and collections and not heads:
+        raise lost_head(partition, namespace)
+
+
+def lost_head(partition: Partition, namespace: str) -> Corrupt:
+    """Return the error for checkpoints of which none is marked as the latest."""
+    place = f" (namespace {namespace!r})" if namespace else ""
+    return Corrupt(
+        f"thread {partition.thread!r}{place}: it has checkpoints, but the record of the latest one is "
+        "missing; run `perdure fsck` to see what is left, and `perdure fsck --repair` to go on from the "
+        "newest"
     )
 
 

@@ -58,7 +58,9 @@ def commit_with_chunks(
         (op for op in ops if isinstance(op, Put) and op.kind is GC and op.expect is Expect.ABSENT), None
     )
     if born is not None:
-        begun: Committed | Refused = yield Commit(partition, (born,))
+        # What else says that the thread is not there yet holds here, too.
+        absent = (op for op in ops if isinstance(op, Check) and op.expect is Expect.ABSENT)
+        begun: Committed | Refused = yield Commit(partition, (born, *absent))
         if not isinstance(begun, Committed):
             return begun
         ops = [Check(GC, (), born.version) if op is born else op for op in ops]

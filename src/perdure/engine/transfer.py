@@ -198,7 +198,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
                 f"thread {target.thread!r} is at the target already and differs from the source; it was left "
                 "as it is. Pass --replace to bring it up to date"
             )
-        yield from at(Side.TARGET, _withdraw(target, view))
+        yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
         found = State.DIFFERENT
     written = 0
     for _ in range(ATTEMPTS):
@@ -300,10 +300,11 @@ def _hold(target: Partition) -> Program[_Held]:
     return _Held(rows, {r.key[0] for r in chunks}, generation)
 
 
-def _withdraw(target: Partition, view: View) -> Program[None]:
-    """Remove a thread's root head and generation: it is absent then, and the rest is an incomplete copy."""
+def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
+    """Remove a thread's root head and generation, and claim its name: it is absent then, and the rest is an
+    incomplete copy."""
     fence, _ = guards(target, view, None)
-    ops: list[Op] = [fence]
+    ops: list[Op] = [fence, Put(SEAL, transfer_claim.CLAIM, version=version)]
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
     if view.head is not None:
         ops.append(Delete(HEAD, _ROOT, view.head.version))

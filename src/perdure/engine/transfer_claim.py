@@ -11,25 +11,22 @@ from perdure.model.records import GC, HEAD, SEAL, Key
 
 CLAIM: Key = ("arriving",)
 """Key of the claim."""
-_NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
+
+UNCLAIMED = Check(SEAL, CLAIM, Expect.ABSENT)
+"""Check of every commit that begins a thread."""
+NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
 
 
 def claim(version: int) -> list[Op]:
     """Return the operations that claim a name at which no thread is; they replace an earlier claim."""
-    return [*_NOTHING, Put(SEAL, CLAIM, version=version)]
+    return [*NOTHING, Put(SEAL, CLAIM, version=version)]
 
 
 def checks(version: int) -> list[Op]:
     """Return the checks of every commit but the last one."""
-    return [*_NOTHING, Check(SEAL, CLAIM, version)]
+    return [*NOTHING, Check(SEAL, CLAIM, version)]
 
 
 def release(version: int) -> Op:
     """Return the removal of the claim, for the last commit, on condition that it is still held."""
     return Delete(SEAL, CLAIM, version)
-
-
-def last(version: int) -> list[Op]:
-    """Return the operations and checks of the last commit where it gives the thread no collection generation:
-    no other writer has given it one. The caller adds the root's head."""
-    return [Check(GC, (), Expect.ABSENT), release(version)]

@@ -91,6 +91,37 @@ def test_a_graph_goes_on_and_what_came_since_is_imported_again(tmp_path: Path) -
         assert db.fsck("ada") == []
 
 
+@given(st.data())
+@settings(max_examples=60 if parity.FULL else 10, deadline=None)
+def test_a_growing_conversation_goes_on_wherever_it_ended(data: st.DataObject) -> None:
+    messages = data.draw(MESSAGES)
+    ends = sorted({*data.draw(st.lists(st.integers(1, len(messages)), max_size=3)), len(messages)})
+    with tempfile.TemporaryDirectory() as folder, perdure.connect_sync("memory://") as db:
+        path = Path(folder) / "ada.json"
+        before = 0
+        for end in ends:
+            path.write_text(json.dumps(messages[:end]))
+            (report,) = parity.imported(HistorySource(path), db)
+            assert (report.state, report.why) == ("extended" if before else "imported", "")
+            assert report.checkpoints == end - before
+            assert read_history(db, "ada") == to_neutral(messages[:end])
+            before = end
+        # An older file brings nothing and takes nothing away.
+        path.write_text(json.dumps(messages[: ends[0]]))
+        (report,) = parity.imported(HistorySource(path), db)
+        assert report.state == "unchanged", report
+        assert read_history(db, "ada") == to_neutral(messages)
+
+
+def test_a_thread_that_is_in_a_file_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    words = [{"role": "user", "content": "hello"}]
+    lines = [{"thread_id": name, "messages": words} for name in ("ada", "bob", "ada")]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(BadUrl, match="line 3: thread 'ada' is on line 1 already; join"):
+        HistorySource(path)
+
+
 def test_what_is_no_conversation_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     with pytest.raises(BadUrl, match="is not a file"):

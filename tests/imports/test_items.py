@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from langgraph.store.sqlite import SqliteStore
 
 import perdure
 from perdure import admin
-from perdure.errors import Corrupt
+from perdure.errors import Corrupt, TooLarge
 from perdure.imports.importer import ImportOptions
 from perdure.imports.items import ItemCounts, ItemImporter
 from perdure.imports.source import SourceItem
 from perdure.imports.sqlite import SqliteSource
 from perdure.imports.store_rows import item_of
+from perdure.model.ops import Commit
+from perdure.storage.memory import MemoryDriver
+from tests.engine.test_transfer import Hooked, database
 
 ODD = [
     ("users", "alice"),
@@ -88,6 +93,54 @@ def test_the_newer_of_two_counts_and_a_ttl_goes_on(tmp_path: Path) -> None:
         later = items[2]._replace(value={"from": "source", "v": 2}, updated_at=at + 1)
         assert imported(db, [later]).written == 1
         assert store.get(("n",), "soon").value["v"] == 2  # type: ignore[union-attr]
+
+
+def test_a_damaged_row_is_skipped_by_name_and_the_others_arrive(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with SqliteStore.from_conn_string(str(path)) as stock:
+        stock.setup()
+        for key in "abcdefgh":
+            stock.put(("n",), key, {"key": key})
+    damage: dict[str, tuple[str, object]] = {
+        "a": ("value", "{not json"),
+        "b": ("value", "[1]"),
+        "c": ("updated_at", "yesterday"),
+        "d": ("value", '{"x": NaN}'),
+        "e": ("prefix", b"\x01\x02"),
+        "f": ("ttl_minutes", "soon"),
+    }
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for key, (column, value) in damage.items():
+            connection.execute(f"UPDATE store SET {column} = ? WHERE key = ?", (value, key))
+        connection.execute("UPDATE store SET value = CAST(x'7b22ff227d' AS TEXT) WHERE key = 'g'")
+        connection.execute("UPDATE store SET key = CAST(x'ff' AS TEXT) WHERE key = 'h'")
+        connection.execute(
+            "INSERT INTO store SELECT prefix, 'i', '{\"key\": \"i\"}', created_at, updated_at, NULL, NULL "
+            "FROM store WHERE key = 'b'"
+        )
+    source = SqliteSource(path)
+    with perdure.connect_sync("memory://") as db:
+        counts = ItemImporter(db, ImportOptions(), now()).run(source.items())
+        source.close()
+        assert counts.written == 1, counts
+        assert len(counts.skipped) == 8
+        for key in "abcdefg":
+            assert sum(f"item {key!r}" in why for why in counts.skipped) == 1, counts.skipped
+        assert db.store().get(("n",), "i").value == {"key": "i"}  # type: ignore[union-attr]
+
+
+def test_one_item_that_the_target_refuses_does_not_take_others_along() -> None:
+    at = now()
+    items = [SourceItem(("n",), key, {"v": key}, at, at) for key in ("one", "large", "two")]
+
+    def refuse(effect: Any) -> None:
+        if isinstance(effect, Commit) and any(op.key == ("large",) for op in effect.ops):
+            raise TooLarge("a value is too large")
+
+    db = database(Hooked(MemoryDriver(), refuse))
+    counts = imported(db, items)
+    assert (counts.written, counts.skipped) == (2, ["item 'large' of ('n',): a value is too large"])
+    assert {i.key for i in db.store().search(("n",))} == {"one", "two"}
 
 
 def test_rows_are_read_in_both_spellings_of_time() -> None:

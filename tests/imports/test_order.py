@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.imports.order import missing
+from perdure.imports.order import extent, missing, pruned
 from perdure.imports.source import CheckpointEntry
 
 
@@ -33,10 +33,32 @@ def test_without_skewed_clocks_the_order_is_that_of_the_ids(ids: list[str]) -> N
     assert [e.id for e in missing(reversed(tree), set())] == names
 
 
+def new(tree: list[CheckpointEntry], known: set[tuple[str, str]], before: bytes = b"") -> list[str]:
+    return [e.id for e in missing(tree, known, pruned(tree, known, before))]
+
+
 def test_ancestors_that_were_pruned_at_the_target_stay_away() -> None:
     tree = [CheckpointEntry("", str(n), str(n - 1) if n else None) for n in range(6)]
     fork = CheckpointEntry("", "7", "1")
-    assert [e.id for e in missing([*tree, fork], {("", "3")})] == ["4", "5", "7"]
+    assert new([*tree, fork], {("", "3")}) == ["4", "5", "7"]
+
+
+@given(trees(), st.data())
+def test_what_was_brought_is_not_brought_again_whatever_was_pruned(
+    tree: list[CheckpointEntry], data: st.DataObject
+) -> None:
+    later = [CheckpointEntry("", f"z{n}", data.draw(st.sampled_from([None, "a", "z0"]))) for n in range(2)]
+    known = {("", name) for name in data.draw(st.sets(st.sampled_from([e.id for e in tree] or ["none"])))}
+    assert new(tree, known, extent(tree)) == []
+    assert sorted(new([*tree, *later], known, extent(tree))) == ["z0", "z1"]
+
+
+def test_a_source_that_has_lost_or_got_earlier_ones_is_compared_by_ancestry() -> None:
+    tree = [CheckpointEntry("", str(n), str(n - 1) if n else None) for n in range(6)]
+    before = extent(tree)
+    late = CheckpointEntry("", "25", "1")
+    assert new([*tree, late], {("", "5")}, before) == ["25"]
+    assert new([e for e in tree if e.id != "4"], {("", "3")}, before) == ["5"]
 
 
 def test_checkpoints_in_a_circle_are_not_among_them() -> None:

@@ -17,7 +17,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 import perdure
 from perdure.errors import BadUrl
 from perdure.imports.kinds import SourceKind, open_source
-from perdure.imports.plain import of_file
+from perdure.imports.plain import PlainSource, of_file
+from perdure.imports.sqlite_rows import SqliteRows
 from tests.imports import parity, threads
 from tests.imports.test_history import chat
 from tests.servers import d1
@@ -216,3 +217,26 @@ def test_ids_that_are_no_text_are_refused(path: Path) -> None:
         )
     with pytest.raises(BadUrl, match="CAST"):
         of_file(path)
+
+
+def test_a_long_thread_is_outlined_once_and_its_steps_are_counted_in_one_pass(tmp_path: Path) -> None:
+    path, count = tmp_path / "long.db", 700
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(TABLES[0])
+        for n in range(count):
+            ids = (f"{n:032x}", f"{n - 1:032x}" if n else None)
+            connection.execute("INSERT INTO checkpoints VALUES ('ada', ?, ?, ?, ?)", (*ids, '{"n": 1}', n))
+    with closing(SqliteRows(path)) as rows:
+        queries: list[str] = []
+
+        def counted(query: str, *values: str) -> Any:
+            queries.append(query)
+            return rows(query, *values)
+
+        source = PlainSource("long", counted, rows.close)
+        with perdure.connect_sync("memory://") as db:
+            (report,) = parity.imported(source, db)
+            assert (report.state, report.checkpoints, report.verified) == ("imported", count, count)
+            steps = [t.metadata["step"] for t in db.checkpointer().list(threads.config("ada"))]
+            assert steps == list(range(count - 2, -2, -1))
+    assert sum("SELECT checkpoint_id, parent_id" in query for query in queries) == 1

@@ -45,6 +45,31 @@ def test_without_the_package_what_was_read_is_compared(
     stock.close()
 
 
+def test_the_registry_is_read_once_and_again_when_it_has_grown(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = RedisSaver(url=url)
+    threads.fill(stock, 6)
+    source = RedisSource(url)
+    reads = 0
+    real = source._client.hvals  # the one command that returns all of it
+
+    def hvals(name: str) -> object:
+        nonlocal reads
+        reads += 1
+        return real(name)
+
+    monkeypatch.setattr(source._client, "hvals", hvals)
+    with perdure.connect_sync("memory://") as db:
+        assert len(parity.imported(source, db)) == 6
+        assert reads == 1
+        threads.SHAPES["finished"].make(threads.talk(stock), "later")
+        assert len(source.outline("later").checkpoints) > 3
+        assert reads == 2
+    source.close()
+    stock.close()
+
+
 def test_another_saver_s_keys_are_refused_by_name(url: str) -> None:
     with pytest.raises(BadUrl, match="no keys of langgraph-checkpoint-plainredis under the prefix 'lg'"):
         RedisSource(url)

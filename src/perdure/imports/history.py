@@ -1,6 +1,7 @@
 """Conversations as neutral JSON, both ways: the messages of a thread, and threads made of messages.
 
-A file is one JSON array of messages, or has a line for each thread: ``{"thread_id": …, "messages": […]}``.
+A file is one JSON array of messages, or has a line for each thread: ``{"thread_id": …, "messages": […]}``. A
+thread has one line; a conversation that grows, by a message or by turns, goes on where its last import ended.
 """
 
 from __future__ import annotations
@@ -75,16 +76,31 @@ def read_history(
     return to_neutral(held)
 
 
+class _Held:
+    """A conversation as it was read: its messages packed as a saver stores them, and the position of each in
+    the conversation by the id of its checkpoint."""
+
+    def __init__(self, thread: str, channel: str, messages: list[NeutralMessage]) -> None:
+        self.thread = thread
+        self.packed: list[Any] = SERDE.value(*_LISTED.payload(to_langchain(messages)))
+        self.names: dict[str, int] = {}
+        digest = blake2b(f"perdure.history {channel}".encode(), digest_size=16)
+        for place, message in enumerate(messages):
+            digest.update(json.dumps(message, sort_keys=True).encode() + b"\n")
+            self.names[str(UUID(bytes=digest.digest(), version=5))] = place
+
+
 class HistorySource:
-    """Conversations in a file of neutral JSON. Each becomes a thread with a checkpoint for every turn, whose
-    ids come from the messages: the same conversation gets the same ids, and a longer one continues them.
+    """Conversations in a file of neutral JSON. Each becomes a thread with a checkpoint after every message,
+    whose ids come from the messages: the same conversation gets the same ids, and a longer one continues
+    them, wherever the shorter one ended.
 
     Args:
         path: The file.
         channel: The channel that gets the messages.
 
     Raises:
-        BadUrl: There is no such file, or it has another form.
+        BadUrl: There is no such file, it has another form, or a thread twice.
     """
 
     def __init__(self, path: Path, channel: str = CHANNEL) -> None:
@@ -94,13 +110,21 @@ class HistorySource:
             raise BadUrl(f"{path} is not a file; pass a file of neutral JSON")
         with path.open(encoding="utf-8") as file:
             self._is_array = file.read(64).lstrip()[:1] == "["
-        self._places = dict(self._scan())
-        self._held: tuple[str, list[NeutralMessage]] | None = None
+        self._places: dict[str, int] = {}
+        lines: dict[str, int] = {}
+        for line, thread, place in self._scan():
+            if thread in lines:
+                raise BadUrl(
+                    f"{self.name}, line {line}: thread {thread!r} is on line {lines[thread]} already; join "
+                    "the messages of the two lines, or give one of them another thread_id"
+                )
+            lines[thread], self._places[thread] = line, place
+        self._held: _Held | None = None
 
-    def _scan(self) -> Iterator[tuple[str, int]]:
-        """Yield the threads with the places of their lines in the file."""
+    def _scan(self) -> Iterator[tuple[int, str, int]]:
+        """Yield the number, the thread and the place of every line of the file."""
         if self._is_array:
-            yield self._path.stem, 0
+            yield 1, self._path.stem, 0
             return
         with self._path.open("rb") as file:
             place = 0
@@ -113,7 +137,7 @@ class HistorySource:
                             f"{self.name}, line {number}: not an object with thread_id and messages; a file "
                             "has one array of messages, or such an object a line"
                         )
-                    yield thread, place
+                    yield number, thread, place
                 place += len(line)
 
     def _parsed(self, text: bytes, where: str) -> Any:
@@ -130,49 +154,35 @@ class HistorySource:
         """Return the ids of the conversations in the order of the file."""
         return iter(self._places)
 
-    def _messages(self, thread: str) -> list[NeutralMessage]:
-        if self._held is None or self._held[0] != thread:
+    def _conversation(self, thread: str) -> _Held:
+        if self._held is None or self._held.thread != thread:
             with self._path.open("rb") as file:
                 file.seek(self._places[thread])
                 found = self._parsed(file.read() if self._is_array else file.readline(), "a conversation")
             messages = found if self._is_array else found.get("messages")
             if not isinstance(messages, list):
                 raise Unserialisable("a conversation is a list of messages")
-            self._held = thread, to_neutral(messages)
-        return self._held[1]
+            self._held = _Held(thread, self._channel, to_neutral(messages))
+        return self._held
 
     def outline(self, thread: str) -> Outline:
-        """Return a checkpoint for each turn of a conversation."""
+        """Return a checkpoint for each message of a conversation."""
         entries: list[CheckpointEntry] = []
-        for name, _ in self._turns(thread):
+        for name in self._conversation(thread).names if thread in self._places else ():
             entries.append(CheckpointEntry("", name, entries[-1].id if entries else None))
         return Outline(entries)
 
-    def _turns(self, thread: str) -> list[tuple[str, int]]:
-        """Return the id of each turn's checkpoint, and the number of messages until there."""
-        if thread not in self._places:
-            return []
-        messages = self._messages(thread)
-        digest = blake2b(f"perdure.history {self._channel}".encode(), digest_size=16)
-        turns: list[tuple[str, int]] = []
-        for end, message in enumerate(messages, 1):
-            digest.update(json.dumps(message, sort_keys=True).encode() + b"\n")
-            if end == len(messages) or messages[end]["role"] == "user":
-                turns.append((str(UUID(bytes=digest.digest(), version=5)), end))
-        return turns
-
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
-        ends = {name: (step, end) for step, (name, end) in enumerate(self._turns(thread))}
+        held = self._conversation(thread)
         written = datetime.fromtimestamp(self._path.stat().st_mtime, UTC).isoformat()
         for entry in wanted:
-            step, end = ends[entry.id]
-            held = SERDE.value(*_LISTED.payload(to_langchain(self._messages(thread)[:end])))
+            step = held.names[entry.id]
             checkpoint: dict[str, Any] = {
                 "v": 4,
                 "ts": written,
                 "id": entry.id,
-                "channel_values": {self._channel: held},
+                "channel_values": {self._channel: held.packed[: step + 1]},
                 "channel_versions": {self._channel: step + 1},
                 "versions_seen": {},
                 "updated_channels": [self._channel],
@@ -188,7 +198,7 @@ class HistorySource:
         return (as_tuple(thread, found, (), SERDE) for found in self.checkpoints(thread, wanted))
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the last turn's checkpoint."""
+        """Return the last message's checkpoint."""
         return outline.checkpoints[-1].id
 
     def items(self) -> Iterator[SourceItem]:

@@ -22,14 +22,13 @@ from perdure.engine.threads import HeadView
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
-from perdure.imports.order import missing
-from perdure.imports.source import CheckpointEntry, Outline, Source, WriteSlot
+from perdure.imports.order import extent, missing, pruned
+from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
 from perdure.imports.verify import Differs
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 
 ATTEMPTS = 5
-_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Times that a thread is imported again because it was written to at the target meanwhile."""
 
 _READ = 256
@@ -123,7 +122,7 @@ class Importer:
                 raise
             except PerdureError as error:
                 return ThreadReport(thread, "skipped", why=str(error))
-            except _DAMAGED as error:
+            except DAMAGED as error:
                 # Rows of any content must not end the import of the other threads.
                 why = f"its rows cannot be read ({type(error).__name__}); the source is damaged"
                 return ThreadReport(thread, "skipped", why=why)
@@ -135,23 +134,22 @@ class Importer:
         found = self._db.run(importing.survey(partition))
         if not found.exists:
             found = StoredThread(found.view, {}, {}, {}, found.is_partial)
-        new = missing(outline.checkpoints, found.checkpoints)
+        gone = pruned(outline.checkpoints, found.checkpoints, found.extent)
+        new = missing(outline.checkpoints, found.checkpoints, gone)
         if not found.exists and len(new) < len(outline.checkpoints):
             raise Corrupt("its checkpoints name each other as parents, in a circle: the source is damaged")
         plan = _Plan(partition, outline, found, new, _slots_to_read(outline, found, new))
         namespaces = {entry.namespace for entry in outline.checkpoints}
         latest = {ns: self.source.latest(thread, ns, outline) for ns in namespaces}
-        heads = _heads_to_move(latest, plan)
+        heads = _heads_to_move({ns: name for ns, name in latest.items() if (ns, name) not in gone}, plan)
         arriving = {(entry.namespace, entry.id) for entry in new}
         if any(head not in arriving and head not in found.checkpoints for head in heads.items()):
-            raise Contention(
-                "its latest checkpoint was written during the import, or was pruned at the target; import it "
-                "again"
-            )
+            raise Contention("its latest checkpoint was written during the import; import it again")
         if not new and not plan.slots and not heads:
             return ThreadReport(thread, "unchanged")
         if new:
             plan.refuse_diverged()
+        self._refuse_answered(plan)
         numbers = importing.last_numbers(found)
         if self._options.dry_run:
             encoder = ThreadEncoder(partition, self._db.digest, 0, numbers, found.heads)
@@ -168,7 +166,7 @@ class Importer:
                 return ThreadReport(thread, "unchanged")
             verified = self._verify(plan, touched) if self._options.verify else 0
             last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
-            self._db.run(importing.finish(arrival, last))
+            self._db.run(importing.finish(arrival, last, extent(outline.checkpoints)))
         except Unavailable:
             raise
         except Exception:
@@ -177,6 +175,26 @@ class Importer:
                 self._db.run(importing.abandon(arrival))
             raise
         return ThreadReport(thread, plan.state, *written, verified)
+
+    def _refuse_answered(self, plan: _Plan) -> None:
+        """Refuse writes of a task that has gone on at the target: an answer given there, or what the task
+        did, must be neither replaced nor mixed."""
+        there = plan.found.writes
+        own = {tuple(key[:3]) for key, write in there.items() if write.nonce}
+        slots = [slot for slot in plan.slots if slot[:3] in own]
+        if not slots:
+            return
+        encoder = ThreadEncoder(plan.partition, self._db.digest, 0, {}, {})
+        for some in _chunked(slots, _READ):
+            for write in self.source.writes(plan.partition.thread, some):
+                pending, _ = encoder.write(write)
+                held = [there.get(pending.key), there.get(pending.aside.key)]
+                if not any(each is not None and each.ref == pending.ref for each in held):
+                    raise Conflict(
+                        f"the thread went on at the target (task {pending.task_id} of checkpoint "
+                        f"{pending.checkpoint_id} was answered or run there) and at the source; what is at "
+                        "the target stays as it is"
+                    )
 
     def _write(
         self, plan: _Plan, encoder: ThreadEncoder, arrival: Arrival | None, touched: set[CheckpointKey]
@@ -196,7 +214,7 @@ class Importer:
             for write in source.writes(thread, each):
                 pending, chunks = encoder.write(write)
                 before = plan.found.writes.get(pending.key)
-                if before is not None and before.ref == pending.ref:
+                if before is not None and (before.nonce or before.ref == pending.ref):
                     continue
                 plan.refuse_diverged()
                 batch.add(pending.put() if before is None else pending.put_over(before), chunks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -11,7 +11,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine.importing_items import ArrivingItem, put_items
 from perdure.errors import PerdureError, Unavailable
 from perdure.imports.importer import ImportOptions
-from perdure.imports.source import SourceItem
+from perdure.imports.source import DamagedItem, SourceItem
 from perdure.model.items import labels_of, partition_of
 from perdure.model.json_values import pack
 from perdure.model.records import Partition
@@ -46,10 +46,11 @@ class ItemImporter:
         self._budget = self._db.budget
         self.counts = ItemCounts()
 
-    def run(self, items: Iterable[SourceItem]) -> ItemCounts:
-        """Import items; return the counts. Raises ``Unavailable`` if the target does not answer."""
+    def run(self, items: Iterable[SourceItem | DamagedItem]) -> ItemCounts:
+        """Import items; return the counts. An item that cannot be read or stored is skipped alone. Raises
+        ``Unavailable`` if the target does not answer."""
         counts = self.counts
-        for labels, group in groupby(items, key=lambda item: item.namespace):
+        for labels, group in groupby(self._readable(items), key=lambda item: item.namespace):
             partition = partition_of(self._options.tenant, labels)
             some: list[ArrivingItem] = []
             for item in group:
@@ -67,6 +68,13 @@ class ItemImporter:
                 self._put(partition, some)
         return counts
 
+    def _readable(self, items: Iterable[SourceItem | DamagedItem]) -> Iterator[SourceItem]:
+        for item in items:
+            if isinstance(item, DamagedItem):
+                self.counts.skipped.append(item.why)
+            else:
+                yield item
+
     def _put(self, partition: Partition, items: list[ArrivingItem]) -> None:
         program = put_items(partition, items, self._now, self._budget, dry_run=self._options.dry_run)
         try:
@@ -74,7 +82,12 @@ class ItemImporter:
         except Unavailable:
             raise
         except PerdureError as error:
-            self.counts.skipped.append(f"{len(items)} items of {labels_of(partition.thread)!r}: {error}")
+            if len(items) > 1:
+                for item in items:
+                    self._put(partition, [item])
+                return
+            where = f"item {items[0].key!r} of {labels_of(partition.thread)!r}"
+            self.counts.skipped.append(f"{where}: {error}")
             return
         self.counts.written += written
         self.counts.unchanged += len(items) - written

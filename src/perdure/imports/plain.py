@@ -9,7 +9,6 @@ JSON as text or MessagePack as bytes.
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.errors import BadUrl, Contention, Unavailable, Unserialisable
+from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
 from perdure.imports.expected import as_tuple
 from perdure.imports.payloads import SERDE, loaded, payload
 from perdure.imports.source import (
@@ -28,6 +27,7 @@ from perdure.imports.source import (
     SourceWrite,
     WriteSlot,
 )
+from perdure.imports.sqlite_rows import SqliteRows, is_utf8
 
 _CHECKPOINTS = {"thread_id", "checkpoint_id", "parent_id", "state", "created_at"}
 _WRITES = {"thread_id", "checkpoint_id", "task_id", "idx", "channel", "value"}
@@ -36,9 +36,21 @@ _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 
 
 class PlainRows(Protocol):
-    """Runs a query with parameters ``?1``, ``?2``…, all of them text."""
+    """Runs a query with parameters ``?1``, ``?2``…, all of them text. Text that is no UTF-8 comes as lone
+    surrogates, and is taken so."""
 
     def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]: ...
+
+
+class _Held:
+    """A thread's outline, with what follows from it: each checkpoint's depth, and its writes."""
+
+    def __init__(self, thread: str, outline: Outline) -> None:
+        self.thread = thread
+        self.depths = _depths(outline)
+        self.slots: dict[str, list[WriteSlot]] = {}
+        for slot in outline.writes:
+            self.slots.setdefault(slot.checkpoint_id, []).append(slot)
 
 
 class PlainSource:
@@ -56,6 +68,7 @@ class PlainSource:
     def __init__(self, name: str, rows: PlainRows, close: Callable[[], None]) -> None:
         self.name = self.verifier = name
         self._rows, self._close = rows, close
+        self._held: _Held | None = None
         missing = _CHECKPOINTS - self._columns("checkpoints")
         if missing:
             raise BadUrl(
@@ -92,6 +105,8 @@ class PlainSource:
 
     def outline(self, thread: str) -> Outline:
         """Return what there is of a thread."""
+        if not is_utf8(thread):
+            raise Corrupt("its id is no UTF-8 text: the source is damaged")
         rows = self._rows(
             "SELECT checkpoint_id, parent_id FROM checkpoints WHERE thread_id = ?1 ORDER BY checkpoint_id",
             thread,
@@ -102,12 +117,21 @@ class PlainSource:
                 "SELECT checkpoint_id, task_id, CAST(idx AS TEXT) FROM writes WHERE thread_id = ?1", thread
             )
             outline.writes = [WriteSlot("", name, task, int(idx)) for name, task, idx in slots]
+        self._held = _Held(thread, outline)
         return outline
+
+    def _held_of(self, thread: str) -> _Held:
+        """Return what the last outline of a thread was, so that a page of it does not read it all again."""
+        if self._held is None or self._held.thread != thread:
+            self.outline(thread)
+        if self._held is None:
+            raise AssertionError("an outline is held")
+        return self._held
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order. One that has only values gets what LangGraph needs to go on:
         versions that count from the thread's first checkpoint, and no task to run."""
-        parents = {entry.id: entry.parent_id for entry in self.outline(thread).checkpoints}
+        depths = self._held_of(thread).depths
         for entry in wanted:
             if not _HEX.fullmatch(entry.id.replace("-", "")):
                 raise Unserialisable(
@@ -127,7 +151,7 @@ class PlainSource:
             if not isinstance(state, dict):
                 raise Unserialisable(f"the state of checkpoint {entry.id} is not an object")
             # As LangGraph counts: the ids of tasks, by which writes are found again, depend on it.
-            step = _depth(entry.id, parents) - 1
+            step = depths[entry.id] - 1
             source = "input" if step < 0 else "loop"
             metadata: dict[str, Any] = {"source": source, "step": step, "parents": {}}
             if state.keys() >= _WHOLE:
@@ -164,9 +188,7 @@ class PlainSource:
 
     def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as they are read here: no saver is known for this layout."""
-        slots: dict[str, list[WriteSlot]] = {}
-        for slot in self.outline(thread).writes:
-            slots.setdefault(slot.checkpoint_id, []).append(slot)
+        slots = self._held_of(thread).slots
         for found in self.checkpoints(thread, wanted):
             yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
 
@@ -197,16 +219,8 @@ def of_file(path: Path) -> PlainSource:
     """Open a SQLite file of the plain layout; raise ``BadUrl`` if it is none."""
     if not path.is_file():
         raise BadUrl(f"{path} is not a file; pass a SQLite file, or d1://account/database")
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
-
-    def rows(query: str, *parameters: str) -> Sequence[Sequence[Any]]:
-        try:
-            return connection.execute(query, parameters).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise Unavailable(f"{path} cannot be read: {error}") from error
-
-    return _opened(str(path), rows, connection.close)
+    rows = SqliteRows(path)
+    return _opened(str(path), rows, rows.close)
 
 
 def of_d1(url: str) -> PlainSource:
@@ -243,13 +257,24 @@ def _stored(kind: str, text: Any) -> tuple[str, bytes]:
     return "json", str(text).encode()
 
 
-def _depth(checkpoint_id: str, parents: dict[str, str | None]) -> int:
-    """Return the number of a checkpoint's ancestors."""
-    depth, at, seen = 0, parents.get(checkpoint_id), {checkpoint_id}
-    while at is not None and at in parents and at not in seen:
-        seen.add(at)
-        depth, at = depth + 1, parents[at]
-    return depth
+def _depths(outline: Outline) -> dict[str, int]:
+    """Return the number of each checkpoint's ancestors that are there. Those in a circle count up to where it
+    closes; the importer refuses them."""
+    parents = {entry.id: entry.parent_id for entry in outline.checkpoints}
+    depths: dict[str, int] = {}
+    for name in parents:
+        path: list[str] = []
+        at: str | None = name
+        on_path: set[str] = set()
+        while at is not None and at in parents and at not in depths and at not in on_path:
+            path.append(at)
+            on_path.add(at)
+            at = parents[at]
+        depth = depths.get(at, -1) if at is not None else -1
+        for passed in reversed(path):
+            depth += 1
+            depths[passed] = depth
+    return depths
 
 
 def _time(created: str | None) -> str:

@@ -16,13 +16,14 @@ from perdure.imports.expected import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
     CheckpointEntry,
+    DamagedItem,
     Outline,
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
     WriteSlot,
 )
-from perdure.imports.store_rows import item_of
+from perdure.imports.store_rows import read_item
 from perdure.storage.url import redacted
 
 PACKAGE = "langgraph-checkpoint-postgres"
@@ -259,7 +260,7 @@ class PostgresSource:
         """Return the largest id: the stock saver's rule."""
         return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
 
-    def items(self) -> Iterator[SourceItem]:
+    def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield the items of the store."""
         if not self._has_store:
             return
@@ -267,7 +268,7 @@ class PostgresSource:
         has_ttl = "ttl_minutes" in self._columns("store")
         while rows := self._items(last, "expires_at, ttl_minutes" if has_ttl else "NULL AS e, NULL AS m"):
             for row in rows:
-                yield item_of(*row.values())
+                yield read_item(*row.values())
             last = rows[-1]["prefix"], rows[-1]["key"]
 
     @_reading

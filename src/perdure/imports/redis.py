@@ -71,6 +71,8 @@ class RedisSource:
         except ValueError:
             raise BadUrl(f"{self.name}: not a Redis URL; write {_FORM}") from None
         self._check()
+        self._namespaces: dict[str, list[str]] = {}
+        self._registered = 0
         self._saver = self._stock_saver()
         self.verifier = PACKAGE if self._saver is not None else self.name
 
@@ -205,13 +207,17 @@ class RedisSource:
         self._client.close()
 
     def _registry(self) -> dict[str, list[str]]:
-        """Return the namespaces by thread."""
-        found: Any = self._client.hvals(self._key("threads"))
-        out: dict[str, list[str]] = {}
-        for value in found:
-            entry = json.loads(value)
-            out.setdefault(entry["thread"], []).append(entry["ns"])
-        return out
+        """Return the namespaces by thread. The registry is one hash of all threads: it is read again only
+        when its size has changed."""
+        size: Any = self._client.hlen(self._key("threads"))
+        if size != self._registered:
+            found: Any = self._client.hvals(self._key("threads"))
+            self._namespaces = {}
+            for value in found:
+                entry = json.loads(value)
+                self._namespaces.setdefault(entry["thread"], []).append(entry["ns"])
+            self._registered = len(found)
+        return self._namespaces
 
     def _timeline(self, thread: str, namespace: str) -> list[str]:
         found: Any = self._client.zrange(self._key("idx", thread, namespace), 0, -1)

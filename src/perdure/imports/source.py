@@ -68,6 +68,16 @@ class SourceItem(NamedTuple):
     expires_at: int | None = None
 
 
+class DamagedItem(NamedTuple):
+    """An item of a store that cannot be read, with the reason."""
+
+    why: str
+
+
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of reading a row of any content, which must not end the import of the others."""
+
+
 class Source(Protocol):
     """A saver's data, opened for reading only."""
 
@@ -118,7 +128,7 @@ class Source(Protocol):
         """Return the id of the checkpoint that the saver loads as the latest."""
         ...
 
-    def items(self) -> Iterator[SourceItem]:
+    def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield every item of the store, if there is one."""
         ...
 

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.errors import BadUrl, Contention, Corrupt, Unavailable
+from perdure.errors import BadUrl, Contention, Corrupt
 from perdure.imports.expected import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
     CheckpointEntry,
+    DamagedItem,
     Outline,
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
     WriteSlot,
 )
-from perdure.imports.store_rows import item_of
+from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8
+from perdure.imports.store_rows import read_item
 
 PACKAGE = "langgraph-checkpoint-sqlite"
 
 
+_TABLES = (
+    ("checkpoints", {"checkpoint_ns", "parent_checkpoint_id"}),
+    ("store", {"prefix", "key", "value"}),
+)
+
+
 def is_stock(path: Path) -> bool:
     """Return True if a file is a database of langgraph-checkpoint-sqlite's saver or store."""
-    if not path.is_file():
-        return False
-    try:
-        with closing(_open(path)) as connection:
-            return _columns(connection, "checkpoints") >= {"checkpoint_ns", "parent_checkpoint_id"} or (
-                _columns(connection, "store") >= {"prefix", "key", "value"}
-            )
-    except sqlite3.Error:
-        return False
+    return has_columns(path, _TABLES)
 
 
 class SqliteSource:
@@ -61,13 +59,27 @@ class SqliteSource:
             raise BadUrl(
                 f"{path} has no tables of {PACKAGE} (checkpoints with checkpoint_ns, or store with prefix)"
             )
-        self._connection = _open(path)
-        self._tables = {
-            row[0] for row in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        }
-        self._has_path = "task_path" in _columns(self._connection, "writes")
+        self._rows = SqliteRows(path)
+        self._connection = self._rows.connection
+        self._tables = {row[0] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        self._has_path = "task_path" in self._rows.columns("writes")
+        try:
+            self._refuse_other_ids()
+        except BadUrl:
+            self.close()
+            raise
         self._saver = self._stock_saver()
         self.verifier = PACKAGE if self._saver is not None else self.name
+
+    def _refuse_other_ids(self) -> None:
+        for table in sorted({"checkpoints", "writes"} & self._tables):
+            # Numbers come before all text in the order of SQLite, and bytes after it.
+            other = "thread_id IS NULL OR thread_id < '' OR thread_id >= x''"
+            if self._rows(f"SELECT 1 FROM {table} WHERE {other} LIMIT 1"):  # noqa: S608 - a constant
+                raise BadUrl(
+                    f"{self.name} has threads whose ids are no text, which {PACKAGE} does not write; delete "
+                    f"the rows of {table} with typeof(thread_id) <> 'text', or give them ids of text"
+                )
 
     def _stock_saver(self) -> Any:
         if find_spec("langgraph.checkpoint.sqlite") is None or not self._has_path:
@@ -94,10 +106,13 @@ class SqliteSource:
             where = "" if last is None else "WHERE thread_id > ?"
             query = f"SELECT thread_id FROM {table} {where} ORDER BY thread_id LIMIT 1"  # noqa: S608
             found += [row[0] for row in self._rows(query, *(() if last is None else (last,)))]
-        return min(found, default=None)
+        # The order of SQLite is that of the bytes.
+        return min(found, key=lambda name: name.encode("utf-8", "surrogateescape"), default=None)
 
     def outline(self, thread: str) -> Outline:
         """Return what there is of a thread, and begin to read it from this moment's state."""
+        if not is_utf8(thread):
+            raise Corrupt("its id is no UTF-8 text: the source is damaged")
         if self._connection.in_transaction:
             self._connection.rollback()
         self._connection.execute("BEGIN")
@@ -188,38 +203,23 @@ class SqliteSource:
         """Return the largest id: the stock saver's rule."""
         return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
 
-    def items(self) -> Iterator[SourceItem]:
-        """Yield the items of the store."""
+    def items(self) -> Iterator[SourceItem | DamagedItem]:
+        """Return the items of the store."""
         if "store" not in self._tables:
-            return
-        has_ttl = "ttl_minutes" in _columns(self._connection, "store")
+            return iter(())
+        has_ttl = "ttl_minutes" in self._rows.columns("store")
         ttl = "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
-        for row in self._connection.execute(
+        rows = self._rows.iterate(
             f"SELECT prefix, key, value, created_at, updated_at, {ttl} FROM store ORDER BY prefix, key"  # noqa: S608
-        ):
-            yield item_of(*row)
+        )
+        return (read_item(*row) for row in rows)
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
-
-    def _rows(self, query: str, *values: object) -> list[Any]:
-        try:
-            return self._connection.execute(query, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise Unavailable(f"{self.name} cannot be read: {error}") from error
+        self._rows.close()
 
     def _row(self, query: str, *values: object) -> Any:
         rows = self._rows(query, *values)
         if not rows:
             raise Contention(f"a row of thread {values[0]!r} is gone from {self.name}")
         return rows[0]
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Open a file for reading only."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30)
-
-
-def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

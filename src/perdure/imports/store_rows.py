@@ -7,9 +7,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perdure.errors import Corrupt
-from perdure.imports.source import SourceItem
+from perdure.imports.source import DAMAGED, DamagedItem, SourceItem
 
 _MINUTE = 60_000_000
+
+
+def read_item(prefix: Any, key: Any, *row: Any) -> SourceItem | DamagedItem:
+    """Return the item of a row as ``item_of`` does, or why it cannot be read."""
+    try:
+        prefix.encode()
+        key.encode()
+        return item_of(prefix, key, *row)
+    except Corrupt as error:
+        return DamagedItem(str(error))
+    except DAMAGED as error:
+        where = f"item {key!r} of the store's namespace {prefix!r}"
+        return DamagedItem(f"{where}: its row cannot be read ({type(error).__name__}); the source is damaged")
 
 
 def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any, *expiry: Any) -> SourceItem:
@@ -22,6 +35,9 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
         created_at: A time, as text in UTC or decoded.
         updated_at: A time, likewise.
         expiry: ``expires_at``, a time or ``None``, and ``ttl_minutes``, a number or ``None``.
+
+    Raises:
+        Corrupt: the value is not a JSON object. Rows of another content raise one of ``DAMAGED``.
     """
     expires_at, minutes = expiry
     decoded = json.loads(value) if isinstance(value, str | bytes) else value

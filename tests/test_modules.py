@@ -65,7 +65,6 @@ TESTED_BY = {
     "perdure.runtime.task_names": "runtime/test_effects.py",
     "perdure.runtime.queue_cache": "runtime/test_accepting.py",
     "perdure.runtime.events.outgoing": "runtime/events/test_publisher.py",
-    "perdure.runtime.schema_plan": "cli/test_schema.py",
     "perdure.runtime.sizes": "runtime/test_observe_sizes.py",
     "perdure.runtime.users": "server/test_identity.py",
     "perdure.runtime.worker.worker": "runtime/worker/test_dispatch.py",

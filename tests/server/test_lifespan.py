@@ -19,9 +19,10 @@ from langgraph.graph import StateGraph
 
 import perdure
 from examples.fastapi_app import builder as chat
-from perdure.errors import BadSetting, MissingExtra, NotFound
+from perdure.errors import BadSetting, MissingExtra, NotFound, SchemaTooNew
 from perdure.model.messages import DONE
 from perdure.runtime import Agent, Runtime
+from perdure.schema import Schema
 from perdure.server import checkpoint_lifespan, compile_graph, perdure_app
 from perdure.server.auth.identity import Open, User
 from tests.server.applications import (
@@ -248,6 +249,7 @@ def test_there_is_one_of_each_and_every_form_of_a_graph(near: str) -> None:
             opened = app.state.perdure
             assert set(opened.graphs) == set(graphs)
             assert {id(graph.checkpointer) for graph in opened.graphs.values()} == {id(opened.checkpointer)}
+            assert set(opened.checkpointers) == set(graphs)
             assert {id(graph.store) for graph in opened.graphs.values()} == {id(opened.store)}
             assert (opened.graphs["d"].config or {})["recursion_limit"] == 7
             with pytest.raises(NotFound, match=r"there are \['a', 'b', 'c', 'd'\]"):
@@ -260,6 +262,33 @@ def test_there_is_one_of_each_and_every_form_of_a_graph(near: str) -> None:
 
     run(work())
     assert made == [1]
+
+
+def test_graphs_of_different_schemas_have_a_checkpointer_each(near: str) -> None:
+    first, again, second = Schema(2), Schema(2), Schema(3)
+    graphs = {
+        "a": Agent(chat.compile(), schema=first),
+        "b": Agent(chat.compile(), schema=again),
+        "c": Agent(chat.compile(), schema=second),
+        "d": chat,
+    }
+    app = app_with(near, graphs=graphs)
+
+    async def work() -> None:
+        async with started(app):
+            opened = app.state.perdure
+            versions = {name: graph.checkpointer.schema.version for name, graph in opened.graphs.items()}
+            assert versions == {"a": 2, "b": 2, "c": 3, "d": 1}
+            assert opened.checkpointers["a"] is opened.checkpointers["b"]
+            with pytest.raises(NotFound, match=r"take checkpointers\[…\] of 'a', 'b', 'c', 'd'"):
+                _ = opened.checkpointer
+            # A thread of the newer version is served by its own graph, and refused by another.
+            config = {"configurable": {"thread_id": "t"}}
+            await opened.graphs["c"].ainvoke({"messages": [("user", "hi")]}, config)
+            with pytest.raises(SchemaTooNew):
+                await opened.graphs["a"].aget_state(config)
+
+    run(work())
 
 
 def test_a_graph_s_own_store_stays(near: str) -> None:

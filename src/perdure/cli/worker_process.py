@@ -70,7 +70,8 @@ async def _work(
     # Nodes that are plain functions run in threads: one for each run, so that none waits for another.
     threads = ThreadPoolExecutor(config.settings.concurrency + 4, thread_name_prefix="node")
     asyncio.get_running_loop().set_default_executor(threads)
-    agents = {name: await load_agent(loaded) for name, loaded in graphs.items()}
+    found = {name: await load_agent(loaded) for name, loaded in graphs.items()}
+    agents = config.agents.apply(found, config.root)
     replying = {} if channels is None else await load_channels(channels)
     if WEBHOOK in replying:
         raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")

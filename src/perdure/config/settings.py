@@ -246,6 +246,37 @@ def _names(value: Any) -> dict[str, str]:
     return {_text(name): _text(held) for name, held in value.items()}
 
 
+def _schemas(value: Any) -> str | dict[str, str]:
+    if not isinstance(value, dict):
+        return _place(value)
+    return {_named(name): _place(place) for name, place in value.items()}
+
+
+def _conversations(value: Any) -> dict[str, Any]:
+    """Return the policies by graph: ``False`` for none, or a table whose fields are checked like the
+    settings of their names."""
+    if not isinstance(value, dict):
+        raise ValueError
+    return {_named(graph): _policy(graph, table) for graph, table in value.items()}
+
+
+def _policy(graph: str, table: Any) -> Any:
+    if table is False:
+        return table
+    if not isinstance(table, dict) or not table:
+        raise ValueError(f"{graph} has to be a table, e.g. {{ limit = 8000 }}, or false for no policy")
+    out: dict[str, Any] = {}
+    for name, held in table.items():
+        setting = SETTINGS.get(f"conversation.{name}")
+        if setting is None or name == "graphs":
+            raise ValueError(f"{graph} has {name!r}, which is no setting of conversation")
+        try:
+            out[name] = setting.kind.check(held)
+        except ValueError:
+            raise ValueError(f"{graph}.{name} has to be {setting.kind.wants}") from None
+    return out
+
+
 TEXT = ValueKind("text", str, _text)
 PLACE = ValueKind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
 FLAG = ValueKind("true or false", _flag_of, _flag)
@@ -269,6 +300,14 @@ POLICIES = ValueKind("a table of names, each with the fields of a retention poli
 NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _names)
 SHARE = ValueKind(
     "a number above 0 and at most 1", float, lambda value: _at_most(_number(value, more=True), 1.0)
+)
+SCHEMAS = ValueKind(
+    "a place, e.g. './agent.py:schema', or a table of graphs' names and places", str, _schemas
+)
+CONVERSATIONS = ValueKind(
+    "a table of graphs' names, each with a table such as { limit = 8000 }, or false",
+    json.loads,
+    _conversations,
 )
 ENV = ValueKind("the path of a .env file, or a table of names and texts", str, _env)
 
@@ -308,6 +347,7 @@ _LISTED = [
     ),
     _setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
     _setting("assistants", CONFIGS, variables=("LANGGRAPH_CONFIG",)),
+    _setting("schema", SCHEMAS, langgraph=True),
     _setting("env", ENV, variables=(), langgraph=True, secret=True),
     _setting("dependencies", WORDS, (), variables=(), langgraph=True),
     _setting("development", FLAG, False, variables=("PERDURE_DEVELOPMENT", "LANGGRAPH_DEV"), flag="--dev"),
@@ -355,6 +395,16 @@ _LISTED = [
     _setting("limits.requests_per_minute", _whole(1)),
     _setting("limits.streams", _whole(1)),
     _setting("limits.page_max", _whole(1), _PAGE),
+    _setting("conversation.limit", _whole(1), langgraph=True),
+    _setting(
+        "conversation.summary", _whole(1), langgraph=True, derived="an eighth of the limit with `summarize`"
+    ),
+    _setting("conversation.keep", SHARE, 0.5, langgraph=True),
+    _setting("conversation.summarize", TEXT, langgraph=True),
+    _setting("conversation.counter", PLACE, langgraph=True),
+    _setting("conversation.system", TEXT, langgraph=True),
+    _setting("conversation.key", TEXT, "messages", langgraph=True),
+    _setting("conversation.graphs", CONVERSATIONS, langgraph=True),
     _setting("store.index.dims", _whole(1), langgraph=True),
     _setting("store.index.embed", PLACE, langgraph=True, is_place=True),
     _setting("store.index.fields", WORDS, ("$",), langgraph=True),

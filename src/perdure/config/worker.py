@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from langgraph.store.base import TTLConfig
 
+from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.retention import Sweeping, sweeping
 from perdure.config.store_index import StoreIndex
@@ -31,14 +32,16 @@ class HostPort(NamedTuple):
 class WorkerConfig:
     """Checked configuration of a worker.
 
-    ``channels`` is the place of a mapping of names to ``Channel``, ``store`` the argument for
-    ``Runtime(store_ttl=…)``. ``webhook_hosts`` are hosts that webhooks may call although they are not public;
-    ``None`` disables webhooks. ``metrics`` is the address at which they are served, if at all. ``env``,
-    ``root``, ``sources`` and ``ignored`` are those of ``perdure.config.resolve.ResolvedConfig``.
+    ``agents`` are schemas and policies of conversations by graph. ``channels`` is the place of a mapping of
+    names to ``Channel``, ``store`` the argument for ``Runtime(store_ttl=…)``. ``webhook_hosts`` are hosts
+    that webhooks may call although they are not public; ``None`` disables webhooks. ``metrics`` is the
+    address at which they are served, if at all. ``env``, ``root``, ``sources`` and ``ignored`` are those of
+    ``perdure.config.resolve.ResolvedConfig``.
     """
 
     database_url: str = field(repr=False)
     graphs: Mapping[str, GraphPlace]
+    agents: AgentSettings
     channels: str | None
     settings: Settings
     store: TTLConfig | None
@@ -95,9 +98,11 @@ def load(
         environ=environ,
         has_key=has_key,
     )
+    named = settled.graphs("perdure worker app:graph")
     return WorkerConfig(
         database_url=settled.database_url(),
-        graphs=settled.graphs("perdure worker app:graph"),
+        graphs=named,
+        agents=agent_settings(settled, named),
         channels=None if channels is None else settled.placed(channels, Path.cwd()),
         settings=Settings(**settled.runtime()),
         store=settled.store_ttl(),

@@ -33,24 +33,45 @@ def saver_for(
 ) -> PerdureSaver:
     """Return a checkpointer that allows the types of all given agents.
 
-    With a list of types, those that the graphs declare are allowed too. It has the agents' schema if they
-    have one in common; of agents with different schemas it reads the threads of version 1 alone.
+    With a list of types, those that the graphs declare are allowed too.
 
     Args:
         database: The database for the checkpoints.
-        agents: The agents.
+        agents: The agents, all of one schema.
         graphs: The agents' graphs.
         tenant: The tenant whose threads are stored; the database's own by default.
+
+    Raises:
+        ValueError: The agents have different schemas: each version reads its own threads.
     """
+    if any(agent.schema != agents[0].schema for agent in agents):
+        raise ValueError("agents of different schemas need a checkpointer each")
     codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
     saver = database.checkpointer(
         tenant=tenant,
         allow=_joined([agent.allow for agent in agents]),
         codecs=codecs,
-        schema=agents[0].schema if len({id(agent.schema) for agent in agents}) == 1 else None,
+        schema=agents[0].schema if agents else None,
     )
     saver.declare(() if saver.is_open else {cls for graph in graphs for cls in of_graph(graph)}, AGENT)
     return saver
+
+
+def savers_for(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
+    """Return the checkpointers of agents by name; agents of one schema share one, as for ``saver_for``."""
+    alike: list[list[str]] = []
+    for name, agent in agents.items():
+        same = next((names for names in alike if agents[names[0]].schema == agent.schema), None)
+        if same is None:
+            alike.append([name])
+        else:
+            same.append(name)
+    out: dict[str, PerdureSaver] = {}
+    for names in alike:
+        some = [agents[name] for name in names]
+        made = [agent.graph for agent in some if not isinstance(agent.graph, Factory)]
+        out.update(dict.fromkeys(names, saver_for(database, some, made)))
+    return {name: out[name] for name in agents}
 
 
 def _joined(allowed: Sequence[Allow | None]) -> Allow | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from langgraph.store.base import TTLConfig
 
+from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.retention import Sweeping, sweeping
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
@@ -94,15 +95,16 @@ class Config:
     """The validated configuration of a server.
 
     ``runtime`` are arguments of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
-    ``env`` are variables to set before a graph is imported; none of them is set yet. ``import_folders``
-    are made importable for graphs. ``root`` is the folder of the configuration file, the project's.
-    ``sources`` are the files and the names of the variables that were used, ``ignored`` the settings without
-    effect: both may be logged.
+    ``agents`` are schemas and policies of conversations by graph. ``env`` are variables to set before a
+    graph is imported; none of them is set yet. ``import_folders`` are made importable for graphs. ``root``
+    is the folder of the configuration file, the project's. ``sources`` are the files and the names of the
+    variables that were used, ``ignored`` the settings without effect: both may be logged.
     """
 
     database_url: str = field(repr=False)
     graphs: Mapping[str, GraphPlace]
     assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    agents: AgentSettings
     auth: Auth
     http: Http
     limits: RequestLimits
@@ -165,10 +167,12 @@ def load(
     claims = settled["auth.tenant_claims"]
     if claims is None:
         claims = ("sub",) if settled.given("auth.jwt.") else ()
+    graphs_named = settled.graphs("perdure serve ./agent.py:graph")
     return Config(
         database_url=settled.database_url(),
-        graphs=settled.graphs("perdure serve ./agent.py:graph"),
+        graphs=graphs_named,
         assistants=_assistants(settled),
+        agents=agent_settings(settled, graphs_named),
         auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
         http=_http(settled, is_development),
         limits=RequestLimits(**settled.table("limits.")),

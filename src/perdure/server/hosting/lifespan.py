@@ -33,7 +33,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.graph_factories import Factory
-from perdure.runtime.graphs import saver_for
+from perdure.runtime.graphs import savers_for
 from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.hosting.sweeper import Sweeper
@@ -54,15 +54,28 @@ _log = logging.getLogger("perdure.server")
 class Opened:
     """The resources of a running application, at ``app.state.perdure``.
 
-    ``graphs`` have the checkpointer and the store, and are the same for all requests. ``host`` is set with
-    ``serve=True``; ``host.runtime`` accepts messages then.
+    ``graphs`` have a checkpointer and the store, and are the same for all requests. ``checkpointers`` are
+    those of the graphs by name: graphs of one schema share one. ``host`` is set with ``serve=True``;
+    ``host.runtime`` accepts messages then.
     """
 
     database: Database
-    checkpointer: PerdureSaver
+    checkpointers: Mapping[str, PerdureSaver]
     store: PerdureStore
     graphs: Mapping[str, Graph]
     host: ServerState | None = None
+
+    @property
+    def checkpointer(self) -> PerdureSaver:
+        """The checkpointer of all graphs, or one without a schema if there are no graphs. ``NotFound`` if the
+        graphs have different schemas."""
+        different = {id(each): each for each in self.checkpointers.values()}
+        if len(different) > 1:
+            raise NotFound(
+                "which checkpointer? the graphs have different schemas; take "
+                f"checkpointers[…] of {', '.join(map(repr, self.checkpointers))}"
+            )
+        return next(iter(different.values())) if different else self.database.checkpointer()
 
     @property
     def graph(self) -> Graph:
@@ -199,8 +212,7 @@ def checkpoint_lifespan(
 
 
 def _opened(database: Database, agents: Mapping[str, Agent], host: ServerState | None) -> Opened:
-    made = [agent.graph for agent in agents.values() if not isinstance(agent.graph, Factory)]
-    checkpointer = saver_for(database, list(agents.values()), made)
+    checkpointers = savers_for(database, agents)
     store = database.store()
     graphs: dict[str, Graph] = {}
     for name, agent in agents.items():
@@ -214,9 +226,9 @@ def _opened(database: Database, agents: Mapping[str, Agent], host: ServerState |
         # A store that a graph was compiled with takes precedence, as in the runtime.
         own = store if agent.graph.store is None else None
         # For memory:// a warning was logged at the start.
-        graph = compile_graph(agent.graph, checkpointer=checkpointer, store=own, allow_in_memory=True)
+        graph = compile_graph(agent.graph, checkpointer=checkpointers[name], store=own, allow_in_memory=True)
         graphs[name] = graph.with_config(dict(agent.config)) if agent.config else graph  # type: ignore[arg-type]
-    return Opened(database, checkpointer, store, MappingProxyType(graphs), host)
+    return Opened(database, MappingProxyType(checkpointers), store, MappingProxyType(graphs), host)
 
 
 async def _serving(

@@ -50,7 +50,8 @@ async def opened(
         encryption_key: key that encrypts stored data.
     """
     prepare(config)
-    agents = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
+    loaded = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
+    agents = config.agents.apply(loaded, config.root)
     gate = gate_of(config)
     settings = settings_of(config)
     make_folder_of(config.database_url)

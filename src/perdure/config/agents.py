@@ -1,0 +1,205 @@
+"""Settings of single graphs: the schema of each, and the policy under which its conversations are kept.
+
+They are for graphs whose code stays as it is. What an ``Agent`` itself was given is never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+
+from perdure.config.resolve import ResolvedConfig
+from perdure.conversation.counting import approximate
+from perdure.conversation.policy import Conversation
+from perdure.conversation.window import Limit
+from perdure.errors import BadSetting, GraphLoadError, MissingExtra
+from perdure.runtime.agents import Agent
+from perdure.runtime.loading import find
+from perdure.runtime.module_files import names_file
+from perdure.schema.schema import Schema
+
+_FIELDS = ("limit", "summary", "keep", "summarize", "counter", "system", "key")
+
+
+class ConversationSettings(NamedTuple):
+    """Settings of a conversation's policy, as for ``perdure.conversation.Conversation``.
+
+    ``summarize`` is a provider and its model, such as ``openai:gpt-4o-mini``, or the place of a chat model or
+    a function; ``counter`` is a function's place. ``name`` is the setting for error messages.
+    """
+
+    limit: int
+    summary: int = 0
+    keep: float = 0.5
+    summarize: str | None = None
+    counter: str | None = None
+    system: str | None = None
+    key: str = "messages"
+    name: str = "conversation"
+
+    def load(self, root: Path) -> Conversation:
+        """Return the policy.
+
+        Args:
+            root: The project's folder, at which a file's path starts.
+
+        Raises:
+            BadSetting: It cannot be used.
+            GraphLoadError: There is no object at a place.
+        """
+        return Conversation(
+            limit=self.bounds(),
+            counter=approximate if self.counter is None else self._called("counter", self.counter, root),
+            system=self.system,
+            summarize=None if self.summarize is None else self._summarizer(self.summarize, root),
+            key=self.key,
+        )
+
+    def bounds(self) -> Limit:
+        """Return the limit. ``BadSetting`` if its numbers do not fit together."""
+        try:
+            return Limit(self.limit, keep=self.keep, summary=self.summary)
+        except ValueError as error:
+            raise BadSetting(f"{self.name}: {error}") from error
+
+    def _called(self, field_name: str, place: str, root: Path) -> Any:
+        found = find(place, root=root).found
+        if not callable(found) and not isinstance(found, BaseChatModel):
+            raise BadSetting(f"{self.name}.{field_name}: {place} is no function, but {type(found).__name__}")
+        return found
+
+    def _summarizer(self, named: str, root: Path) -> Any:
+        if names_file(named) or "." in named.partition(":")[0]:
+            return self._called("summarize", named, root)
+        try:
+            from langchain.chat_models import init_chat_model
+        except ModuleNotFoundError as error:
+            raise MissingExtra(
+                f"{self.name}.summarize is {named!r}, a provider and its model, which needs an extra: "
+                'pip install "perdure[conversation]"'
+            ) from error
+        try:
+            return init_chat_model(named)
+        except Exception as error:
+            # Providers raise errors of their own, e.g. without a key; what they repeat may be one.
+            raise BadSetting(
+                f"{self.name}.summarize is {named!r}, which cannot be used ({type(error).__name__}); it is a "
+                "provider and its model whose package is installed and whose key is set, e.g. "
+                "openai:gpt-4o-mini, or a place, e.g. ./models.py:small"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs that have a
+    policy written for them alone."""
+
+    schemas: Mapping[str, str] = field(default_factory=dict[str, str])
+    conversations: Mapping[str, ConversationSettings] = field(default_factory=dict[str, ConversationSettings])
+    own: frozenset[str] = frozenset()
+
+    def apply(self, agents: Mapping[str, Agent], root: Path) -> dict[str, Agent]:
+        """Return the agents with their schemas and policies.
+
+        Args:
+            agents: The agents, as they were loaded.
+            root: The project's folder.
+
+        Raises:
+            BadSetting: A setting does not fit an agent, or it has one of its own.
+            GraphLoadError: There is no object at a place.
+        """
+        out: dict[str, Agent] = {}
+        for name, agent in agents.items():
+            if (place := self.schemas.get(name)) is not None:
+                agent = _with_schema(name, agent, place, root)
+            if (policy := self.conversations.get(name)) is not None:
+                agent = self._with_conversation(name, agent, policy, root)
+            out[name] = agent
+        return out
+
+    def _with_conversation(self, name: str, agent: Agent, policy: ConversationSettings, root: Path) -> Agent:
+        if agent.conversation is not None:
+            if name not in self.own:
+                return agent
+            raise BadSetting(
+                f"{policy.name} is set, and the Agent of {name!r} has a conversation=… of its own; remove one"
+            )
+        try:
+            return replace(agent, conversation=policy.load(root))
+        except ValueError as error:
+            raise BadSetting(
+                f"{policy.name} cannot be followed for the graph {name!r}: {error}; or leave the graph out, "
+                f"with conversation.graphs.{name} = false"
+            ) from error
+
+
+def agent_settings(settled: ResolvedConfig, graphs: Collection[str]) -> AgentSettings:
+    """Return the settings by graph.
+
+    Args:
+        settled: The configuration.
+        graphs: The names of its graphs.
+
+    Raises:
+        BadSetting: A setting names an unknown graph, has no limit, or its numbers do not fit together.
+    """
+    schemas = settled["schema"] or {}
+    if isinstance(schemas, str):
+        schemas = dict.fromkeys(graphs, schemas)
+    _require_known(settled.name("schema"), schemas, graphs)
+    base = settled.entries["schema"].base if "schema" in settled else settled.root
+    tables: Mapping[str, Any] = settled["conversation.graphs"] or {}
+    _require_known(settled.name("conversation.graphs"), tables, graphs)
+    return AgentSettings(
+        {name: settled.placed(place, base) for name, place in schemas.items()},
+        {name: made for name in graphs if (made := _policy(settled, name, tables.get(name))) is not None},
+        frozenset(name for name, table in tables.items() if table),
+    )
+
+
+def _policy(settled: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:
+    general = {name: settled[f"conversation.{name}"] for name in _FIELDS if f"conversation.{name}" in settled}
+    if table is False or not (general or table):
+        return None
+    own = dict(table or {})
+    for name in ("summarize", "counter"):
+        if name in own and names_file(own[name]):
+            own[name] = settled.placed(own[name], settled.entries["conversation.graphs"].base)
+        elif name in general and names_file(general[name]):
+            general[name] = settled.placed(general[name], settled.entries[f"conversation.{name}"].base)
+    name = f"conversation.graphs.{graph}" if own else "conversation"
+    given = {**general, **own}
+    if "limit" not in given:
+        raise BadSetting(
+            f"{name} has no limit; set the most tokens that the model is sent, e.g. limit = 8000"
+        )
+    made = ConversationSettings(**given, name=name)
+    made.bounds()
+    return made
+
+
+def _require_known(setting: str, given: Collection[str], graphs: Collection[str]) -> None:
+    if unknown := sorted(set(given) - set(graphs)):
+        raise BadSetting(
+            f"{setting} names {unknown[0]!r}, which is no graph; the graphs are {', '.join(sorted(graphs))}"
+        )
+
+
+def _with_schema(name: str, agent: Agent, place: str, root: Path) -> Agent:
+    found = find(place, root=root).found
+    if not isinstance(found, Schema):
+        raise GraphLoadError(
+            f"{place} is no Schema of perdure.schema, but {type(found).__name__}; name one, e.g. "
+            "./agent.py:schema"
+        )
+    if agent.schema is not None and agent.schema != found:
+        raise BadSetting(
+            f"the setting schema names {place} for the graph {name!r}, whose Agent has another schema=… of "
+            "its own; remove one"
+        )
+    return replace(agent, schema=found)

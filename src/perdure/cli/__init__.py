@@ -12,6 +12,7 @@ from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
 from perdure.cli.export_import import export
 from perdure.cli.import_data import import_
+from perdure.cli.inspect import inspect
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve
 from perdure.cli.store import store
@@ -28,6 +29,7 @@ app.command()(export)
 app.command()(audit)
 app.command()(worker)
 app.command()(serve)
+app.command()(inspect)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(tenants, name="tenants")

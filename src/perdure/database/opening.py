@@ -15,6 +15,7 @@ from perdure.model.chunks import Digester
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import Driver
+from perdure.storage.read_only import open_read_only
 from perdure.storage.url import open_driver, redacted
 
 
@@ -40,6 +41,23 @@ def open_database(
         driver.close()
         raise
     return over(driver, tenant=tenant, keyring=keyring, retention=RetentionRules.of(retention), wrap=wrap)
+
+
+def open_for_reading(
+    url: str, *, tenant: str = "", encryption_key: bytes | Collection[bytes] | None = None
+) -> SyncDatabase:
+    """Open a database that is only read, e.g. a copied file; the caller closes it.
+
+    Arguments and errors are those of ``connect``. A write raises ``NotAllowed``.
+    """
+    keyring = None if encryption_key is None else Keyring.of(encryption_key)
+    driver = open_read_only(url)
+    try:
+        admit(driver, keyring, redacted(url))
+    except BaseException:
+        driver.close()
+        raise
+    return over(driver, tenant=tenant, keyring=keyring)
 
 
 def over(

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
-from perdure.demo.guard import Guard
+from perdure.inspector.guard import Guard
 from perdure.server import app as api
 from perdure.server.config import Http
 from perdure.server.routes import chat

@@ -95,6 +95,16 @@ def load(
     return (yield from _full(partition, found.checkpoint, found.writes, names, digest))
 
 
+def tagged(partition: Partition, namespace: str = "") -> Program[dict[str, str]]:
+    """Return the tags of a namespace: name to checkpoint id."""
+    found = yield from tags.list_tags(partition)
+    return {
+        record.key[0]: record.fields["checkpoint_id"]
+        for record in found
+        if record.fields["namespace"] == namespace
+    }
+
+
 def metadata_of(record: CheckpointRecord) -> dict[str, Any]:
     """Return the metadata of a checkpoint in plain data."""
     metadata: dict[str, Any] = _serde.unpack(record.metadata)

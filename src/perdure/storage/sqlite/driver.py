@@ -45,6 +45,7 @@ from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.file_watch import FileWatch
 from perdure.storage.sqlite.host_clock import HostClock
+from perdure.storage.sqlite.reader import SqliteReader, open_connection
 
 R = TypeVar("R")
 
@@ -319,12 +320,22 @@ def open_driver(url: str) -> SqliteDriver:
     return SqliteDriver(path)
 
 
+def open_read_only(url: str) -> SqliteReader:
+    """Open the file of a URL for reading, without changing it; it must have this release's schema."""
+    path = file_of(url)
+    if not path.exists():
+        raise BadUrl(f"{url}: there is no file {path}")
+    with translated(path), closing(open_connection(path)) as connection:
+        migrations.check(connection, path)
+    return SqliteReader(path)
+
+
 def schema_version(url: str) -> int:
     """Return the file's schema version, 0 when there is no file or no schema in it."""
     path = file_of(url)
     if not path.exists():
         return 0
-    with translated(path), closing(connect(path, read_only=True)) as connection:
+    with translated(path), closing(open_connection(path)) as connection:
         return migrations.version(connection)
 
 

@@ -1,6 +1,6 @@
-"""Access control of the demo's server: its own page, and programs on the same machine.
+"""Access control of a server without a password: its own page, and programs on the same machine.
 
-The server has no password, so a web page of another origin must not reach it through the browser: neither by
+As there is no password, so a web page of another origin must not reach it through the browser: neither by
 a post request nor under a host name that points at the loopback address.
 """
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-FOREIGN = "Only the demo's own page may change conversations."
+FOREIGN = "Only the page of this server itself may change anything."
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 

@@ -1,0 +1,1 @@
+"""The inspector: pages and a JSON API that show threads, their history, their queue and their storage."""

@@ -1,0 +1,112 @@
+"""Rights of a viewer, which a server's authorization or a local command provides for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from perdure.database.handle import DatabaseHandle
+from perdure.errors import NotAllowed, NotFound
+from perdure.model.records import Partition
+from perdure.runtime.tenant import TenantRuntime
+from perdure.runtime.threads.rows import ThreadRow, look
+
+Sees = Callable[[Mapping[str, Any]], bool]
+"""Predicate over the metadata of the threads that a viewer may see."""
+
+PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "export")
+"""Permissions of the actions, each granted on its own."""
+
+
+class Access(Protocol):
+    """The rights of one viewer of one tenant's threads."""
+
+    @property
+    def handle(self) -> DatabaseHandle: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def url(self) -> str | None:
+        """URL of the database for its schema version; ``None`` if the viewer may not know it."""
+        ...
+
+    @property
+    def runtime(self) -> TenantRuntime | None:
+        """Runtime for actions; ``None`` if nothing can be changed here."""
+        ...
+
+    @property
+    def who(self) -> str:
+        """Name of the viewer in the audit log."""
+        ...
+
+    async def permissions(self) -> frozenset[str]:
+        """Return the permissions that are worth offering. Each action is checked again."""
+        ...
+
+    async def listed(self) -> Sees | None:
+        """Return which threads the viewer may list, ``None`` for all; raise if none may be."""
+        ...
+
+    async def thread(self, thread_id: str) -> ThreadRow:
+        """Return a thread that the viewer may read; ``NotFound`` for any other."""
+        ...
+
+    async def act(self, permission: str, thread_id: str) -> ThreadRow:
+        """Return a thread on which the viewer may act; raise if not."""
+        ...
+
+
+class LocalAccess:
+    """Access of the user who opened the database on this machine.
+
+    Args:
+        handle: The database.
+        tenant: The tenant whose threads are shown.
+        url: The database's URL.
+        runtime: Runtime for actions, ``None`` to show only.
+        allowed: The permissions that were granted.
+    """
+
+    def __init__(
+        self,
+        handle: DatabaseHandle,
+        tenant: str,
+        *,
+        url: str | None = None,
+        runtime: TenantRuntime | None = None,
+        allowed: frozenset[str] = frozenset(),
+    ) -> None:
+        self.handle = handle
+        self.tenant = tenant
+        self.url = url
+        self.runtime = runtime
+        self.who = "local"
+        self._allowed = allowed
+
+    async def permissions(self) -> frozenset[str]:
+        return self._allowed if self.runtime is not None else self._allowed & {"export"}
+
+    async def listed(self) -> Sees | None:
+        return None
+
+    async def thread(self, thread_id: str) -> ThreadRow:
+        row = await self.handle.arun(look(Partition(self.tenant, thread_id)))
+        if row is None:
+            raise NotFound(f"there is no thread {thread_id!r}")
+        return row
+
+    async def act(self, permission: str, thread_id: str) -> ThreadRow:
+        if permission not in await self.permissions():
+            raise NotAllowed(not_granted(permission))
+        return await self.thread(thread_id)
+
+
+def not_granted(permission: str) -> str:
+    """Return the reason for which an action is refused on this machine."""
+    return (
+        f"this inspector may not {permission}; start it with --graph module:graph --allow {permission} to "
+        "permit that"
+    )

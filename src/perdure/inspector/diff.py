@@ -1,0 +1,172 @@
+"""Differences of two states in plain JSON data, from which the second can be made out of the first.
+
+Lists are compared item by item. Messages are recognised by their ids, so that an edited message is one change
+and not a removal beside an addition; other items are recognised by their content.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+Change = dict[str, Any]
+"""Change of one value. ``change`` is its kind: ``added`` (``after``), ``removed`` (``before``), ``value``
+(``before``, ``after``), ``dict`` (``added``, ``removed`` and ``edited`` by key) or ``list``.
+
+A ``list`` has ``removed`` (``index``, ``item``), ``added`` (``index``, ``item``), ``edited`` (``from``,
+``to``, ``before``, ``after``) and ``moved`` (``from``, ``to``, ``item``). Indexes of removed items and
+``from`` count in the first list, the others in the second. ``length`` is that of the second list, ``kept``
+the number of items that neither changed nor moved.
+"""
+
+_Key = tuple[str, str | bytes, int]
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Change]:
+    """Return the changes from one state to another by channel, without channels that are the same."""
+    out: dict[str, Change] = {}
+    for name in sorted({*before, *after}):
+        if name not in after:
+            out[name] = {"change": "removed", "before": before[name]}
+        elif name not in before:
+            out[name] = {"change": "added", "after": after[name]}
+        elif canonical(before[name]) != canonical(after[name]):
+            out[name] = _change(before[name], after[name])
+    return out
+
+
+def applied(before: Mapping[str, Any], found: Mapping[str, Change]) -> dict[str, Any]:
+    """Return the state that the changes lead to from the first one."""
+    out = dict(before)
+    for name, change in found.items():
+        if change["change"] == "removed":
+            del out[name]
+        else:
+            out[name] = _applied(before.get(name), change)
+    return out
+
+
+def _change(before: Any, after: Any) -> Change:
+    if isinstance(before, list) and isinstance(after, list):
+        return _of_lists(before, after)
+    if isinstance(before, dict) and isinstance(after, dict):
+        both = [key for key in before if key in after]
+        return {
+            "change": "dict",
+            "added": {key: value for key, value in after.items() if key not in before},
+            "removed": {key: value for key, value in before.items() if key not in after},
+            "edited": {
+                key: {"before": before[key], "after": after[key]}
+                for key in both
+                if canonical(before[key]) != canonical(after[key])
+            },
+        }
+    return {"change": "value", "before": before, "after": after}
+
+
+def _of_lists(before: Sequence[Any], after: Sequence[Any]) -> Change:
+    texts, new_texts = list(map(canonical, before)), list(map(canonical, after))
+    keys, new_keys = _keys(before, texts), _keys(after, new_texts)
+    place = {key: index for index, key in enumerate(keys)}
+    pairs = [(place[key], index) for index, key in enumerate(new_keys) if key in place]
+    in_order = _longest_rising([old for old, new in pairs if texts[old] == new_texts[new]])
+    edited: list[Change] = []
+    moved: list[Change] = []
+    for old, new in pairs:
+        if texts[old] != new_texts[new]:
+            edited.append({"from": old, "to": new, "before": before[old], "after": after[new]})
+        elif old not in in_order:
+            moved.append({"from": old, "to": new, "item": after[new]})
+    matched_old, matched_new = {old for old, _ in pairs}, {new for _, new in pairs}
+    return {
+        "change": "list",
+        "removed": [{"index": i, "item": x} for i, x in enumerate(before) if i not in matched_old],
+        "added": [{"index": i, "item": x} for i, x in enumerate(after) if i not in matched_new],
+        "edited": edited,
+        "moved": moved,
+        "length": len(after),
+        "kept": len(pairs) - len(edited) - len(moved),
+    }
+
+
+def _applied(before: Any, change: Change) -> Any:
+    match change["change"]:
+        case "dict":
+            kept = {key: value for key, value in before.items() if key not in change["removed"]}
+            edited = {key: each["after"] for key, each in change["edited"].items()}
+            return {**kept, **edited, **change["added"]}
+        case "list":
+            return _applied_list(before, change)
+        case _:
+            return change["after"]
+
+
+def _applied_list(before: Sequence[Any], change: Change) -> list[Any]:
+    placed = {each["index"]: each["item"] for each in change["added"]}
+    placed |= {each["to"]: each["after"] for each in change["edited"]}
+    placed |= {each["to"]: before[each["from"]] for each in change["moved"]}
+    gone = {each["index"] for each in change["removed"]}
+    gone |= {each["from"] for each in (*change["edited"], *change["moved"])}
+    rest = (item for index, item in enumerate(before) if index not in gone)
+    return [placed[index] if index in placed else next(rest) for index in range(change["length"])]
+
+
+def _keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
+    """Return a unique key of each item: a message's id if no other item has it, else the content with the
+    number of its earlier occurrences."""
+    ids = [message_id(item) for item in items]
+    counts = Counter(ids)
+    seen: Counter[bytes] = Counter()
+    out: list[_Key] = []
+    for name, text in zip(ids, texts, strict=True):
+        if name is not None and counts[name] == 1:
+            out.append(("id", name, 0))
+        else:
+            out.append(("text", text, seen[text]))
+            seen[text] += 1
+    return out
+
+
+def message_id(item: Any) -> str | None:
+    """Return the id of a message in plain data, ``None`` for anything else."""
+    inner = item.get("value") if isinstance(item, dict) and isinstance(item.get("value"), dict) else item
+    if not isinstance(inner, dict) or "type" not in inner or "content" not in inner:
+        return None
+    name = inner.get("id")
+    return name if isinstance(name, str) else None
+
+
+def _longest_rising(numbers: Sequence[int]) -> set[int]:
+    """Return the numbers of a longest rising subsequence of distinct numbers."""
+    tails: list[int] = []
+    ends: list[int] = []
+    previous: list[int] = []
+    for index, number in enumerate(numbers):
+        at = bisect_left(tails, number)
+        previous.append(ends[at - 1] if at else -1)
+        if at == len(tails):
+            tails.append(number)
+            ends.append(index)
+        else:
+            tails[at] = number
+            ends[at] = index
+    out: set[int] = set()
+    at = ends[-1] if ends else -1
+    while at >= 0:
+        out.add(numbers[at])
+        at = previous[at]
+    return out
+
+
+def canonical(value: Any) -> bytes:
+    """Return JSON data as text, the same for equal data."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        # A lone surrogate, or a number beyond 64 bits.
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

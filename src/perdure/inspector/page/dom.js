@@ -1,0 +1,88 @@
+// Elements, times and sizes. Text is only ever set as text nodes, so that no text can become markup or script.
+
+export const at = (id) => document.getElementById(id);
+
+// make("a.name", {href: "…", onclick}, ...children): an element with a class; null children are left out.
+export function make(name, properties = {}, ...children) {
+  const [tag, ...classes] = name.split(".");
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("aria-") || key.startsWith("data-") || key === "for" || key === "role" || key === "colspan") made.setAttribute(key, value);
+    else made[key] = value;
+  }
+  if (classes.length) made.className = classes.join(" ");
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+export const fill = (element, ...children) => element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+
+export function announce(words) {
+  at("announcer").textContent = words;
+}
+
+export function bytes(count) {
+  if (count === null || count === undefined) return "";
+  if (count < 1000) return `${count} B`;
+  if (count < 1e6) return `${(count / 1e3).toFixed(1)} kB`;
+  return `${(count / 1e6).toFixed(1)} MB`;
+}
+
+export const number = (count) => count.toLocaleString("en");
+
+// A time in microseconds, as text for people, with the exact one as a tooltip.
+export function time(micros) {
+  if (!micros) return document.createTextNode("");
+  const date = new Date(micros / 1000);
+  if (Number.isNaN(date.getTime())) return document.createTextNode(String(micros));
+  return make("time", { dateTime: date.toISOString(), title: date.toISOString() }, ago(date));
+}
+
+function ago(date) {
+  const seconds = (Date.now() - date.getTime()) / 1000;
+  if (seconds < 0) return `in ${span(-seconds)}`;
+  if (seconds < 86400 * 2) return seconds < 1 ? "now" : `${span(seconds)} ago`;
+  return date.toISOString().slice(0, 16).replace("T", " ");
+}
+
+export function span(seconds) {
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+export const status = (name) => make(`span.status.is-${/^[a-z_]+$/.test(name || "") ? name : "other"}`, {}, name || "unknown");
+
+export const shortId = (id) => (id && id.length > 16 ? `…${id.slice(-12)}` : id || "");
+
+export function field(label, input) {
+  return make("label.field", {}, make("span", {}, label), input);
+}
+
+export function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return make("dl.facts", {}, shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+}
+
+export function table(caption, headings, rows) {
+  const head = make("thead", {}, make("tr", {}, headings.map((text) => make("th", { scope: "col" }, text))));
+  const body = make("tbody", {}, rows.map((cells) => make("tr", {}, cells.map((cell, index) => make("td", { "data-label": headings[index] }, cell ?? "")))));
+  return make("div.scroll", { role: "region", tabIndex: 0, "aria-label": caption }, make("table", {}, make("caption.unseen", {}, caption), head, body));
+}
+
+// Calls `more` when the element comes into view, again and again until it returns false.
+export function whenSeen(element, more) {
+  let busy = false;
+  const watcher = new IntersectionObserver(async (entries) => {
+    if (busy || !entries.some((entry) => entry.isIntersecting)) return;
+    busy = true;
+    const goesOn = await more();
+    busy = false;
+    watcher.unobserve(element);
+    if (goesOn) watcher.observe(element);
+  }, { rootMargin: "600px" });
+  watcher.observe(element);
+  return watcher;
+}

@@ -1,0 +1,97 @@
+// Chooses the view of the address, and shows what went wrong.
+
+import { get, Refused } from "./api.js";
+import { at, announce, fill, make } from "./dom.js";
+import { showThread } from "./thread.js";
+import { showThreads } from "./threads.js";
+
+const VIEWS = { threads: showThreads, thread: showThread };
+let leave = () => {};
+let current = "";
+
+export function address(view, asked = {}) {
+  const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value));
+  return query.size ? `#/${view}?${query}` : `#/${view}`;
+}
+
+function parts() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  return [Object.hasOwn(VIEWS, path) ? path : "threads", Object.fromEntries(new URLSearchParams(query || ""))];
+}
+
+async function show() {
+  if (location.hash === "#main") return;
+  const [view, asked] = parts();
+  // Within one thread only the selection changes, which its view follows itself.
+  const name = view === "thread" ? `thread ${asked.id}` : view;
+  if (name === current && view === "thread") {
+    dispatchEvent(new CustomEvent("selected", { detail: asked }));
+    return;
+  }
+  current = name;
+  leave();
+  leave = () => {};
+  for (const link of document.querySelectorAll("nav a")) {
+    const isHere = link.getAttribute("href") === `#/${view === "thread" ? "threads" : view}`;
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const main = at("main");
+  fill(main, make("p.quiet", {}, "Loading…"));
+  try {
+    const left = await VIEWS[view](main, asked);
+    leave = left || (() => {});
+    announce(main.querySelector("h1")?.textContent || "");
+  } catch (error) {
+    problem(main, error);
+  }
+}
+
+export function problem(place, error) {
+  const text = error instanceof Refused ? error.message : `The page failed: ${error.message}`;
+  const children = [make("p", {}, text)];
+  if (error instanceof Refused && error.status === 401) children.push(signIn());
+  fill(place, make("h1", {}, "This cannot be shown"), make("div.problem", { role: "alert" }, children));
+}
+
+function signIn() {
+  const input = make("input", { type: "password", autocomplete: "off", required: true });
+  const form = make("form.row", {}, make("label.field", {}, make("span", {}, "Token of your account"), input), make("button", { type: "submit" }, "Use it"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    sessionStorage.setItem("perdure.token", input.value.trim());
+    location.reload();
+  });
+  return form;
+}
+
+const THEMES = ["auto", "light", "dark"];
+function theme(change) {
+  let chosen = localStorage.getItem("perdure.theme") || "auto";
+  if (change) {
+    chosen = THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length];
+    localStorage.setItem("perdure.theme", chosen);
+  }
+  if (chosen === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = chosen;
+  at("theme").textContent = `Theme: ${chosen}`;
+}
+
+at("theme").onclick = () => theme(true);
+at("skip").onclick = (event) => {
+  event.preventDefault();
+  at("main").focus();
+};
+addEventListener("hashchange", show);
+addEventListener("keydown", (event) => {
+  if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)) {
+    const search = document.querySelector("[data-search]");
+    if (search) {
+      event.preventDefault();
+      search.focus();
+    }
+  }
+});
+theme(false);
+get("about").then((about) => (at("tenant").textContent = about.tenant ? `tenant ${about.tenant}` : ""), () => {});
+show();

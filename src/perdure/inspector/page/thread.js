@@ -1,0 +1,179 @@
+// One thread: its facts, its timeline or branches, and the checkpoint that is selected.
+
+import { get } from "./api.js";
+import { facts, field, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
+import { address } from "./main.js";
+import { showCheckpoint } from "./checkpoint.js";
+
+export async function showThread(main, asked) {
+  const id = asked.id || "";
+  const about = await get("thread", { id });
+  let selected = asked;
+
+  const detail = make("section.detail", { "aria-label": "Checkpoint" });
+  const list = make("div.timeline");
+  const left = make("div.left");
+  const place = make("div.split", {}, left, detail);
+  fill(main,
+    make("p", {}, make("a", { href: "#/threads" }, "← Threads")),
+    make("h1.id", {}, id),
+    header(about),
+    make("div.actions", { id: "actions" }),
+    place);
+
+  const namespaces = Object.keys(about.heads);
+  const namespace = make("select", {}, (namespaces.length ? namespaces : [""]).map((name) => make("option", { value: name, selected: name === (asked.namespace || "") }, name || "the graph itself")));
+  const compact = make("input", { type: "checkbox", checked: localStorage.getItem("perdure.compact") === "yes" });
+  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, ["timeline", "branches"].map((name) => make("button", { type: "button", "data-view": name, onclick: () => choose(name) }, name === "timeline" ? "Timeline" : "Branches")));
+  const controls = make("div.row", {}, views, make("label.check", {}, compact, " runs only"), namespaces.length > 1 ? field("Subgraph", namespace) : null);
+  fill(left, controls, list);
+  compact.addEventListener("change", () => {
+    localStorage.setItem("perdure.compact", compact.checked ? "yes" : "no");
+    list.classList.toggle("is-compact", compact.checked);
+  });
+  list.classList.toggle("is-compact", compact.checked);
+  namespace.addEventListener("change", () => (location.hash = address("thread", { id, namespace: namespace.value })));
+
+  const link = (checkpoint) => address("thread", { id, namespace: selected.namespace, checkpoint });
+  let watcher = null;
+
+  async function choose(name) {
+    for (const button of views.children) button.setAttribute("aria-pressed", button.dataset.view === name);
+    watcher?.disconnect();
+    list.replaceChildren();
+    if (name === "branches") await branches();
+    else await timeline();
+    mark();
+  }
+
+  async function timeline() {
+    const end = make("p.end");
+    const groups = make("div");
+    fill(list, waiting(about), groups, end);
+    let cursor = null;
+    let last = null;
+    const load = async () => {
+      const page = await get("timeline", { id, namespace: selected.namespace, before: cursor });
+      for (const each of page.checkpoints) {
+        if (!last || last.dataset.run !== (each.run_id || "")) {
+          last = group(each.run_id, page.runs[each.run_id]);
+          groups.append(last);
+        }
+        last.lastChild.append(entry(each, link, about.heads[each.namespace]));
+        if (each.is_cut) last.lastChild.append(make("li.cut", {}, "Older checkpoints between were removed."));
+      }
+      cursor = page.cursor;
+      if (!page.checkpoints.length && !groups.children.length) fill(groups, make("p.quiet", {}, "No checkpoint is stored yet."));
+      mark();
+      return cursor !== null;
+    };
+    if (await load()) watcher = whenSeen(end, load);
+  }
+
+  async function branches() {
+    const tree = await get("branches", { id, namespace: selected.namespace });
+    fill(list, make("p.quiet", {}, `${number(tree.total)} checkpoints in ${number(tree.branches.length)} ${tree.branches.length === 1 ? "branch" : "branches"}.`),
+      make("ul.tree", {}, tree.branches.map((branch) => make("li", { "data-depth": String(Math.min(branch.depth, 8)) },
+        make("a", { href: link(branch.last), "data-checkpoint": branch.last }, `${branch.has_head ? "● " : "○ "}${number(branch.count)} ${branch.count === 1 ? "checkpoint" : "checkpoints"}, to step ${branch.steps[1]}`),
+        make("span.quiet", {}, branch.forked_from ? `  from ${shortId(branch.forked_from)}` : "  from the start", branch.has_head ? ", the latest" : "", branch.source === "fork" ? ", a fork" : ""),
+        branch.tags.map((name) => make("span.tag", {}, name))))));
+  }
+
+  function mark() {
+    for (const each of list.querySelectorAll("a[data-checkpoint]")) {
+      if (each.dataset.checkpoint === selected.checkpoint) each.setAttribute("aria-current", "true");
+      else each.removeAttribute("aria-current");
+    }
+    place.classList.toggle("has-selection", Boolean(selected.checkpoint));
+  }
+
+  async function select() {
+    mark();
+    if (!selected.checkpoint && !about.has_state) return fill(detail);
+    try {
+      await showCheckpoint(detail, about, selected);
+    } catch (error) {
+      fill(detail, make("p.problem", { role: "alert" }, error.message));
+    }
+  }
+
+  const follow = async (event) => {
+    const before = selected;
+    selected = event.detail;
+    if ((before.namespace || "") !== (selected.namespace || "")) await choose("timeline");
+    await select();
+    if (selected.checkpoint && selected.checkpoint !== before.checkpoint) detail.querySelector("h2")?.focus({ preventScroll: !isNarrow() });
+    else if (!selected.checkpoint && before.checkpoint) list.querySelector(`a[data-checkpoint="${CSS.escape(before.checkpoint)}"]`)?.focus();
+  };
+  addEventListener("selected", follow);
+  // Arrow keys move along the checkpoints, Enter opens one.
+  list.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    const links = [...list.querySelectorAll("a[data-checkpoint]")].filter((each) => each.offsetParent);
+    const next = links[links.indexOf(document.activeElement) + (event.key === "ArrowDown" ? 1 : -1)];
+    if (next) {
+      event.preventDefault();
+      next.focus();
+    }
+  });
+  await choose("timeline");
+  await select();
+  return () => {
+    removeEventListener("selected", follow);
+    watcher?.disconnect();
+  };
+}
+
+const isNarrow = () => matchMedia("(max-width: 60rem)").matches;
+
+function header(about) {
+  const queue = about.queue;
+  return facts([
+    ["Status", status(about.status)],
+    ["Graph", about.graph_id || about.run?.graph],
+    ["Activity", about.updated_at ? time(about.updated_at) : null],
+    ["Created", about.created_at ? time(about.created_at) : null],
+    ["Error", about.run?.error],
+    ["Cannot be read", about.fault],
+    ["Waiting messages", queue.pending ? number(queue.pending) : null],
+    ["Open run", queue.run_id],
+    ["Lease", queue.owner ? [queue.owner, " until ", time(queue.lease_until)].reduce((all, each) => (all.append(each), all), make("span")) : null],
+    ["Next attempt", queue.retry_at ? time(queue.retry_at) : null],
+    ["Waits for an answer", queue.waiting],
+    ["Epoch", about.epoch ? number(about.epoch) : null],
+    ["Replies to send", about.outbox.pending ? number(about.outbox.pending) : null],
+    ["Metadata", Object.keys(about.metadata).length ? make("code", {}, JSON.stringify(about.metadata)) : null],
+    ["Tags", about.tags.length ? make("span", {}, about.tags.map((tag) => make("a.tag", { href: address("thread", { id: about.thread_id, namespace: tag.namespace, checkpoint: tag.checkpoint_id }) }, tag.name))) : null],
+  ]);
+}
+
+function waiting(about) {
+  if (!about.queue.pending) return null;
+  return make("p.notice", {}, `${number(about.queue.pending)} ${about.queue.pending === 1 ? "message waits" : "messages wait"} for a run.`);
+}
+
+function group(runId, run) {
+  const title = runId
+    ? make("h2.run", {}, `Run ${shortId(runId)} `, run ? status(run.state) : null)
+    : make("h2.run", {}, "Outside of a run");
+  const about = run
+    ? make("p.quiet", {}, [run.graph, run.attempts > 1 ? `${run.attempts} attempts` : "1 attempt", run.last > run.first ? `messages ${run.first} to ${run.last}` : `message ${run.first}`].filter(Boolean).join(" · "), run.error ? make("span.problem", {}, ` ${run.error}`) : null)
+    : null;
+  return make("section.group", { "data-run": runId || "" }, title, about, make("ol"));
+}
+
+function entry(each, link, head) {
+  const tasks = each.tasks.length;
+  const asked = each.tasks.some((task) => task.asked);
+  const answered = each.tasks.some((task) => task.answered);
+  const failed = each.tasks.some((task) => task.failed);
+  const words = [each.step === null ? "" : `step ${each.step}`, each.source, each.updated.length ? each.updated.join(", ") : ""].filter(Boolean).join(" · ");
+  return make("li", {}, make("a", { href: link(each.checkpoint_id), "data-checkpoint": each.checkpoint_id },
+    make("span", {}, words || "checkpoint"),
+    each.checkpoint_id === head ? make("span.tag", {}, "latest") : null,
+    each.tags.map((name) => make("span.tag", {}, name)),
+    asked ? make("span.tag.is-asked", {}, answered ? "interrupt, answered" : "interrupt") : null,
+    failed ? make("span.tag.is-bad", {}, "a task failed") : null,
+    tasks ? make("span.quiet", {}, ` ${tasks} ${tasks === 1 ? "task" : "tasks"}`) : null,
+    make("span.when", {}, time(each.at))));
+}

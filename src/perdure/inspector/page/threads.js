@@ -1,0 +1,106 @@
+// The list of threads: search, order, pages that load as one scrolls, and news every few seconds.
+
+import { get } from "./api.js";
+import { announce, at, field, fill, make, status, time, whenSeen } from "./dom.js";
+import { address } from "./main.js";
+
+const EVERY_MS = 4000;
+const STATUSES = ["", "idle", "busy", "interrupted", "error"];
+
+export async function showThreads(main, asked) {
+  const id = make("input", { type: "search", name: "id", value: asked.id || "", autocomplete: "off", spellcheck: false, "data-search": "", placeholder: "beginning of an id" });
+  const metadata = make("input", { type: "search", name: "metadata", value: asked.metadata || "", autocomplete: "off", spellcheck: false, placeholder: 'key=value or {"key": …}' });
+  const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
+  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["age", "oldest first"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
+  const form = make("form.row", { role: "search" }, field("Id", id), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search"));
+  const go = (event) => {
+    event.preventDefault();
+    const next = address("threads", { id: id.value, metadata: metadata.value, status: state.value, sort: sort.value === "activity" ? "" : sort.value });
+    history.replaceState(null, "", next);
+    load().catch(failed);
+  };
+  form.addEventListener("submit", go);
+  state.addEventListener("change", go);
+  sort.addEventListener("change", go);
+
+  const body = make("tbody");
+  const note = make("p.quiet", { role: "status" });
+  const end = make("p.end");
+  const headings = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
+  const shown = make("table.cards", {}, make("caption.unseen", {}, "Threads"), make("thead", {}, make("tr", {}, headings.map((text) => make("th", { scope: "col" }, text)))), body);
+  fill(main, make("h1", {}, "Threads"), form, note, shown, end);
+
+  let cursor = null;
+  let pages = 0;
+  let turn = 0;
+  const query = () => ({ id: id.value, metadata: asJson(metadata.value), status: state.value, sort: sort.value });
+  const failed = (error) => {
+    note.textContent = error.message;
+    note.className = "problem";
+  };
+
+  async function load() {
+    const mine = ++turn;
+    note.className = "quiet";
+    const page = await get("threads", query());
+    if (mine !== turn) return;
+    body.replaceChildren(...page.threads.map(row));
+    cursor = page.cursor;
+    pages = 1;
+    note.textContent = page.threads.length ? "" : "No thread matches.";
+    announce(`${page.threads.length}${cursor ? " and more" : ""} threads`);
+  }
+
+  async function more() {
+    if (!cursor) return true;
+    const mine = turn;
+    try {
+      const page = await get("threads", { ...query(), cursor });
+      if (mine !== turn) return true;
+      const known = new Set([...body.children].map((each) => each.dataset.id));
+      body.append(...page.threads.filter((each) => !known.has(each.thread_id)).map(row));
+      cursor = page.cursor;
+      pages += 1;
+    } catch (error) {
+      failed(error);
+    }
+    return true;
+  }
+
+  await load();
+  const watcher = whenSeen(end, more);
+  const news = setInterval(async () => {
+    // Further pages would move under the reader.
+    if (document.hidden || pages > 1 || body.contains(document.activeElement)) return;
+    await load().catch(failed);
+  }, EVERY_MS);
+  return () => {
+    clearInterval(news);
+    watcher.disconnect();
+  };
+}
+
+function row(thread) {
+  const cells = [
+    make("a", { href: address("thread", { id: thread.thread_id }) }, thread.thread_id),
+    [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, thread.fault) : null].filter(Boolean),
+    thread.graph_id || thread.run?.graph || "",
+    time(thread.updated_at),
+    time(thread.created_at),
+    make("span.metadata", {}, Object.entries(thread.metadata).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("  ")),
+  ];
+  const headings = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
+  return make("tr", { "data-id": thread.thread_id }, cells.map((cell, index) => make("td", { "data-label": headings[index] }, cell)));
+}
+
+// key=value pairs, or JSON as it is.
+function asJson(text) {
+  const trimmed = text.trim();
+  if (!trimmed || trimmed.startsWith("{")) return trimmed;
+  const pairs = trimmed.split(/\s+/).map((pair) => pair.split(/=(.*)/s));
+  return JSON.stringify(Object.fromEntries(pairs.map(([name, value]) => [name, parsed(value ?? "")])));
+}
+
+function parsed(text) {
+  return /^(true|false|null|-?\d+(\.\d+)?)$/.test(text) ? JSON.parse(text) : text;
+}

@@ -1,0 +1,164 @@
+"""The state at a checkpoint: its channels with sizes, the writes of its tasks, and differences."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.errors import NotFound
+from perdure.inspector import diff
+from perdure.inspector.access import Access
+from perdure.inspector.timeline import needed, number
+from perdure.langgraph import inspect
+from perdure.langgraph.inspect import ChannelView, CheckpointView
+from perdure.langgraph.large_channels import WARN_BYTES
+from perdure.model.records import Partition
+from perdure.runtime.encoding import plain
+
+ITEMS = 40
+"""Items of a list that a page shows at once."""
+
+_SHOWN_BYTES = 64 * 1024
+"""Size up to which a value is shown in full."""
+
+_DIFF_MOST = 200
+"""Changed items that are sent of one kind; the counts are always complete."""
+
+
+async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the state at a checkpoint: channels with sizes, metadata and pending writes by task.
+
+    Of a long list the last items are returned, and of a large value the beginning.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread, ``checkpoint`` (the latest without it) and ``namespace``.
+    """
+    name = needed(asked, "id")
+    await access.thread(name)
+    view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
+    return await asyncio.to_thread(_shown, view)
+
+
+async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return items of a channel that is a list, or the whole of any other value.
+
+    Args:
+        access: The viewer's rights.
+        asked: as for ``checkpoint``, with the ``channel`` and ``before``, the index before which the items
+            end.
+
+    Raises:
+        NotFound: There is no such channel.
+    """
+    name, wanted = needed(asked, "id"), needed(asked, "channel")
+    await access.thread(name)
+    view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
+    for found in view.channels:
+        if found.name == wanted:
+            if isinstance(found.value, list):
+                return _items(found.value, number(asked, "before"))
+            return {"value": plain(found.value)}
+    raise NotFound(f"checkpoint {view.checkpoint_id} has no channel {wanted!r}")
+
+
+async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return what changed between two checkpoints, by channel.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread, ``after`` (a checkpoint or a tag, the latest without it), ``before`` (the
+            parent without it) and ``namespace``.
+
+    Raises:
+        NotFound: There is no such checkpoint.
+    """
+    name, namespace = needed(asked, "id"), asked.get("namespace") or ""
+    await access.thread(name)
+    after = await _view(access, name, await _id(access, name, asked.get("after"), namespace), namespace)
+    old_id = await _id(access, name, asked.get("before"), namespace) or after.parent_id
+    before = None if old_id is None else await _view(access, name, old_id, namespace)
+    found = await asyncio.to_thread(_changes, before, after)
+    return {
+        "before": old_id,
+        "after": after.checkpoint_id,
+        "channels": {name: _bounded(change) for name, change in found.items()},
+    }
+
+
+async def _view(access: Access, thread_id: str, checkpoint_id: str | None, namespace: str) -> CheckpointView:
+    at = Partition(access.tenant, thread_id)
+    return await access.handle.arun(inspect.load(at, namespace, checkpoint_id, access.handle.digest))
+
+
+async def _id(access: Access, thread_id: str, named: str | None, namespace: str) -> str | None:
+    """Return the id of a checkpoint that is named by its id or a tag."""
+    if not named:
+        return None
+    program = inspect.tagged(Partition(access.tenant, thread_id), namespace)
+    return (await access.handle.arun(program)).get(named, named)
+
+
+def _changes(before: CheckpointView | None, after: CheckpointView) -> dict[str, diff.Change]:
+    return diff.changes({} if before is None else values(before), values(after))
+
+
+def values(view: CheckpointView) -> dict[str, Any]:
+    """Return the values of a checkpoint's channels as JSON data."""
+    return {each.name: plain(each.value) for each in view.channels}
+
+
+def _shown(view: CheckpointView) -> dict[str, Any]:
+    return {
+        "checkpoint_id": view.checkpoint_id,
+        "namespace": view.namespace,
+        "parent_id": view.parent_id,
+        "created_at": view.created_at,
+        "source": view.source,
+        "step": view.step,
+        "run_id": view.run_id,
+        "metadata": plain(view.metadata),
+        "tags": list(view.tags),
+        "alert_bytes": WARN_BYTES,
+        "channels": [_channel(each) for each in view.channels],
+        "writes": [
+            {"task_id": task, "channel": name, **_value(plain(value))} for task, name, value in view.pending
+        ],
+    }
+
+
+def _channel(view: ChannelView) -> dict[str, Any]:
+    about = {"name": view.name, "bytes": view.size, "length": view.length}
+    if isinstance(view.value, list):
+        return {**about, **_items(view.value, None)}
+    return {**about, **_value(plain(view.value))}
+
+
+def _items(value: list[Any], before: int | None) -> dict[str, Any]:
+    """Return the items of a list before an index, at most ``ITEMS`` and about ``_SHOWN_BYTES``."""
+    end = len(value) if before is None else min(before, len(value))
+    start, size = end, 0
+    items: list[Any] = []
+    while start > 0 and len(items) < ITEMS and size < _SHOWN_BYTES:
+        start -= 1
+        items.append(_value(plain(value[start])))
+        size += items[-1]["bytes"]
+    return {"items": items[::-1], "start": start, "total": len(value)}
+
+
+def _value(value: Any) -> dict[str, Any]:
+    text = diff.canonical(value)
+    if len(text) <= _SHOWN_BYTES:
+        return {"value": value, "bytes": len(text)}
+    return {"beginning": text[:_SHOWN_BYTES].decode(errors="ignore"), "bytes": len(text)}
+
+
+def _bounded(change: diff.Change) -> diff.Change:
+    """Return a change with its counts and at most ``_DIFF_MOST`` items of a kind, so that a page stays
+    small."""
+    if change["change"] != "list":
+        return change
+    kinds = ("removed", "added", "edited", "moved")
+    cut = {kind: change[kind][:_DIFF_MOST] for kind in kinds}
+    return {**change, **cut, "counts": {kind: len(change[kind]) for kind in kinds}}

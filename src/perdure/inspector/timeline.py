@@ -1,0 +1,254 @@
+"""A thread's history: pages of its checkpoints with runs and writes by task, and the tree of its branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
+
+from perdure.engine import history, tags
+from perdure.engine.reading import read_each
+from perdure.errors import BadSetting, NotFound
+from perdure.inspector.access import Access
+from perdure.inspector.listing import run_shown, shown
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.messages import Run
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
+from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
+
+PAGE = 100
+_TREE_PAGE = 2_000
+_RUNS = 20
+_ASIDE = -16
+"""Indexes below this are of writes that a later run has set aside."""
+
+
+async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a thread: its row, tags, namespaces, heads, queue and newest runs.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread.
+    """
+    name = needed(asked, "id")
+    row = await access.thread(name)
+    held = await access.handle.arun(_about(Partition(access.tenant, name)))
+    return {**shown(row), **held, "permissions": sorted(await access.permissions())}
+
+
+async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of a namespace's checkpoints, newest first, with the runs that made them.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
+    """
+    name = needed(asked, "id")
+    await access.thread(name)
+    before = number(asked, "before")
+    program = _timeline(Partition(access.tenant, name), asked.get("namespace") or "", before)
+    return await access.handle.arun(program)
+
+
+async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the branches of a namespace: chains of checkpoints without a fork, oldest first.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``namespace``, the root by default.
+    """
+    name = needed(asked, "id")
+    await access.thread(name)
+    return await access.handle.arun(_branches(Partition(access.tenant, name), asked.get("namespace") or ""))
+
+
+def needed(asked: Mapping[str, str], name: str) -> str:
+    """Return a parameter of a request; raise ``BadSetting`` without it."""
+    value = asked.get(name)
+    if not value:
+        raise BadSetting(f"the parameter {name!r} is missing")
+    return value
+
+
+def number(asked: Mapping[str, str], name: str) -> int | None:
+    """Return a number in a request, ``None`` without it; raise ``BadSetting`` for anything else."""
+    text = asked.get(name)
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise BadSetting(f"{name} has to be a number, not {text[:40]!r}")
+    return int(text)
+
+
+def _about(partition: Partition) -> Program[dict[str, Any]]:
+    items = (
+        Range(HEAD),
+        Get(EPOCH, ()),
+        Get(LANE, (IN,)),
+        Get(LANE, (OUT,)),
+        Get(LANE, (LATER,)),
+        Range(RUN, by="first", reverse=True, limit=_RUNS),
+    )
+    heads, epochs, inbox, outbox, later, runs = yield from ask(Fetch(partition, items))
+    named = yield from tags.list_tags(partition)
+    return {
+        "heads": {head.key[0]: head.fields["checkpoint_id"] for head in heads},
+        "tags": [
+            {
+                "name": tag.key[0],
+                "namespace": tag.fields["namespace"],
+                "checkpoint_id": tag.fields["checkpoint_id"],
+            }
+            for tag in named
+        ],
+        "epoch": epochs[0].version if epochs else 0,
+        "queue": lane_shown(Lane.read(IN, inbox)),
+        "outbox": lane_shown(Lane.read(OUT, outbox)),
+        "later_at": later[0].fields["due_at"] if later else None,
+        "runs": [run_shown(run) for run in read_each(partition, Run.read, runs)],
+    }
+
+
+def lane_shown(lane: Lane) -> dict[str, Any]:
+    """Return the state of a queue as JSON data."""
+    return {
+        "pending": lane.pending,
+        "due_at": lane.due_at,
+        "run_id": lane.run_id,
+        "owner": lane.owner,
+        "epoch": lane.epoch,
+        "lease_until": lane.lease_until,
+        "retry_at": lane.retry_at,
+        "waiting": lane.waiting,
+        "stop": lane.stop,
+    }
+
+
+def _timeline(partition: Partition, namespace: str, before: int | None) -> Program[dict[str, Any]]:
+    page = yield from history.page(partition, namespace, below=before, limit=PAGE)
+    if not page and before is None:
+        return {"checkpoints": [], "runs": {}, "cursor": None}
+    ids = [record.id for record in page]
+    writes = yield from ask(
+        Fetch(partition, tuple(Range(WRITE, (namespace, one), bodies=False) for one in ids))
+    )
+    run_ids = list(dict.fromkeys(record.run_id for record in page if record.run_id))
+    found = yield from ask(Fetch(partition, tuple(Get(RUN, (one,)) for one in run_ids)))
+    runs = [run for answer in found for run in read_each(partition, Run.read, answer)]
+    named = yield from tags.list_tags(partition)
+    tagged: dict[str, list[str]] = {}
+    for tag in named:
+        if tag.fields["namespace"] == namespace:
+            tagged.setdefault(tag.fields["checkpoint_id"], []).append(tag.key[0])
+    return {
+        "checkpoints": [
+            {**_checkpoint(record), "tags": tagged.get(record.id, []), "tasks": _tasks(own)}
+            for record, own in zip(page, writes, strict=True)
+        ],
+        "runs": {run.id: run_shown(run) for run in runs},
+        "cursor": page[-1].seq if len(page) == PAGE else None,
+    }
+
+
+def _checkpoint(record: CheckpointRecord) -> dict[str, Any]:
+    return {
+        "checkpoint_id": record.id,
+        "namespace": record.namespace,
+        "seq": record.seq,
+        "parent_id": record.parent_id,
+        "run_id": record.run_id,
+        "source": record.source,
+        "step": record.step,
+        "at": record.made_at,
+        "updated": list(record.updated or ()),
+        "is_cut": record.cut,
+        "schema": record.schema,
+    }
+
+
+def _tasks(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return the writes of tasks by task: the channels, and whether it asked, was answered or failed."""
+    by_task: dict[str, list[str]] = {}
+    for record in records:
+        if record.key[3] >= _ASIDE:
+            by_task.setdefault(record.key[2], []).append(record.fields["channel"])
+    return [
+        {
+            "task_id": task,
+            "channels": [name for name in channels if name not in (INTERRUPT, RESUME, ERROR)],
+            "asked": INTERRUPT in channels,
+            "answered": RESUME in channels,
+            "failed": ERROR in channels,
+        }
+        for task, channels in by_task.items()
+    ]
+
+
+class _Node(NamedTuple):
+    id: str
+    parent: str | None
+    seq: int
+    source: str | None
+    step: int | None
+
+
+def _branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
+    nodes: list[_Node] = []
+    after: int | None = None
+    while True:
+        wanted = Range(CHECKPOINT, (namespace,), by="seq", after=after, limit=_TREE_PAGE, bodies=False)
+        (records,) = yield from ask(Fetch(partition, (wanted,)))
+        nodes += [
+            _Node(r.key[1], r.fields["parent_id"], r.fields["seq"], r.fields["source"], r.fields["step"])
+            for r in records
+        ]
+        if len(records) < _TREE_PAGE:
+            break
+        after = records[-1].fields["seq"]
+    if not nodes:
+        raise NotFound(f"thread {partition.thread!r} has no checkpoint in namespace {namespace!r}")
+    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
+    named = yield from tags.list_tags(partition)
+    head = heads[0].fields["checkpoint_id"] if heads else None
+    tagged = {t.fields["checkpoint_id"]: t.key[0] for t in named if t.fields["namespace"] == namespace}
+    return {"total": len(nodes), "head": head, "branches": _chains(nodes, head, tagged)}
+
+
+def _chains(nodes: Sequence[_Node], head: str | None, tagged: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the chains between roots, forks and ends, in the order of their first checkpoints."""
+    children: dict[str | None, list[_Node]] = {}
+    stored = {node.id for node in nodes}
+    for node in nodes:
+        children.setdefault(node.parent if node.parent in stored else None, []).append(node)
+    out: list[dict[str, Any]] = []
+    starts = [(node, 0) for node in reversed(children.get(None, []))]
+    while starts:
+        first, depth = starts.pop()
+        last, count = first, 1
+        names = [tagged[first.id]] if first.id in tagged else []
+        holds_head = first.id == head
+        while len(after := children.get(last.id, [])) == 1:
+            last, count = after[0], count + 1
+            holds_head = holds_head or last.id == head
+            if last.id in tagged:
+                names.append(tagged[last.id])
+        out.append(
+            {
+                "first": first.id,
+                "last": last.id,
+                "first_seq": first.seq,
+                "last_seq": last.seq,
+                "count": count,
+                "depth": depth,
+                "forked_from": first.parent if first.parent in stored else None,
+                "source": first.source,
+                "steps": [first.step, last.step],
+                "tags": names,
+                "has_head": holds_head,
+            }
+        )
+        starts += [(node, depth + 1) for node in reversed(after)]
+    return out

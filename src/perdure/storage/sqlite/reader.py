@@ -1,0 +1,131 @@
+"""SQLite files that are only read: copies, backups, and files that this process may not write.
+
+A file whose folder cannot be written, and which has no write-ahead log beside it, is opened as immutable, as
+SQLite otherwise creates files beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+from urllib.parse import quote
+
+import apsw
+
+from perdure.errors import Corrupt, NotAllowed, Unavailable
+from perdure.model.ops import Fetch, Find, Now
+from perdure.model.program import Effect
+from perdure.model.records import Partition
+from perdure.storage.port import CommitLimits
+from perdure.storage.sqlite import integrity, rows
+
+R = TypeVar("R")
+
+_BUSY_MS = 5_000
+_READERS = 4
+
+
+class SqliteReader:
+    """One SQLite file, for reading. Its time is the host's."""
+
+    has_listing = True
+    searches_items = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._limits = CommitLimits(ops=1, bytes=1)
+        self._free: list[apsw.Connection] = [open_connection(path)]
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pool = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="perdure-read")
+
+    @property
+    def limits(self) -> CommitLimits:
+        return self._limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        if isinstance(effect, Now):
+            return cast(R, time.time_ns() // 1000)
+        if not isinstance(effect, Fetch | Find):
+            raise NotAllowed(f"{self._path} is open for reading only; nothing was written")
+        partition = effect.partition if isinstance(effect, Fetch) else None
+        with self._connection(partition) as connection:
+            connection.execute("BEGIN")
+            try:
+                if isinstance(effect, Fetch):
+                    return cast(R, rows.fetch(connection, effect))
+                return cast(R, tuple(rows.find(connection, effect)))
+            finally:
+                connection.execute("COMMIT")
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        loop = asyncio.get_running_loop()
+        return cast(R, await loop.run_in_executor(self._pool, self.perform, effect))
+
+    def examine(self, partition: Partition | None) -> list[str]:
+        """Return the damage found in the records of a partition, or, with ``None``, in the file."""
+        try:
+            with self._connection(partition) as connection:
+                if partition is None:
+                    return integrity.examine_file(connection)
+                return integrity.examine_partition(connection, partition)
+        except Corrupt as error:
+            return [str(error)]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+        with self._lock:
+            self._closed = True
+            while self._free:
+                self._free.pop().close()
+
+    @contextmanager
+    def _connection(self, partition: Partition | None) -> Iterator[apsw.Connection]:
+        # The driver imports this module for its URLs.
+        from perdure.storage.sqlite.driver import translated
+
+        with self._lock:
+            if self._closed:
+                raise Unavailable(f"{self._path} was closed")
+            connection = self._free.pop() if self._free else None
+        with translated(self._path, partition):
+            connection = connection or open_connection(self._path)
+            try:
+                yield connection
+            except BaseException:
+                connection.close(True)
+                raise
+        self._put_back(connection)
+
+    def _put_back(self, connection: apsw.Connection) -> None:
+        with self._lock:
+            if self._closed:
+                connection.close()
+            else:
+                self._free.append(connection)
+
+
+def open_connection(path: Path) -> apsw.Connection:
+    """Open the file to read, with the log beside it if there is one."""
+    name = quote(os.fspath(path.absolute()))
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
+    how = "immutable=1" if _is_immutable(path) else "mode=ro"
+    connection = apsw.Connection(f"file:{name}?{how}", flags=flags)
+    connection.set_busy_timeout(_BUSY_MS)
+    connection.execute("PRAGMA query_only = 1")
+    connection.execute("PRAGMA cache_size = -16384")
+    return connection
+
+
+def _is_immutable(path: Path) -> bool:
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        return False
+    return not os.access(path.absolute().parent, os.W_OK) or not os.access(path, os.W_OK)

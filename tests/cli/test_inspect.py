@@ -1,0 +1,46 @@
+"""``perdure inspect`` as a process: it serves on this machine alone, and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+import perdure
+from tests.cli.processes import PROGRAM
+from tests.cli.test_commands import Shell, shell
+from tests.inspector import staging
+
+__all__ = ["shell"]
+
+
+def test_a_database_that_is_not_there_is_an_error(shell: Shell) -> None:
+    done = shell("inspect", "sqlite:///none.db", "--no-browser")
+    assert done.returncode == 1
+    assert done.stderr.startswith("perdure: sqlite:///none.db: there is no file")
+
+
+@pytest.mark.slow
+def test_a_process_serves_a_copied_file(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    with perdure.connect_sync(f"sqlite:///{path}", migrate=True) as database:
+        staging.fill(database)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    command = [str(PROGRAM), "inspect", f"sqlite:///{path}", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/inspect/", process.stderr.readline())
+        assert found is not None
+        with httpx.Client(trust_env=False, timeout=30) as client:
+            listed = client.get(f"{found[0]}api/threads").json()["threads"]
+            assert client.get(found[0]).text.startswith("<!doctype html>")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert "Traceback" not in process.stderr.read()
+    assert len(listed) == 4
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before

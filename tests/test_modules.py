@@ -13,6 +13,10 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 
 TESTED_BY = {
+    "perdure.channels.receiving": "channels/test_telegram.py",
+    "perdure.channels.sessions": "channels/test_telegram.py",
+    "perdure.channels.telegram_updates": "channels/test_telegram.py",
+    "perdure.channels.webhook": "channels/test_telegram.py",
     "perdure.audit.declarations": "audit/test_examine.py",
     "perdure.audit.interrupts": "audit/test_examine.py",
     "perdure.audit.reducers": "audit/test_examine.py",

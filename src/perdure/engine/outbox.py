@@ -102,14 +102,15 @@ class DeliveryOutcome(NamedTuple):
         error: what failed, if anything.
         again_at: time of the next attempt, in microseconds, for a reply that is ``ready``, or still
             ``sending`` because its delivery is unknown; those behind it wait.
-        counts: this counts as an attempt, although nothing was sent.
+        counts: change of the number of attempts: 1 if this counts as one although nothing was sent, -1 if it
+            does not count although the provider was called.
     """
 
     state: str
     provider_id: str | None = None
     error: str | None = None
     again_at: int | None = None
-    counts: bool = False
+    counts: int = 0
 
 
 def settle(

@@ -68,7 +68,8 @@ async def attempt(
         buffer: The buffer for the run's events, or ``None`` if it publishes none.
 
     Returns:
-        The ending: done, with replies for a channel, or waiting for answers to interrupts.
+        The ending: done, with replies for a channel, or waiting for answers to interrupts. The replies of a
+        run that waits are its interrupts, with their values: the channel makes questions of them, if any.
 
     Raises:
         NotFound: The checkpoint to start from is not stored.
@@ -136,7 +137,8 @@ async def _attempt(
     if _may_pause(graph, options) or is_answered:
         snapshot = await graph.aget_state(now)
     if interrupts or (snapshot is not None and snapshot.next):
-        return Ending(WAITING, {"interrupts": [_shown(interrupt) for interrupt in interrupts]})
+        note = {"interrupts": [_shown(interrupt) for interrupt in interrupts]}
+        return Ending(WAITING, note, [_asked(interrupt) for interrupt in interrupts] if is_answered else ())
     if agent.conversation is not None:
         await views.conversations.note_reply(agent.conversation, graph, now, held, values)
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
@@ -315,6 +317,10 @@ async def _ended(cancelled: asyncio.CancelledError) -> None:
     for left in cancelled.args:
         if isinstance(left, asyncio.Task):
             await asyncio.wait([left])
+
+
+def _asked(interrupt: Interrupt) -> dict[str, Any]:
+    return {"id": interrupt.id, "value": interrupt.value}
 
 
 def _shown(interrupt: Interrupt) -> dict[str, Any]:

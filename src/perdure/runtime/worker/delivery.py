@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from perdure.engine import outbox
 from perdure.engine.outbox import DeliveryOutcome, Sending
-from perdure.engine.runs import Unserved
+from perdure.engine.runs import Ending, Unserved
 from perdure.errors import Fenced
-from perdure.model.messages import DEAD, READY, SENDING, SENT, UNKNOWN, Reply, error_note, stored_text
+from perdure.model.messages import (
+    DEAD,
+    READY,
+    SENDING,
+    SENT,
+    UNKNOWN,
+    WAITING,
+    Message,
+    Reply,
+    error_note,
+    stored_text,
+)
 from perdure.model.records import Partition
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.jitter import spread
@@ -26,8 +37,22 @@ class Undeliverable(Exception):
     """Raised by a sender: this reply can never be delivered, so it is given up at once."""
 
 
+_RETRY_AFTER_MAX_S = 3600.0
+"""Longest pause that a provider may ask for."""
+
+
 class NotSent(Exception):
-    """Raised by a sender: the provider certainly does not have this reply, so it may be sent again."""
+    """Raised by a sender: the provider certainly does not have this reply, so it may be sent again.
+
+    Args:
+        message: The reason.
+        retry_after: Seconds after which the provider takes messages again, at most an hour. The attempt does
+            not count then. ``None`` for the runtime's backoff.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = None if retry_after is None else min(max(retry_after, 0.0), _RETRY_AFTER_MAX_S)
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,15 @@ class Channel:
         timeout: Seconds for one call, more than 0.
         send_in: Takes the place of ``send``; called with the partition, which includes the thread's tenant,
             and the reply.
+        split: Divides a reply into those that are stored, each of which is sent and tried again by itself,
+            for providers that limit the length of a message.
+        ask: Makes the reply that asks for the answer to an interrupt, from its id and its value; ``None``
+            asks nothing.
+        indicate: Called when an attempt at a run begins, with the partition and the run's last message, to
+            show that an answer is being written. It is cancelled when the attempt ends, and its errors have
+            no effect.
+
+    ``split`` and ``ask`` are applied by the process that executes the run, so all workers need the channel.
 
     Raises:
         ValueError: An argument is out of range, or not exactly one of ``send`` and ``send_in`` is given.
@@ -57,6 +91,9 @@ class Channel:
     attempts: int = 10
     timeout: float = 20.0
     send_in: Callable[[Partition, Reply], Awaitable[str | None]] | None = None
+    split: Callable[[Any], Sequence[Any]] | None = None
+    ask: Callable[[str, Any], Any] | None = None
+    indicate: Callable[[Partition, Message], Coroutine[Any, Any, None]] | None = None
 
     def __post_init__(self) -> None:
         if (self.send is None) == (self.send_in is None):
@@ -75,6 +112,16 @@ class Channel:
         if self.send is not None:
             return await self.send(partition.thread, reply)
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
+
+    def stored(self, ending: Ending) -> Ending:
+        """Return the ending of a run with its replies in the form in which they are sent."""
+        if ending.state == WAITING:
+            ask = self.ask
+            asked = () if ask is None else tuple(ask(each["id"], each["value"]) for each in ending.replies)
+            return replace(ending, replies=asked)
+        if self.split is None:
+            return ending
+        return replace(ending, replies=tuple(part for each in ending.replies for part in self.split(each)))
 
 
 class Delivery:
@@ -120,7 +167,7 @@ class Delivery:
             settled = await self._sent(channel, sending)
         self._emit(sending, settled)
         now = await self._clock.now()
-        if settled.state in (READY, SENDING):
+        if settled.state in (READY, SENDING) and settled.again_at is None:
             pause = self._settings.pause_us(reply.attempts, spread())
             settled = settled._replace(again_at=now + pause)
         return await self._database.arun(
@@ -138,7 +185,7 @@ class Delivery:
                     known = await channel.find(sending.partition.thread, reply)
             except Exception as error:
                 state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
-                return DeliveryOutcome(state, error=error_note(error), counts=True), sending
+                return DeliveryOutcome(state, error=error_note(error), counts=1), sending
             if known is not None:
                 return _accepted(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
@@ -156,6 +203,9 @@ class Delivery:
         except Undeliverable as error:
             return DeliveryOutcome(DEAD, error=error_note(error))
         except NotSent as error:
+            if error.retry_after is not None:
+                again = await self._clock.now() + round(error.retry_after * 1_000_000)
+                return DeliveryOutcome(READY, error=error_note(error), again_at=again, counts=-1)
             return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
         except Exception as error:
             if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):

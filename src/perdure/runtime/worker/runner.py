@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
-from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, Run, error_note
+from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run, error_note
 from perdure.model.ops import Put
 from perdure.model.queue import OUT, ROLLBACK
 from perdure.model.records import Partition
@@ -40,11 +40,12 @@ from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
 from perdure.runtime.memories import Memories
-from perdure.runtime.options import Options, StreamOptions
+from perdure.runtime.options import WEBHOOK, Options, StreamOptions
 from perdure.runtime.sizes import Sizes
 from perdure.runtime.turns import MEMORY
 from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.dispatch import Dispatch
 
 _LAST_MOST = 4096
@@ -82,7 +83,9 @@ class _Working:
 class Runner:
     """Works on the next runs of threads and renews their leases. Created by ``Worker``."""
 
-    def __init__(self, context: RuntimeContext, dispatch: Dispatch) -> None:
+    def __init__(
+        self, context: RuntimeContext, dispatch: Dispatch, channels: Mapping[str, Channel] | None = None
+    ) -> None:
         self._database = context.database
         self._settings = context.settings
         self._clock = context.clock
@@ -91,6 +94,7 @@ class Runner:
         self._subscriptions = context.subscriptions
         self._notifications = context.notifications
         self._dispatch = dispatch
+        self._channels = channels or {}
         self._owner = context.owner
         self._working: dict[Partition, _Working] = {}
         self._renewing: set[asyncio.Task[None]] = set()
@@ -207,6 +211,7 @@ class Runner:
         self._working[held.partition] = working
         deadline = self._deadline(held)
         asked = asyncio.create_task(working.asked.wait())
+        indicator = asyncio.create_task(self._indicate(held))
         try:
             await asyncio.wait([task, asked], timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -214,10 +219,31 @@ class Runner:
                 # A task that ignores it is abandoned: it can store nothing after the run has ended.
                 await asyncio.wait([task], timeout=HEED_S)
         finally:
+            indicator.cancel()
             asked.cancel()
             task.cancel()
             del self._working[held.partition]
         return await self._ended(working)
+
+    async def _indicate(self, held: HeldRun) -> None:
+        """Show on the run's channel that an answer is being written."""
+        channel = self._channels.get(held.run.channel)
+        if channel is None or channel.indicate is None:
+            return
+        try:
+            await channel.indicate(held.partition, held.messages[-1])
+        except Exception as error:
+            self._emit("channel.indicator_failed", held, error=type(error).__name__)
+
+    def _replied(self, held: HeldRun, ending: Ending) -> Ending:
+        """Return the ending of a run with its replies as they are stored."""
+        if held.run.channel == WEBHOOK:
+            return noticed(held, ending)
+        channel = self._channels.get(held.run.channel)
+        if channel is not None:
+            return channel.stored(ending)
+        # The interrupts of a run are no replies by themselves.
+        return replace(ending, replies=()) if ending.state == WAITING else ending
 
     async def _ended(self, working: _Working) -> bool:
         held, task, how = working.held, working.task, working.how
@@ -284,7 +310,7 @@ class Runner:
         return buffer
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        ending = noticed(held, ending)
+        ending = self._replied(held, ending)
         now = await self._clock.now()
         last, puts = await self._end_events(held, ending)
         buffer = self._buffers.get(held.run.id)

@@ -32,7 +32,7 @@ class Worker:
         self._delivery = Delivery(context, channels)
         self._loops: list[asyncio.Task[None]] = []
         self.dispatch = Dispatch(context)
-        self.runner = Runner(context, self.dispatch)
+        self.runner = Runner(context, self.dispatch, channels)
         self.is_resumed = False
         """True if this process works on what it accepts only, and does not poll."""
 

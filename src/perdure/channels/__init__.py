@@ -1,0 +1,27 @@
+"""Chat channels: messages of Telegram, Slack and WhatsApp become turns of threads, and replies go back.
+
+Each provider is an extra: ``perdure[telegram]``, ``perdure[slack]``, ``perdure[whatsapp]``. The classes are
+imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from perdure.channels.addresses import ChatAddress
+from perdure.channels.options import ChatOptions
+
+if TYPE_CHECKING:
+    from perdure.channels.telegram import TelegramBot
+
+__all__ = ["ChatAddress", "ChatOptions", "TelegramBot"]
+
+_OF = {"TelegramBot": "telegram"}
+"""Module of each class that needs an extra."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_OF[name]}"), name)

@@ -1,0 +1,44 @@
+"""Addresses of conversations: channel, chat, topic and session, as the id of a thread and back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+_SEPARATOR = ":"
+
+
+class ChatAddress(NamedTuple):
+    """Address of a conversation.
+
+    Two different addresses never have the same thread id. The tenant is not part of the id: threads of
+    different tenants are separate anyway.
+
+    Attributes:
+        channel: The name of the channel.
+        chat: The provider's id of the chat.
+        topic: The provider's id of a topic or thread within the chat; empty for the chat itself.
+        session: The name of the conversation since the last ``/new``; empty for the first one.
+    """
+
+    channel: str
+    chat: str
+    topic: str = ""
+    session: str = ""
+
+    @property
+    def thread_id(self) -> str:
+        """The id of the thread."""
+        return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in self)
+
+    @classmethod
+    def of(cls, thread_id: str) -> ChatAddress:
+        """Return the address of a thread.
+
+        Raises:
+            ValueError: The thread is no conversation of a chat channel.
+        """
+        parts = [unquote(part, errors="surrogatepass") for part in thread_id.split(_SEPARATOR)]
+        if len(parts) != len(cls._fields) or cls(*parts).thread_id != thread_id:
+            raise ValueError("the thread is no conversation of a chat channel")
+        return cls(*parts)

@@ -1,0 +1,174 @@
+"""Base of the chat channels: the runtime's outbox channel and the web routes of one provider's bot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from perdure.channels import questions
+from perdure.channels.addresses import ChatAddress
+from perdure.channels.backoff import ChatBackoff
+from perdure.channels.options import ChatOptions
+from perdure.channels.receiving import Receiver
+from perdure.channels.webhook import endpoint
+from perdure.model.messages import Message, Reply
+from perdure.model.records import Partition
+from perdure.runtime import Channel, NotSent, Runtime, Undeliverable
+from perdure.runtime.worker.delivery import InDoubt
+
+_log = logging.getLogger("perdure.channels")
+
+
+class SendUncertain(Exception):
+    """Raised by a sender: the provider may or may not have the reply. It has no details, as those of a client
+    library may contain a token or a text."""
+
+
+class ChatChannel(ABC):
+    """One bot at one provider. An async context manager that closes its connections.
+
+    Args:
+        name: The name of the channel.
+        options: The options that all channels share.
+        in_doubt: The policy for replies that the provider may or may not have.
+    """
+
+    def __init__(self, name: str, options: ChatOptions | None, in_doubt: InDoubt) -> None:
+        if not name:
+            raise ValueError("a channel needs a name")
+        self.name = name
+        self.options = options or ChatOptions()
+        self.backoff = ChatBackoff()
+        self._in_doubt = in_doubt
+        self._receivers: dict[int, Receiver] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """Argument for ``Runtime(channels=…)``; those of several bots are merged."""
+        return {
+            self.name: Channel(
+                send_in=self._send,
+                in_doubt=self._in_doubt,
+                find=self.find if self._in_doubt == "reconcile" else None,
+                split=self._split,
+                ask=questions.question,
+                indicate=self._indicate,
+            )
+        }
+
+    def routes(self, runtime: Runtime | Callable[[], Runtime], path: str | None = None) -> list[Route]:
+        """Return the routes that the provider calls, for a Starlette or FastAPI application.
+
+        Args:
+            runtime: The runtime that accepts the messages, or a function that returns it, for an application
+                that opens it later.
+            path: The path of the webhook, by default ``/channels/`` and the name of the channel.
+        """
+        current = runtime if callable(runtime) else lambda: runtime
+
+        async def handle(request: Request) -> Response:
+            return await self.handle(request, self._receiver(current()))
+
+        at = path or f"/channels/{self.name}"
+        return [Route(at, endpoint(self.name, handle), methods=self.methods, name=f"channel {self.name}")]
+
+    methods: Sequence[str] = ("POST",)
+    """HTTP methods of the provider's requests."""
+
+    @abstractmethod
+    async def handle(self, request: Request, receiver: Receiver) -> Response:
+        """Answer a request of the provider: verified, then parsed, then stored, then acknowledged."""
+
+    @abstractmethod
+    async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
+        """Send a text, and the buttons of a question, as one message; return the provider's id for it.
+
+        Raises:
+            NotSent: The provider certainly does not have it.
+            Undeliverable: It can never be delivered.
+            SendUncertain: The provider may have it.
+        """
+
+    @abstractmethod
+    def parts(self, text: str) -> list[str]:
+        """Divide a text into parts of the provider's length."""
+
+    async def find(self, thread_id: str, reply: Reply) -> str | None:
+        """Return the provider's id of a reply that it may have, ``None`` if it does not have it."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be asked for a message")
+
+    async def show_activity(self, address: ChatAddress, message: Message) -> None:
+        """Show in the chat that an answer is being written, until it is cancelled. Without an indicator it
+        returns at once."""
+        return
+
+    async def notify(self, address: ChatAddress, text: str) -> None:
+        """Send a notice that is not stored. A failure is logged by its kind."""
+        reply = Reply(0, "notice", 0, self.name, {"content": text})
+        try:
+            async with asyncio.timeout(10):
+                self.backoff.check(address.chat)
+                await self.deliver(address, text, reply)
+        except (NotSent, Undeliverable, SendUncertain, TimeoutError) as error:
+            _log.warning("%s: a notice was not sent (%s)", self.name, type(error).__name__)
+
+    async def close(self) -> None:
+        """Close the connections to the provider."""
+        return
+
+    def _receiver(self, runtime: Runtime) -> Receiver:
+        found = self._receivers.get(id(runtime))
+        if found is None:
+            found = self._receivers[id(runtime)] = Receiver(runtime, self.name, self.options)
+        return found
+
+    async def _send(self, partition: Partition, reply: Reply) -> str | None:
+        try:
+            address = ChatAddress.of(partition.thread)
+        except ValueError as error:
+            raise Undeliverable(str(error)) from error
+        text = text_of(reply.payload)
+        if text is None:
+            raise Undeliverable("the reply has no text")
+        sent: str | None = None
+        # One part, unless the run was executed by a process that does not have this channel.
+        for part in self.parts(text):
+            self.backoff.check(address.chat)
+            sent = await self.deliver(address, part, reply)
+        return sent
+
+    async def _indicate(self, partition: Partition, message: Message) -> None:
+        await self.show_activity(ChatAddress.of(partition.thread), message)
+
+    def _split(self, payload: Any) -> Sequence[Any]:
+        text = text_of(payload)
+        if text is None or not isinstance(payload, Mapping):
+            return [payload]
+        *front, last = self.parts(text)
+        plain = {name: held for name, held in payload.items() if name != "question"}
+        return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
+
+
+def text_of(payload: Any) -> str | None:
+    """Return the text of a reply, ``None`` if it has none."""
+    content = payload.get("content") if isinstance(payload, Mapping) else payload
+    return content if isinstance(content, str) and content.strip() else None

@@ -1,0 +1,134 @@
+"""Messages and button presses of chats, in one form for all providers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_COMMAND = re.compile(r"/(new|stop)(?:@\S+)?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """File of a message, by reference.
+
+    Attributes:
+        kind: Its kind in the provider's terms, such as ``photo``.
+        reference: The provider's id of the file, with which it can be fetched.
+        name: Its file name, if it has one.
+        mime_type: Its media type, if known.
+        size: Its size in bytes, if known.
+    """
+
+    kind: str
+    reference: str
+    name: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+
+    def line(self) -> str:
+        """Return a line of text for the model about the attachment."""
+        known = (self.kind, self.name, self.mime_type, None if self.size is None else f"{self.size} bytes")
+        return f"[attached: {', '.join(each for each in known if each)}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """Message from a chat.
+
+    Attributes:
+        chat: The provider's id of the chat.
+        topic: The provider's id of the topic within it, or empty.
+        position: Its place in the order of the chat; a later message has a greater one.
+        key: The provider's id of the message, by which a second delivery is recognised.
+        text: Its text, without a mention of the bot.
+        sender: The provider's id of its sender.
+        sender_name: The name of its sender.
+        attachments: Its files.
+        edit: The provider's id of the change, if it is a message that was changed; otherwise empty.
+    """
+
+    chat: str
+    topic: str = ""
+    position: int
+    key: str
+    text: str = ""
+    sender: str = ""
+    sender_name: str = ""
+    attachments: Sequence[Attachment] = ()
+    edit: str = ""
+
+    @property
+    def command(self) -> str:
+        """``new`` or ``stop`` if the message is that command, otherwise empty."""
+        found = _COMMAND.fullmatch(self.text)
+        return found.group(1).lower() if found else ""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to answer, as in a notice that somebody joined."""
+        return not self.text.strip() and not self.attachments
+
+    def content(self) -> str:
+        """Return the text for the model: the message's own, then a line for each attachment."""
+        return "\n".join(filter(None, (self.text, *(each.line() for each in self.attachments))))
+
+    def payload(self, channel: str, *, prefix: str = "") -> dict[str, Any]:
+        """Return the message for a graph; what is known about it is in its ``additional_kwargs``.
+
+        Args:
+            channel: The name of the channel.
+            prefix: Text to put before its own.
+        """
+        about: dict[str, Any] = {
+            "name": channel,
+            "message_id": self.key,
+            "position": self.position,
+            "sender": self.sender,
+            "sender_name": self.sender_name,
+        }
+        if self.attachments:
+            about["attachments"] = [asdict(each) for each in self.attachments]
+        content = prefix + self.content()
+        return {"role": "user", "content": content, "additional_kwargs": {"channel": about}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ButtonPress:
+    """Press of a button below a question.
+
+    Attributes:
+        chat: The provider's id of the chat.
+        topic: The provider's id of the topic within it, or empty.
+        position: The place of the question in the order of the chat, or of the press if that is unknown.
+        key: The provider's id of the press.
+        data: The button's data.
+        sender: The provider's id of the person.
+    """
+
+    chat: str
+    topic: str = ""
+    position: int
+    key: str
+    data: str
+    sender: str = ""
+
+
+def position_of(payload: Any) -> int | None:
+    """Return the position of the message of a stored payload, ``None`` if it is no message of a chat."""
+    try:
+        found = payload["message"]["additional_kwargs"]["channel"]["position"]
+    except (KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def message_id_of(payload: Any) -> str | None:
+    """Return the provider's id of the message of a stored payload, ``None`` if it is no message of a chat."""
+    try:
+        found = payload["message"]["additional_kwargs"]["channel"]["message_id"]
+    except (KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None

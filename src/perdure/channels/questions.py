@@ -1,0 +1,203 @@
+"""Questions of graphs in a chat: what is shown of an interrupt, and the value with which it is resumed.
+
+Three forms of interrupt are known: the requests of LangChain's ``HumanInTheLoopMiddleware``, those of
+LangGraph's ``HumanInterrupt``, and any other value, which is shown as text and answered by text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+Decision = Literal["approve", "edit", "reject"]
+DECISIONS: Mapping[Decision, str] = {"approve": "Approve", "edit": "Edit", "reject": "Reject"}
+"""Decisions with the text of their buttons, in the order in which they are shown."""
+
+_PREFIX = "perdure"
+_LETTERS: Mapping[str, Decision] = {"a": "approve", "e": "edit", "r": "reject"}
+_SHOWN_MAX = 3000
+_PRESS = "Please press one of the buttons."
+
+
+class UnusableAnswer(ValueError):
+    """An answer that the question does not take; the message tells the person what to send."""
+
+
+class Button(NamedTuple):
+    """Button below a question: its text, and the data that the provider sends back, at most 64 bytes."""
+
+    text: str
+    data: str
+
+
+def question(interrupt_id: str, value: Any) -> dict[str, Any]:
+    """Return the reply that asks for the answer to an interrupt."""
+    return {
+        "role": "assistant",
+        "content": _shown(value),
+        "question": {"id": interrupt_id, "decisions": decisions(value)},
+    }
+
+
+def buttons(reply: Any) -> list[Button]:
+    """Return the buttons of a reply, none unless it is a question with decisions."""
+    asked = reply.get("question") if isinstance(reply, Mapping) else None
+    if not isinstance(asked, Mapping):
+        return []
+    return [Button(DECISIONS[each], f"{_PREFIX}:{each[0]}:{asked['id']}") for each in asked["decisions"]]
+
+
+def pressed(data: str) -> tuple[str, Decision] | None:
+    """Return the interrupt and the decision of a button's data, ``None`` if it is not ours."""
+    prefix, _, rest = data.partition(":")
+    letter, _, interrupt_id = rest.partition(":")
+    if prefix != _PREFIX or letter not in _LETTERS or not interrupt_id:
+        return None
+    return interrupt_id, _LETTERS[letter]
+
+
+def decisions(value: Any) -> list[Decision]:
+    """Return the decisions that an interrupt takes, none if it is answered by text."""
+    if (requests := _requests(value)) is not None:
+        allowed = set.intersection(*(_allowed(value, request) for request in requests))
+        known: list[Decision] = [each for each in DECISIONS if each in allowed]
+        # One text cannot change the arguments of several actions.
+        return [each for each in known if each != "edit"] if len(requests) > 1 else known
+    if (human := _human(value)) is not None:
+        config = human.get("config") or {}
+        asked: dict[Decision, str] = {
+            "approve": "allow_accept",
+            "edit": "allow_edit",
+            "reject": "allow_ignore",
+        }
+        return [each for each, name in asked.items() if config.get(name)]
+    return []
+
+
+def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
+    """Return what an interrupt is resumed with.
+
+    Args:
+        value: The value of the interrupt.
+        decision: The decision, ``None`` for a text without one.
+        text: The text: the answer, the reason of a rejection, or the changed arguments.
+
+    Raises:
+        UnusableAnswer: The interrupt does not take this.
+    """
+    if decision is not None and decision not in decisions(value):
+        raise UnusableAnswer("This question does not take that decision.")
+    if (requests := _requests(value)) is not None:
+        return {"decisions": [_decided(value, request, decision, text) for request in requests]}
+    if (human := _human(value)) is not None:
+        return [_human_decided(human, decision, text)]
+    return text
+
+
+def edit_prompt(value: Any) -> str:
+    """Return the text that asks for the changed arguments of an action."""
+    arguments = _arguments(value)
+    if len(_texts(arguments)) == 1:
+        return f"Send the new text for {_texts(arguments)[0]!r}."
+    return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)
+
+
+def _requests(value: Any) -> list[Mapping[str, Any]] | None:
+    """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
+    found = value.get("action_requests") if isinstance(value, Mapping) else None
+    if isinstance(found, Sequence) and found and all(isinstance(each, Mapping) for each in found):
+        return [cast(Mapping[str, Any], each) for each in found]
+    return None
+
+
+def _allowed(value: Mapping[str, Any], request: Mapping[str, Any]) -> set[str]:
+    for config in value.get("review_configs") or ():
+        if isinstance(config, Mapping) and config.get("action_name") == request.get("name"):
+            return set(config.get("allowed_decisions") or ())
+    return set(DECISIONS)
+
+
+def _decided(
+    value: Mapping[str, Any], request: Mapping[str, Any], decision: Decision | None, text: str
+) -> dict[str, Any]:
+    if decision == "approve":
+        return {"type": "approve"}
+    if decision == "edit":
+        changed = _changed(dict(request.get("args") or {}), text)
+        return {"type": "edit", "edited_action": {"name": request.get("name"), "args": changed}}
+    if decision == "reject":
+        return {"type": "reject", **({"message": text} if text else {})}
+    # A text without a decision is an answer in the place of the tool, or what the person wants instead.
+    kind = next((each for each in ("respond", "reject") if each in _allowed(value, request)), None)
+    if kind is None:
+        raise UnusableAnswer(_PRESS)
+    return {"type": kind, "message": text}
+
+
+def _human(value: Any) -> Mapping[str, Any] | None:
+    """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return one if isinstance(one, Mapping) and isinstance(one.get("action_request"), Mapping) else None
+
+
+def _human_decided(human: Mapping[str, Any], decision: Decision | None, text: str) -> dict[str, Any]:
+    action = human["action_request"]
+    if decision == "approve":
+        return {"type": "accept", "args": None}
+    if decision == "edit":
+        changed = _changed(dict(action.get("args") or {}), text)
+        return {"type": "edit", "args": {"action": action.get("action"), "args": changed}}
+    if decision is None and (human.get("config") or {}).get("allow_respond"):
+        return {"type": "response", "args": text}
+    if decision is None:
+        raise UnusableAnswer(_PRESS)
+    return {"type": "ignore", "args": None}
+
+
+def _changed(arguments: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return the arguments with the text in the place of their only text, or those of the text as JSON."""
+    if len(names := _texts(arguments)) == 1:
+        return {**arguments, names[0]: text}
+    try:
+        changed = json.loads(text)
+    except ValueError:
+        changed = None
+    if not isinstance(changed, dict):
+        raise UnusableAnswer(
+            "That is no JSON object. For example:\n" + json.dumps(arguments, ensure_ascii=False)
+        )
+    return changed
+
+
+def _texts(arguments: Mapping[str, Any]) -> list[str]:
+    return [name for name, held in arguments.items() if isinstance(held, str)] if len(arguments) == 1 else []
+
+
+def _arguments(value: Any) -> Mapping[str, Any]:
+    if (requests := _requests(value)) is not None:
+        return requests[0].get("args") or {}
+    human = _human(value)
+    return {} if human is None else human["action_request"].get("args") or {}
+
+
+def _shown(value: Any) -> str:
+    if (requests := _requests(value)) is not None:
+        return "\n\n".join(_action(each.get("description"), each.get("name"), each) for each in requests)
+    if (human := _human(value)) is not None:
+        action = human["action_request"]
+        return _action(human.get("description"), action.get("action"), action)
+    if isinstance(value, Mapping):
+        for name in ("question", "message", "prompt", "text"):
+            if isinstance(value.get(name), str):
+                return str(value[name])[:_SHOWN_MAX]
+    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))[
+        :_SHOWN_MAX
+    ]
+
+
+def _action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
+    if isinstance(description, str) and description.strip():
+        return description[:_SHOWN_MAX]
+    arguments = json.dumps(request.get("args") or {}, ensure_ascii=False, default=str)
+    return f"May I do this? {name}\n{arguments}"[:_SHOWN_MAX]

@@ -1,0 +1,108 @@
+"""Sessions of a chat: the conversations that ``/new`` separates, and the question that is being edited.
+
+A message belongs to the session that had begun at its place in the chat, however late it is delivered: a
+second delivery of a message from before a ``/new`` finds the thread that has the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from perdure.channels.addresses import ChatAddress
+from perdure.database.base import handle_of
+from perdure.engine import documents
+from perdure.engine.documents import Document
+from perdure.model.records import SERVER, Partition
+from perdure.runtime import Runtime
+
+_COLLECTION, _NAME = "channel", "sessions"
+_KEPT = 100
+
+
+class SessionList(NamedTuple):
+    """Sessions of a chat.
+
+    Attributes:
+        begun: The position of each ``/new``, and the position after which its session begins.
+        editing: The interrupt whose changed arguments are awaited as text, or empty.
+    """
+
+    begun: tuple[tuple[int, int], ...] = ()
+    editing: str = ""
+
+    @classmethod
+    def read(cls, document: Document | None) -> SessionList:
+        """Decode what is stored of a chat."""
+        if document is None:
+            return cls()
+        body: Mapping[str, Any] = document.body
+        return cls(tuple((at, start) for at, start in body["begun"]), body["editing"])
+
+    def stored(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"begun": [list(each) for each in self.begun[-_KEPT:]], "editing": self.editing}
+
+    def at(self, position: int) -> str:
+        """Return the name of the session to which a message belongs."""
+        starts = [start for _, start in self.begun if start < position]
+        return str(max(starts)) if starts else ""
+
+    @property
+    def latest(self) -> str:
+        """Name of the latest session."""
+        return str(max(start for _, start in self.begun)) if self.begun else ""
+
+
+class Sessions:
+    """Sessions of the chats of a channel.
+
+    Args:
+        runtime: The runtime.
+        tenant: The tenant of the chats.
+        channel: The name of the channel.
+    """
+
+    def __init__(self, runtime: Runtime, tenant: str, channel: str) -> None:
+        self._runtime = runtime
+        self._database = handle_of(runtime.database)
+        self._tenant = tenant
+        self._channel = channel
+
+    async def of(self, chat: str, topic: str) -> SessionList:
+        """Return the sessions of a chat's topic."""
+        program = documents.get(self._partition(chat, topic), _COLLECTION, _NAME)
+        return SessionList.read(await self._database.arun(program))
+
+    async def begin(self, chat: str, topic: str, at: int, after: int) -> bool:
+        """Begin a session by the ``/new`` at a position, for messages after another one. Return False if that
+        ``/new`` has begun one before."""
+        is_new = False
+
+        def begun(before: Document | None) -> Mapping[str, Any] | None:
+            nonlocal is_new
+            sessions = SessionList.read(before)
+            is_new = all(position != at for position, _ in sessions.begun)
+            return sessions._replace(begun=(*sessions.begun, (at, after))).stored() if is_new else None
+
+        await self._change(chat, topic, begun)
+        return is_new
+
+    async def edit(self, chat: str, topic: str, interrupt_id: str) -> None:
+        """Note that the next text changes the arguments of an interrupt's action; empty for none."""
+
+        def edited(before: Document | None) -> Mapping[str, Any] | None:
+            sessions = SessionList.read(before)
+            is_noted = sessions.editing == interrupt_id
+            return None if is_noted else sessions._replace(editing=interrupt_id).stored()
+
+        await self._change(chat, topic, edited)
+
+    async def _change(self, chat: str, topic: str, change: documents.Change) -> None:
+        now, fresh = await self._runtime.now(), self._database.fresh()
+        program = documents.change(self._partition(chat, topic), _COLLECTION, _NAME, change, now, fresh)
+        await self._database.arun(program)
+
+    def _partition(self, chat: str, topic: str) -> Partition:
+        name = ChatAddress(self._channel, chat, topic).thread_id
+        return Partition(self._tenant, f"chat:{name}", SERVER)

@@ -1,0 +1,44 @@
+"""Division of long texts into parts of a provider's length, at the best place for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_BREAKS = ("\n\n", "\n", ". ", " ")
+
+
+def utf16_length(text: str) -> int:
+    """Return the length of a text in UTF-16 code units, in which Telegram counts."""
+    return len(text) + sum(ord(character) > 0xFFFF for character in text)
+
+
+def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list[str]:
+    """Divide a text into parts of at most ``most`` units, after a paragraph, line, sentence or word if the
+    part stays at least half full. Together the parts are the text, except for blanks between them.
+
+    Args:
+        text: The text.
+        most: The maximum length of a part, at least 2.
+        length: The length of a text in the provider's units, 1 or 2 for each character.
+    """
+    parts: list[str] = []
+    rest = text.strip()
+    while length(rest) > most:
+        end = _fitting(rest, most, length)
+        for mark in _BREAKS:
+            at = rest.rfind(mark, end // 2, end)
+            if at > 0:
+                end = at + len(mark)
+                break
+        parts.append(rest[:end].rstrip())
+        rest = rest[end:].lstrip()
+    return [part for part in (*parts, rest) if part]
+
+
+def _fitting(text: str, most: int, length: Callable[[str], int]) -> int:
+    """Return the number of characters at the start that fit."""
+    low, high = 1, min(len(text), most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if length(text[:middle]) <= most else (low, middle - 1)
+    return low

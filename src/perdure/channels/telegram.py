@@ -1,0 +1,264 @@
+"""Telegram: webhook updates and the Bot API, through aiogram."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure.channels import questions
+from perdure.channels.addresses import ChatAddress
+from perdure.channels.chat_channel import ChatChannel, SendUncertain
+from perdure.channels.incoming import ButtonPress
+from perdure.channels.options import ChatOptions
+from perdure.channels.receiving import Received, Receiver
+from perdure.channels.splitting import split_text, utf16_length
+from perdure.channels.webhook import RejectedRequest, body_of
+from perdure.errors import MissingExtra
+from perdure.model.messages import Message, Reply
+from perdure.runtime import NotSent, Undeliverable
+from perdure.runtime.worker.delivery import InDoubt
+
+try:
+    import aiohttp
+    from aiogram import Bot
+    from aiogram.client.session.aiohttp import AiohttpSession
+    from aiogram.client.telegram import PRODUCTION, TelegramAPIServer
+    from aiogram.exceptions import (
+        AiogramError,
+        RestartingTelegram,
+        TelegramBadRequest,
+        TelegramEntityTooLarge,
+        TelegramForbiddenError,
+        TelegramMigrateToChat,
+        TelegramNetworkError,
+        TelegramNotFound,
+        TelegramRetryAfter,
+        TelegramUnauthorizedError,
+    )
+    from aiogram.types import BotCommand, CallbackQuery, InlineKeyboardButton, InlineKeyboardMarkup, Update
+    from aiogram.types import Message as TelegramMessage
+    from pydantic import ValidationError
+
+    from perdure.channels.telegram_updates import is_addressed, message_of
+except ImportError as missing:
+    raise MissingExtra(
+        "perdure.channels.telegram needs an extra: pip install 'perdure[telegram]'"
+    ) from missing
+
+_HEADER = "x-telegram-bot-api-secret-token"
+_SECRET = re.compile(r"[A-Za-z0-9_-]{16,256}")
+_LENGTH = 4096
+_NOTICE_LENGTH = 200
+_TYPING_S = 4.5
+_TIMEOUT_S = 15
+_PATIENCE_S = 60.0
+"""Pause before another attempt with a token that Telegram refuses."""
+
+_UPDATES = ["message", "edited_message", "callback_query"]
+
+_REFUSALS = (TelegramBadRequest, TelegramForbiddenError, TelegramNotFound, TelegramEntityTooLarge)
+
+R = TypeVar("R")
+
+
+class TelegramBot(ChatChannel):
+    """Bot at Telegram.
+
+    Telegram has no idempotency keys and cannot be asked for a message: a reply whose outcome is unknown is
+    sent again (``"resend"``), or held for a person (``"hold"``).
+
+    Args:
+        token: The bot's token.
+        secret: The secret token of its webhook: 16 to 256 letters, digits, ``_`` and ``-``.
+        name: The name of the channel.
+        options: The options that all channels share.
+        in_doubt: The policy for replies that Telegram may or may not have.
+        api_url: The URL of another Bot API server.
+
+    Raises:
+        ValueError: An argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        secret: str,
+        name: str = "telegram",
+        options: ChatOptions | None = None,
+        in_doubt: InDoubt = "resend",
+        api_url: str | None = None,
+    ) -> None:
+        if in_doubt not in ("resend", "hold"):
+            raise ValueError(f"in_doubt is 'resend' or 'hold' for Telegram, not {in_doubt!r}")
+        if not _SECRET.fullmatch(secret):
+            raise ValueError(
+                "the secret of a Telegram webhook has 16 to 256 letters, digits, '_' and '-'; make one with "
+                'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+            )
+        super().__init__(name, options, in_doubt)
+        server = PRODUCTION if api_url is None else TelegramAPIServer.from_base(api_url)
+        try:
+            self.bot = Bot(token, AiohttpSession(api=server, timeout=_TIMEOUT_S))
+        except AiogramError:
+            raise ValueError("the token of a Telegram bot has the form 123456:ABC…; copy it again") from None
+        except Exception as error:
+            # Of a token that cannot be read aiogram raises several kinds; their messages may repeat it.
+            raise ValueError(
+                f"the token of a Telegram bot cannot be used ({type(error).__name__}); copy it again"
+            ) from None
+        self._secret = secret.encode()
+
+    async def close(self) -> None:
+        await self.bot.session.close()
+
+    async def register(self, url: str) -> None:
+        """Tell Telegram the public URL of the webhook, with its secret, and the bot's commands.
+
+        Raises:
+            NotSent: Telegram did not answer, or refused the token.
+            Undeliverable: Telegram refused the URL.
+        """
+        secret = self._secret.decode()
+        await self._called("", self.bot.set_webhook(url, secret_token=secret, allowed_updates=_UPDATES))
+        commands = [
+            BotCommand(command="new", description="Begin a new conversation"),
+            BotCommand(command="stop", description="Stop the current answer"),
+        ]
+        await self._called("", self.bot.set_my_commands(commands))
+
+    # What Telegram sends
+
+    async def handle(self, request: Request, receiver: Receiver) -> Response:
+        given = request.headers.get(_HEADER, "").encode("utf-8", "replace")
+        if not hmac.compare_digest(given, self._secret):
+            raise RejectedRequest(401, "the secret token is missing or wrong")
+        body = await body_of(request, self.options.body_bytes)
+        try:
+            update = Update.model_validate_json(body, context={"bot": self.bot})
+        except ValidationError:
+            raise RejectedRequest(400, "the body is no update of Telegram") from None
+        if (press := update.callback_query) is not None:
+            await self._pressed(press, receiver)
+        elif update.edited_message is not None:
+            await self._received(update.edited_message, str(update.update_id), receiver)
+        elif update.message is not None:
+            await self._received(update.message, "", receiver)
+        return Response()
+
+    async def _received(self, message: TelegramMessage, edit: str, receiver: Receiver) -> None:
+        if message.from_user is not None and message.from_user.is_bot:
+            return
+        if message.chat.type != "private" and not await self._is_ours(message):
+            return
+        username = (await self._me()) if message.entities or message.caption_entities else ""
+        accepted = message_of(message, username, edit)
+        received = await receiver.message(accepted)
+        if received.notice:
+            await self.notify(ChatAddress(self.name, accepted.chat, accepted.topic), received.notice)
+
+    async def _is_ours(self, message: TelegramMessage) -> bool:
+        if self.options.groups == "all":
+            return True
+        return self.options.groups == "mention" and is_addressed(message, await self._me(), self.bot.id)
+
+    async def _me(self) -> str:
+        """Return the bot's user name; Telegram is asked once."""
+        try:
+            return (await self._called("", self.bot.me())).username or ""
+        except (NotSent, Undeliverable, SendUncertain):
+            raise RejectedRequest(503, "Telegram does not answer who the bot is") from None
+
+    async def _pressed(self, query: CallbackQuery, receiver: Receiver) -> None:
+        message = query.message
+        if message is None or query.data is None:
+            return
+        topic = ""
+        if isinstance(message, TelegramMessage) and message.is_topic_message and message.message_thread_id:
+            topic = str(message.message_thread_id)
+        press = ButtonPress(
+            chat=str(message.chat.id),
+            topic=topic,
+            position=message.message_id,
+            key=query.id,
+            data=query.data,
+            sender=str(query.from_user.id),
+        )
+        received = await receiver.press(press)
+        await self._acknowledged(query, press, received)
+
+    async def _acknowledged(self, query: CallbackQuery, press: ButtonPress, received: Received) -> None:
+        """End the button's animation and remove the buttons of a question that is decided. What fails here is
+        shown by the next message at the latest."""
+        short = received.notice[:_NOTICE_LENGTH] or questions.DECISIONS.get(received.decided, "")  # type: ignore[call-overload]
+        try:
+            await self._called(press.chat, self.bot.answer_callback_query(query.id, text=short))
+            if received.decided:
+                edit = self.bot.edit_message_reply_markup(chat_id=press.chat, message_id=press.position)
+                await self._called(press.chat, edit)
+        except (NotSent, Undeliverable, SendUncertain):
+            return
+        finally:
+            if received.notice:
+                await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
+
+    # What Telegram gets
+
+    def parts(self, text: str) -> list[str]:
+        return split_text(text, _LENGTH, utf16_length)
+
+    async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
+        shown = questions.buttons(reply.payload)
+        markup = None
+        if shown:
+            row = [InlineKeyboardButton(text=each.text, callback_data=each.data) for each in shown]
+            markup = InlineKeyboardMarkup(inline_keyboard=[row])
+        topic = int(address.topic) if address.topic else None
+
+        def sending(chat: str) -> Awaitable[TelegramMessage]:
+            return self.bot.send_message(chat, text, message_thread_id=topic, reply_markup=markup)
+
+        try:
+            sent = await self._called(address.chat, sending(address.chat))
+        except TelegramMigrateToChat as moved:
+            # The group has become another chat; Telegram keeps the old id in its updates no longer.
+            sent = await self._called(address.chat, sending(str(moved.migrate_to_chat_id)))
+        return str(sent.message_id)
+
+    async def show_activity(self, address: ChatAddress, message: Message) -> None:
+        topic = int(address.topic) if address.topic else None
+        while True:
+            self.backoff.check(address.chat)
+            action = self.bot.send_chat_action(address.chat, "typing", message_thread_id=topic)
+            await self._called(address.chat, action)
+            await asyncio.sleep(_TYPING_S)
+
+    async def _called(self, chat: str, call: Awaitable[R]) -> R:
+        """Await a call of the Bot API. The errors have no details: those may contain the token or a text."""
+        try:
+            return await call
+        except TelegramRetryAfter as error:
+            raise self.backoff.limited(chat, error.retry_after) from None
+        except TelegramMigrateToChat:
+            raise
+        except _REFUSALS as error:
+            raise Undeliverable(f"Telegram refused it ({type(error).__name__})") from None
+        except TelegramUnauthorizedError:
+            raise NotSent("Telegram refused the bot's token", retry_after=_PATIENCE_S) from None
+        except RestartingTelegram:
+            raise NotSent("Telegram is restarting") from None
+        except TelegramNetworkError as error:
+            if isinstance(error.__cause__, aiohttp.ClientConnectorError):
+                raise NotSent("no connection to Telegram") from None
+            raise SendUncertain("Telegram did not answer") from None
+        except AiogramError as error:
+            raise SendUncertain(f"Telegram failed ({type(error).__name__})") from None
+
+
+__all__ = ["TelegramBot"]

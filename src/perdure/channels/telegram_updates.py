@@ -1,0 +1,89 @@
+"""Telegram's messages in the form that all channels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from aiogram.types import Message, MessageEntity
+
+from perdure.channels.incoming import Attachment, ChatMessage
+
+_FILES = ("document", "voice", "audio", "video", "animation", "sticker", "video_note")
+
+
+def message_of(message: Message, username: str, edit: str) -> ChatMessage:
+    """Return a message in the shared form.
+
+    Args:
+        message: Telegram's message.
+        username: The bot's user name, whose mention is removed from the text.
+        edit: The id of the update if the message was changed, otherwise empty.
+    """
+    text = message.text or message.caption or ""
+    if username:
+        text = _without_mention(text, username)
+    if message.location is not None:
+        text = f"{text}\n[location: {message.location.latitude}, {message.location.longitude}]".strip()
+    sender = message.from_user
+    topic = message.message_thread_id if message.is_topic_message else None
+    return ChatMessage(
+        chat=str(message.chat.id),
+        topic="" if topic is None else str(topic),
+        position=message.message_id,
+        key=str(message.message_id),
+        text=text,
+        sender="" if sender is None else str(sender.id),
+        sender_name="" if sender is None else sender.full_name,
+        attachments=tuple(attachments_of(message)),
+        edit=edit,
+    )
+
+
+def attachments_of(message: Message) -> Iterator[Attachment]:
+    """Yield the files of a message, the largest size of a photo."""
+    if message.photo:
+        largest = max(message.photo, key=lambda size: size.width * size.height)
+        yield Attachment(
+            kind="photo", reference=largest.file_id, mime_type="image/jpeg", size=largest.file_size
+        )
+    for kind in _FILES:
+        held = getattr(message, kind)
+        if held is None or (kind == "document" and message.animation is not None):
+            # An animation is also sent as a document.
+            continue
+        yield Attachment(
+            kind=kind,
+            reference=held.file_id,
+            name=getattr(held, "file_name", None),
+            mime_type=getattr(held, "mime_type", None),
+            size=held.file_size,
+        )
+
+
+def is_addressed(message: Message, username: str, bot_id: int) -> bool:
+    """Return True if a message of a group is for the bot: it mentions the bot, replies to it, or is a
+    command."""
+    replied = message.reply_to_message
+    if replied is not None and replied.from_user is not None and replied.from_user.id == bot_id:
+        return True
+    text = message.text or message.caption or ""
+    entities: Sequence[MessageEntity] = message.entities or message.caption_entities or ()
+    for entity in entities:
+        named = entity.extract_from(text).lower()
+        if entity.type == "mention" and named == f"@{username}".lower():
+            return True
+        if entity.type == "text_mention" and entity.user is not None and entity.user.id == bot_id:
+            return True
+        if entity.type == "bot_command" and named.partition("@")[2] in ("", username.lower()):
+            return True
+    return False
+
+
+def _without_mention(text: str, username: str) -> str:
+    mention = f"@{username}".lower()
+    if text.lower().startswith("/"):
+        # A command keeps what follows it.
+        command, blank, rest = text.partition(" ")
+        return command[: -len(mention)] + blank + rest if command.lower().endswith(mention) else text
+    words = text.split(" ")
+    return " ".join(word for word in words if word.lower().rstrip(",:;.!?") != mention).strip()

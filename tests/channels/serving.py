@@ -1,0 +1,107 @@
+"""A chat channel at work in a test: its routes on a port of their own, over a runtime, with a double."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+from starlette.applications import Starlette
+
+from perdure.channels import ChatOptions, TelegramBot
+from perdure.channels.chat_channel import ChatChannel
+from perdure.database.blocking import SyncDatabase
+from perdure.runtime import Runtime
+from perdure.testing.channels import TelegramDouble
+from perdure.testing.channels.telegram import SECRET, TOKEN
+from tests.runtime.graphs import settings
+
+QUICK = ChatOptions(debounce=0.0)
+
+
+@asynccontextmanager
+async def on_port(app: Starlette) -> AsyncIterator[str]:
+    """The address of an application for as long as the block lasts."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@dataclass
+class Line:
+    """A channel at work."""
+
+    runtime: Runtime
+    bot: ChatChannel
+    url: str
+
+    @property
+    def webhook(self) -> str:
+        return f"{self.url}/channels/{self.bot.name}"
+
+
+@asynccontextmanager
+async def at_work(
+    database: SyncDatabase, graph: Any, bot: ChatChannel, **options: Any
+) -> AsyncIterator[Line]:
+    """A channel whose routes are served over a runtime."""
+    given = {"settings": settings(), "observers": [], **options}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(bot)
+        runtime = await stack.enter_async_context(Runtime(database, graph, channels=bot.channels, **given))
+        url = await stack.enter_async_context(on_port(Starlette(routes=bot.routes(runtime))))
+        yield Line(runtime, bot, url)
+
+
+def telegram(double: TelegramDouble, options: ChatOptions = QUICK, **more: Any) -> TelegramBot:
+    """A bot at the double."""
+    return TelegramBot(TOKEN, secret=SECRET, options=options, api_url=double.url, **more)
+
+
+@asynccontextmanager
+async def telegram_at_work(
+    database: SyncDatabase, graph: Any, bot_options: ChatOptions = QUICK, **options: Any
+) -> AsyncIterator[tuple[TelegramDouble, Line]]:
+    """A Telegram bot at work, and the double that it talks to."""
+    async with (
+        TelegramDouble() as double,
+        at_work(database, graph, telegram(double, bot_options), **options) as line,
+    ):
+        double.webhook = line.webhook
+        yield double, line
+
+
+def echo(answer: Callable[[list[str]], str] = " + ".join) -> Any:
+    """A graph that answers what people wrote since it answered last."""
+
+    async def talk(state: MessagesState) -> dict[str, Any]:
+        heard: list[str] = []
+        for message in state["messages"]:
+            heard = [] if message.type == "ai" else [*heard, message.text]
+        return {"messages": [AIMessage(answer(heard))]}
+
+    return StateGraph(MessagesState).add_node(talk).add_edge(START, "talk").compile()
+
+
+def asking(value: Any) -> Any:
+    """A graph that asks before it answers, and answers what it was answered."""
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"got {interrupt(value)}")]}
+
+    return StateGraph(MessagesState).add_node(ask).add_edge(START, "ask").compile()

@@ -1,0 +1,34 @@
+"""Pauses of chats."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.channels.backoff import ChatBackoff
+from perdure.runtime import NotSent
+
+
+def test_a_pause_is_of_one_chat_and_ends() -> None:
+    now = [100.0]
+    backoff = ChatBackoff(lambda: now[0])
+    assert backoff.limited("1", 5.0).retry_after == 5.0
+    with pytest.raises(NotSent) as waiting:
+        backoff.check("1")
+    assert waiting.value.retry_after == 5.0
+    backoff.check("2")
+    now[0] = 105.0
+    backoff.check("1")
+
+
+def test_a_shorter_pause_does_not_end_a_longer_one_and_old_ones_are_dropped() -> None:
+    now = [0.0]
+    backoff = ChatBackoff(lambda: now[0])
+    backoff.limited("1", 5.0)
+    backoff.limited("1", 1.0)
+    now[0] = 2.0
+    with pytest.raises(NotSent):
+        backoff.check("1")
+    now[0] = 10.0
+    for chat in range(5000):
+        backoff.limited(str(chat), 0.0)
+    assert len(backoff._until) < 2000

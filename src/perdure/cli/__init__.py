@@ -13,6 +13,7 @@ from perdure.cli.demo import demo
 from perdure.cli.export_import import export
 from perdure.cli.import_data import import_
 from perdure.cli.inspect import inspect
+from perdure.cli.memory import memory
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve
 from perdure.cli.store import store
@@ -34,6 +35,7 @@ app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(tenants, name="tenants")
 app.add_typer(store, name="store")
+app.add_typer(memory, name="memory")
 app.add_typer(care, name="care")
 app.add_typer(schema, name="schema")
 

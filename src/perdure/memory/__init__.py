@@ -11,6 +11,7 @@ from perdure.memory.facts import Fact, Remembered, ThreadSummary
 from perdure.memory.memory import Memory, ausers, users
 from perdure.memory.policy import MemoryPolicy, UserOf, verified_user
 from perdure.memory.recall import RECALL_ID, recalled
+from perdure.memory.tools import memory_tools
 from perdure.memory.users import namespace_of
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ThreadSummary",
     "UserOf",
     "ausers",
+    "memory_tools",
     "namespace_of",
     "recalled",
     "users",

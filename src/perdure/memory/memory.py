@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.memory import programs
 from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
-from perdure.memory.programs import NewFact, Place, Steps
+from perdure.memory.programs import NewFact, Place, Question, Steps
 from perdure.memory.users import ROOT, namespace_of, user_of_namespace
 
 R = TypeVar("R")
@@ -93,18 +93,38 @@ class Memory:
         new = _new(text, thread, message, valid_from, supersedes)
         return await self._arun(programs.remember(self._place, new))
 
-    def recall(self, query: str | None = None, k: int = 5) -> list[Remembered]:
+    def recall(
+        self,
+        query: str | None = None,
+        k: int = 5,
+        *,
+        offset: int = 0,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
+    ) -> list[Remembered]:
         """Return at most ``k`` current facts and summaries: the nearest to a query, best first, or without
         one the newest.
+
+        Args:
+            query: The query.
+            k: The most entries.
+            offset: The number of entries to pass over.
+            filter: LangGraph's filter on the items, e.g. ``{"thread": "t1"}`` or ``{"kind": "summary"}``.
 
         Raises:
             ValueError: There is a query, and the store has no index.
         """
-        return self._run(programs.recall(self._place, query, k))
+        return self._run(programs.recall(self._place, _question(query, k, offset, filter)))
 
-    async def arecall(self, query: str | None = None, k: int = 5) -> list[Remembered]:
+    async def arecall(
+        self,
+        query: str | None = None,
+        k: int = 5,
+        *,
+        offset: int = 0,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
+    ) -> list[Remembered]:
         """See ``recall``."""
-        return await self._arun(programs.recall(self._place, query, k))
+        return await self._arun(programs.recall(self._place, _question(query, k, offset, filter)))
 
     def facts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """Return the current facts, oldest first.
@@ -233,6 +253,10 @@ def _new(
     if isinstance(supersedes, str):
         raise TypeError("supersedes is a list of ids, not one text")
     return NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
+
+
+def _question(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> Question:  # noqa: A002
+    return Question(query=query, most=k, offset=offset, fields=filter)
 
 
 def _chosen(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:

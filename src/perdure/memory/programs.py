@@ -6,7 +6,7 @@ all. ``perdure.memory.memory`` runs the steps, waiting or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -152,12 +152,23 @@ def summarise(place: Place, thread: str, text: str) -> Steps[ThreadSummary]:
     return summary
 
 
-def recall(place: Place, query: str | None, most: int) -> Steps[list[Remembered]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is recalled: the nearest to a query, or without one the newest, of the items with some fields."""
+
+    query: str | None
+    most: int
+    offset: int = 0
+    fields: Mapping[str, Any] | None = None
+
+
+def recall(place: Place, question: Question) -> Steps[list[Remembered]]:
     """Return current facts and summaries: the nearest to a query first, or without one the newest."""
+    query = question.query
     if query is not None and not query.strip():
         query = None
-    only = {"current": True}
-    (found,) = yield [SearchOp(place.namespace, only, most, 0, query, refresh_ttl=True)]
+    only = {**(question.fields or {}), "current": True}
+    (found,) = yield [SearchOp(place.namespace, only, question.most, question.offset, query, True)]
     read = [_read(item) for item in found]
     return read if query is not None else sorted(read, key=_by_time, reverse=True)
 

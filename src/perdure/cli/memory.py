@@ -1,0 +1,136 @@
+"""Commands on what is known of users: list, export, forget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, printable
+
+memory = typer.Typer(help="Look at, export and forget what is known of users.", no_args_is_help=True)
+
+User = Annotated[str, typer.Option("--user", help="The user's id")]
+Namespace = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A label of MemoryPolicy(root=…), if it is not the default; repeat it for a longer one"
+    ),
+]
+
+
+@memory.callback()
+def group() -> None:
+    """Look at, export and forget what is known of users."""
+
+
+@memory.command("ls")
+def list_memory(
+    user: Annotated[
+        str | None, typer.Option("--user", help="List the facts of this user; all users without")
+    ] = None,
+    *,
+    history: Annotated[
+        bool, typer.Option("--history", help="Also the facts that were superseded or retracted")
+    ] = False,
+    namespace: Namespace = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the users of whom something is known, or what is known of one, oldest first."""
+    from perdure.memory import Memory, users
+
+    root = _root(namespace)
+    with opened(db, tenant, key_file) as database:
+        store = database.store()
+        if user is None:
+            for name in users(store, root=root):
+                if as_json:
+                    print_json({"user": name})
+                else:
+                    typer.echo(printable(name))
+            return
+        known = Memory(store, user, root=root)
+        facts, summaries = known.facts(history=history), known.summaries()
+    if as_json:
+        for fact in facts:
+            print_json({"id": fact.id, **fact.stored()})
+        for summary in summaries:
+            print_json({"thread": summary.thread, **summary.stored()})
+        return
+    for fact in facts:
+        ended = "" if fact.known_until is None else f" (until {fact.known_until:%Y-%m-%d})"
+        typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_line(fact.text)}{ended}")
+    for summary in summaries:
+        typer.echo(f"thread {printable(summary.thread)}  {summary.at:%Y-%m-%d}  {_line(summary.text)}")
+    if not facts and not summaries:
+        out.print("Nothing is known of this user.")
+
+
+@memory.command("export")
+def export_memory(
+    user: User,
+    namespace: Namespace = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Print all that is known of a user, with its history, as one JSON object."""
+    from perdure.memory import Memory
+
+    with opened(db, tenant, key_file) as database:
+        typer.echo(json.dumps(Memory(database.store(), user, root=_root(namespace)).export(), indent=2))
+
+
+@memory.command()
+def forget(
+    user: User,
+    id: Annotated[  # noqa: A002 - the field's name
+        str | None, typer.Argument(help="A fact's id, or a thread; all that is known without")
+    ] = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    namespace: Namespace = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a fact in all its versions, the summary of a thread, or all that is known of a user.
+
+    Without an id, turns that wait for their extraction are removed, too. The user's threads stay: delete them
+    with `perdure threads delete`. Safe to interrupt and to run again.
+    """
+    from perdure.memory import Memory
+    from perdure.runtime.turns import lane_of
+
+    with opened(db, tenant, key_file) as database:
+        known = Memory(database.store(), user, root=_root(namespace))
+        what = "all that is known of" if id is None else f"{printable(id)} of"
+        if not yes and not typer.confirm(f"Remove {what} the user {printable(user)}?"):
+            err.print("Nothing was removed.")
+            raise typer.Exit(1)
+        if id is None:
+            # First, so that no waiting turn adds to what is removed.
+            database.checkpointer().delete_thread(lane_of(user))
+        removed = known.forget(id)
+    if as_json:
+        print_json({"user": user, "removed": removed})
+    elif id is None and not removed:
+        out.print("Nothing was known of this user.")
+    else:
+        out.print(f"{removed} entries removed")
+
+
+def _root(namespace: Sequence[str] | None) -> tuple[str, ...]:
+    from perdure.memory.users import ROOT
+
+    return tuple(namespace or ROOT)
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -1,0 +1,112 @@
+"""Tools with which an agent manages and searches the memory of its user.
+
+Their arguments are those of LangMem's tools of the same names, so that prompts written for these work. A
+deletion only ends a fact, so that a model's mistake can be undone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from uuid import UUID
+
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langgraph.config import get_config, get_store
+
+from perdure.errors import NotFound
+from perdure.memory.facts import Remembered
+from perdure.memory.memory import Memory
+from perdure.memory.policy import UserOf, verified_user
+from perdure.memory.users import ROOT
+
+MANAGE_ABOUT = (
+    "Create, update, or delete persistent memories about the user, which are carried over to future "
+    "conversations. Call it when the user states a lasting preference or fact, asks to remember something, "
+    "or when an existing memory is wrong or outdated. An update or deletion needs the id of the memory."
+)
+SEARCH_ABOUT = "Search the persistent memories about the user for what is relevant now."
+
+ManageAction = Literal["create", "update", "delete"]
+
+
+def memory_tools(
+    *, user: str | UserOf = verified_user, root: Sequence[str] = ROOT, instructions: str = ""
+) -> list[BaseTool]:
+    """Return the tools ``manage_memory`` and ``search_memory``, for graphs that run with a store.
+
+    Args:
+        user: The user, or a function that returns the user of a run's configurable values; by default the
+            verified one.
+        root: The namespace that contains those of all users.
+        instructions: Text that is added to the description of ``manage_memory``.
+    """
+
+    def memory() -> Memory:
+        configurable = get_config().get("configurable") or {}
+        name = user if isinstance(user, str) else user(configurable)
+        if name is None:
+            raise ToolException("this run has no user, so there is no memory to use")
+        return Memory(get_store(), name, root=root)
+
+    def thread() -> str | None:
+        found = (get_config().get("configurable") or {}).get("thread_id")
+        return None if found is None else str(found)
+
+    async def manage(
+        content: str | None = None,
+        action: ManageAction = "create",
+        id: UUID | None = None,  # noqa: A002 - LangMem's name
+    ) -> str:
+        known, key = memory(), _checked(content, action, id)
+        try:
+            if action == "delete":
+                await known.aretract(key)
+                return f"Deleted memory {key}"
+            replaced = [key] if action == "update" else []
+            fact = await known.aremember(content or "", thread=thread(), supersedes=replaced)
+        except (NotFound, ValueError) as error:
+            raise ToolException(str(error)) from error
+        return f"{action}d memory {fact.id}"
+
+    async def search(
+        query: str,
+        limit: int = 10,
+        offset: int = 0,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
+    ) -> tuple[str, list[Remembered]]:
+        try:
+            found = await memory().arecall(query, limit, offset=offset, filter=filter)
+        except ValueError as error:
+            raise ToolException(str(error)) from error
+        return json.dumps([_shown(each) for each in found], ensure_ascii=False), found
+
+    return [
+        StructuredTool.from_function(
+            coroutine=manage,
+            name="manage_memory",
+            description=" ".join([MANAGE_ABOUT, instructions]).strip(),
+            handle_tool_error=True,
+        ),
+        StructuredTool.from_function(
+            coroutine=search,
+            name="search_memory",
+            description=SEARCH_ABOUT,
+            response_format="content_and_artifact",
+            handle_tool_error=True,
+        ),
+    ]
+
+
+def _checked(content: str | None, action: ManageAction, key: UUID | None) -> str:
+    if action == "create" and key is not None:
+        raise ToolException("a new memory has no id yet; leave it out, or use the action update")
+    if action != "create" and key is None:
+        raise ToolException(f"the action {action} needs the id of a memory; search for it first")
+    if action != "delete" and not (content or "").strip():
+        raise ToolException(f"the action {action} needs content")
+    return "" if key is None else str(key)
+
+
+def _shown(entry: Remembered) -> Mapping[str, Any]:
+    return {"id": entry.id, "content": entry.text, "noted": entry.at.date().isoformat()}

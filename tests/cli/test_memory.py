@@ -1,0 +1,98 @@
+"""The commands on memories, as a shell sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.memory import Memory
+from perdure.runtime import Agent, Runtime
+from perdure.runtime.turns import lane_of
+from tests.backends import BACKENDS, EMPTY
+from tests.cli.test_commands import Shell, shell
+from tests.conversation.models import Scripted
+from tests.runtime.graphs import eventually_stored
+from tests.runtime.test_memories import graph, of, policy
+
+__all__ = ["shell"]
+
+
+def filled(url: str) -> str:
+    """Store facts of two users; return the id of one."""
+    with perdure.connect_sync(url, migrate=True) as db:
+        ada = Memory(db.store(), "ada@example.org")
+        old = ada.remember("Lives in Lisbon.")
+        fact = ada.remember("Lives in Porto.", supersedes=[old.id])
+        ada.summarise("t1", "They talked\nabout homes.")
+        Memory(db.store(), "bob").remember("Sings.")
+    return fact.id
+
+
+def test_users_and_what_is_known_of_one_are_listed(shell: Shell, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    fact = filled(url)
+    assert shell("memory", "ls", "--db", url).stdout.split() == ["ada@example.org", "bob"]
+    listed = shell("memory", "ls", "--user", "ada@example.org", "--db", url).stdout
+    assert fact in listed
+    assert "Lives in Porto." in listed
+    assert "They talked about homes." in listed
+    assert "Lisbon" not in listed
+    history = shell("memory", "ls", "--user", "ada@example.org", "--history", "--json", "--db", url).stdout
+    assert [json.loads(line)["text"] for line in history.splitlines()][:2] == [
+        "Lives in Lisbon.",
+        "Lives in Porto.",
+    ]
+    assert "Nothing is known" in shell("memory", "ls", "--user", "eve", "--db", url).stdout
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_user_is_exported_and_forgotten_on_every_backend(backend: str, shell: Shell) -> None:
+    if backend == "memory":
+        pytest.skip("a database in memory is not shared with a command")
+    with EMPTY[backend]() as url:
+        fact = filled(url)
+        who = ("--user", "ada@example.org", "--db", url)
+        exported = json.loads(shell("memory", "export", *who).stdout)
+        assert [len(exported[kind]) for kind in ("facts", "summaries")] == [2, 1]
+        assert shell("memory", "forget", *who).returncode == 1
+        assert "1 entries removed" in shell("memory", "forget", fact, "--yes", *who).stdout
+        removed = shell("memory", "forget", "--yes", "--json", *who).stdout
+        assert json.loads(removed) == {"user": "ada@example.org", "removed": 2}
+        assert "Nothing was known" in shell("memory", "forget", "--yes", *who).stdout
+        assert shell("memory", "ls", "--db", url).stdout.split() == ["bob"]
+
+
+def test_an_unknown_fact_is_named(shell: Shell, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    filled(url)
+    refused = shell("memory", "forget", "gone", "--user", "bob", "--yes", "--db", url)
+    assert refused.returncode == 1
+    assert "has no memory 'gone'" in refused.stderr
+
+
+def test_turns_that_wait_for_their_extraction_are_forgotten_too(shell: Shell, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 't.db'}"
+
+    async def waiting() -> int:
+        agent = Agent(graph(Scripted()), memory=policy(debounce=60.0, max_wait=60.0))
+        async with perdure.connect(url, migrate=True) as db, Runtime(db, agent) as runtime:
+            await runtime.wait(await runtime.accept("t", "I sing", config=of("ada")))
+
+            async def has_arrived() -> bool:
+                return bool(await runtime.messages(lane_of("ada")))
+
+            await eventually_stored(has_arrived)
+            return len(await runtime.messages(lane_of("ada")))
+
+    assert asyncio.run(waiting()) == 1
+    shell("memory", "forget", "--user", "ada", "--yes", "--db", url)
+
+    async def left() -> int:
+        async with perdure.connect(url) as db, Runtime(db, graph(Scripted()), works=False) as runtime:
+            return len(await runtime.messages(lane_of("ada")))
+
+    assert asyncio.run(left()) == 0

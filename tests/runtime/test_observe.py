@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -21,6 +21,7 @@ from perdure.model import messages
 from perdure.model.messages import Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.observe import Logs, Observers
+from perdure.runtime.worker.cron_service import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECRET = "the-word-that-nobody-logs"
@@ -267,6 +268,7 @@ def test_the_page_has_every_event() -> None:
     )
     states = (messages.DONE, messages.FAILED, messages.INTERRUPTED, messages.ROLLED_BACK, messages.WAITING)
     told |= {f"run.{state}" for state in states}
+    told |= {f"cron.{outcome}" for outcome in get_args(Outcome)}
     told |= {
         f"reply.{state}"
         for state in (messages.READY, messages.SENDING, messages.SENT, messages.UNKNOWN, messages.DEAD)

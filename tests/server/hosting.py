@@ -24,6 +24,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, RequestLimits
+from perdure.server.crons import CronStarter
 from perdure.server.state import ServerState
 from tests.server.ports import served
 
@@ -141,16 +142,15 @@ async def serving(
     http: Http | None = None,
     observers: Any = None,
     of: Mapping[str, Any] | None = None,
+    **changed: Any,
 ) -> AsyncIterator[Served]:
     """A server over a database, for as long as the block lasts, of these graphs or those above."""
-    settings = Settings(poll=0.2)
-    async with (
-        AsyncExitStack() as clients,
-        perdure.connect(url, migrate=True) as db,
-        Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers) as runtime,
-    ):
+    settings = Settings(poll=0.2, **changed)
+    async with AsyncExitStack() as clients, perdure.connect(url, migrate=True) as db:
+        runtime = Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers)
         host = ServerState.over(runtime, gate or Open(), limits=limits)
-        async with served(create_app(None, http), host) as address:
+        runtime.serve_crons(CronStarter(host).start)
+        async with runtime, served(create_app(None, http), host) as address:
             yield Served(address, host, clients)
 
 

@@ -32,6 +32,7 @@ from perdure.runtime.retention import RetentionLoop
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
+    from perdure.server.outbound_policy import OutboundPolicy
     from perdure.server.webhooks import Webhooks
 
 _log = logging.getLogger("perdure.worker")
@@ -130,7 +131,22 @@ def _runtime(
         raise BadSetting(str(error)) from error
     if hooks is not None:
         hooks.serve(runtime)
+    _serve_crons(config, whose, runtime, None if hooks is None else hooks.reach)
     return runtime
+
+
+def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: OutboundPolicy | None) -> None:
+    """Start the crons that a server's clients created. Without the extra for servers they are left to other
+    processes."""
+    try:
+        from perdure.server.auth.identity import Open
+        from perdure.server.crons import CronStarter
+        from perdure.server.state import ServerState
+    except MissingExtra:
+        return
+    gate = Open(whose.tenant)
+    host = ServerState.over(runtime, gate, webhooks=reach, configs=config.assistants)
+    runtime.serve_crons(CronStarter(host).start)
 
 
 def _webhooks(config: WorkerConfig) -> Webhooks | None:

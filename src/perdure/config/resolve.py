@@ -154,6 +154,24 @@ class ResolvedConfig:
             raise BadSetting(f"{name}: {error}") from error
         return given
 
+    def assistants(self, command: str) -> dict[str, Any]:
+        """Return the configs of the graphs' default assistants, by the name of the graph.
+
+        Args:
+            command: An example of a command that names graphs, for the error message.
+
+        Raises:
+            BadSetting: A config is for no graph that there is.
+        """
+        given: dict[str, Any] = self["assistants"] or {}
+        known = self.graphs(command)
+        if unknown := set(given) - set(known):
+            raise BadSetting(
+                f"{self.name('assistants')} has a config for {min(unknown)!r}, which is no graph; the graphs "
+                f"are {', '.join(sorted(known))}"
+            )
+        return given
+
     def store_index(self) -> StoreIndex | None:
         """Return the index of the store, or ``None``.
 

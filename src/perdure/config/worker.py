@@ -42,6 +42,7 @@ class WorkerConfig:
     database_url: str = field(repr=False)
     graphs: Mapping[str, GraphPlace]
     agents: AgentSettings
+    assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
     channels: str | None
     settings: Settings
     store: TTLConfig | None
@@ -103,6 +104,7 @@ def load(
         database_url=settled.database_url(),
         graphs=named,
         agents=agent_settings(settled, named),
+        assistants=settled.assistants("perdure worker app:graph"),
         channels=None if channels is None else settled.placed(channels, Path.cwd()),
         settings=Settings(**settled.runtime()),
         store=settled.store_ttl(),

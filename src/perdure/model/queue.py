@@ -2,10 +2,10 @@
 
 A thread has two queues: its inbox, whose messages become runs, and its outbox, whose replies become
 deliveries. Three more records have no numbers: when the next postponed message enters the inbox, when the
-events of its runs are removed, and until when the thread is followed. Numbers are assigned from 1 without a
-gap; those up to ``bound`` were taken, the rest is pending. Times are microseconds of the database's clock.
-A lease only keeps other workers from trying for a while. Safety comes from the epoch, which the database
-checks in the same commit as every write.
+events of its runs are removed, and until when the thread is followed. A fourth one, of a tenant's crons, is
+due when the first of them is. Numbers are assigned from 1 without a gap; those up to ``bound`` were taken,
+the rest is pending. Times are microseconds of the database's clock. A lease only keeps other workers from
+trying for a while. Safety comes from the epoch, which the database checks in the same commit as every write.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ OUT = "outbox"
 EVENTS = "told"
 LATER = "later"
 FOLLOWED = "followed"
+CRONS = "crons"
 
 Stop = Literal["interrupt", "rollback"]
 """Treatment of what a stopped run stored: kept (``interrupt``) or removed (``rollback``)."""

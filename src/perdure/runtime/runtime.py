@@ -37,6 +37,7 @@ from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.ttl import ThreadTtl
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.turns import MEMORY
+from perdure.runtime.worker.cron_service import Fire
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.worker import Worker
 
@@ -110,9 +111,18 @@ class Runtime(OnDemand, TenantRuntime):
         lanes = lane_channel(self._accept, named, min(_LANE_S, settings.lease / 2))
         super().__init__(context, Worker(context, {**(channels or {}), MEMORY: lanes}), database.tenant)
 
+    def serve_crons(self, fire: Fire) -> None:
+        """Set the function with which this process starts due crons; without one it leaves them to others.
+
+        Args:
+            fire: Starts what a cron is for; called before the runtime is entered.
+        """
+        self._worker.crons.serve(fire)
+
     async def __aenter__(self) -> Self:
         await self._context.clock.now()
         if self._context.works:
+            await self._worker.crons.arm()
             self._worker.start()
         return self
 

@@ -35,6 +35,8 @@ class Settings:
         keep: The time for which the outcome of a message is remembered, and its dedupe key: a message that is
             sent again later counts as new.
         keep_told: The time for which a run's events can be followed after its end.
+        missed_crons: The treatment of the times that passed while no process started crons: ``"one"`` starts
+            a cron once for all of them, ``"all"`` once for each, ``"none"`` not at all.
         warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
 
     Raises:
@@ -57,6 +59,7 @@ class Settings:
     drain: float = 25.0
     keep: float = 7 * 86400.0
     keep_told: float = 600.0
+    missed_crons: Literal["one", "all", "none"] = "one"
     warn_bytes: int = 50 * 1024
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)} s; it cannot be less than 0")
         if self.on_failure not in ("rollback", "keep"):
             raise ValueError(f"on_failure is 'rollback' or 'keep', not {self.on_failure!r}")
+        if self.missed_crons not in ("one", "all", "none"):
+            raise ValueError(f"missed_crons is 'one', 'all' or 'none', not {self.missed_crons!r}")
         if self.per_tenant is not None and self.per_tenant < 1:
             raise ValueError(
                 f"per_tenant is {self.per_tenant}; it has to be at least 1, or None for no limit"

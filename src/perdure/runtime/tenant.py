@@ -21,6 +21,7 @@ from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, message_payload
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.control import Control
+from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments
 from perdure.runtime.graph_factories import Access
 from perdure.runtime.interrupt_answers import is_by_name
@@ -55,6 +56,11 @@ class TenantRuntime:
     def threads(self) -> Threads:
         """The tenant's threads as their clients see them."""
         return Threads(self._context, self._control, self._tenant)
+
+    @property
+    def crons(self) -> Crons:
+        """The tenant's crons."""
+        return Crons(self._context, self._worker.dispatch, self._tenant)
 
     def documents(self, kind: str) -> TenantDocuments:
         """Return the tenant's documents of a kind, such as ``"assistant"``."""

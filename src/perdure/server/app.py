@@ -17,7 +17,18 @@ from perdure.server import error_handlers, openapi
 from perdure.server.config import Cors, Http
 from perdure.server.limits import Bounded
 from perdure.server.routes import assistants as assistant_routes
-from perdure.server.routes import chat, health, meta, protocol, runs, states, tags, thread_stream, threads
+from perdure.server.routes import (
+    chat,
+    crons,
+    health,
+    meta,
+    protocol,
+    runs,
+    states,
+    tags,
+    thread_stream,
+    threads,
+)
 from perdure.server.routes import storage as storage_routes
 from perdure.server.routes import store as store_routes
 from perdure.server.state import RAW
@@ -36,6 +47,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (states.router, http.disable_threads),
         (storage_routes.router, http.disable_threads),
         (tags.router, http.disable_threads),
+        (crons.router, http.disable_runs),
         (runs.router, http.disable_runs),
         (protocol.router, http.disable_runs),
         (thread_stream.router, http.disable_runs),

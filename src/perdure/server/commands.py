@@ -178,7 +178,9 @@ async def _started(caller: Caller, request: Request, thread_id: str, params: Par
             "stream_subgraphs": True,
         }
     )
-    accepted = await submit(caller, request, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True)
+    accepted = await submit(
+        caller, request.headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True
+    )
     return accepted.run_id
 
 
@@ -220,7 +222,14 @@ async def _respond(caller: Caller, request: Request, thread_id: str, params: Par
     )
     only = answers[0].interrupt_id if is_one else None
     accepted = await submit(
-        caller, request, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True, interrupt_id=only
+        caller,
+        request.headers,
+        thread_id,
+        new,
+        modes=_MODES,
+        is_kept=True,
+        subgraphs=True,
+        interrupt_id=only,
     )
     return {"run_id": accepted.run_id}
 

@@ -171,7 +171,7 @@ def load(
     return Config(
         database_url=settled.database_url(),
         graphs=graphs_named,
-        assistants=_assistants(settled),
+        assistants=settled.assistants("perdure serve ./agent.py:graph"),
         agents=agent_settings(settled, graphs_named),
         auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
         http=_http(settled, is_development),
@@ -188,17 +188,6 @@ def load(
         sources=settled.sources,
         ignored=settled.ignored,
     )
-
-
-def _assistants(settled: ResolvedConfig) -> dict[str, Any]:
-    given: dict[str, Any] = settled["assistants"] or {}
-    known = settled.graphs("perdure serve ./agent.py:graph")
-    if unknown := set(given) - set(known):
-        raise BadSetting(
-            f"{settled.name('assistants')} has a config for {min(unknown)!r}, which is no graph; the graphs "
-            f"are {', '.join(sorted(known))}"
-        )
-    return given
 
 
 def _http(settled: ResolvedConfig, is_development: bool) -> Http:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.runtime import Options, StreamOptions, Ticket
@@ -90,7 +90,7 @@ class AcceptedRun(NamedTuple):
 
 async def submit(
     caller: Caller,
-    request: Request,
+    headers: Headers,
     thread_id: str | None,
     new: NewRun,
     *,
@@ -103,7 +103,7 @@ async def submit(
 
     Args:
         caller: the authenticated user of the request.
-        request: the HTTP request, for its headers.
+        headers: the headers of the request.
         thread_id: the run's thread, or None for a thread of its own.
         new: the run.
         modes: stream modes of the events that the run emits; none without any.
@@ -116,12 +116,9 @@ async def submit(
         NotFound: the thread or the assistant does not exist for this user.
         Conflict: the idempotency key was used for a different run.
     """
-    _check(new, is_stateless=thread_id is None)
-    if caller.user.identity:
-        new = _verified(caller.user, new)
+    new = checked(caller, new, is_stateless=thread_id is None)
     start = start_of(new)
-    _check_webhook(caller, new.webhook)
-    terms = _terms(request, new, start, interrupt_id)
+    terms = _terms(headers, new, start, interrupt_id)
     is_alone = thread_id is None
     if thread_id is None:
         # Idempotency keys are scoped per user.
@@ -164,7 +161,7 @@ async def submit(
         metadata=dict(value["metadata"] or {}),
         stream=stream,
         start=start,
-        headers=caller.host.headers.of(request.headers),
+        headers=caller.host.headers.of(headers),
     )
     options = _options(caller.user, invocation)
     if row is None:
@@ -175,6 +172,22 @@ async def submit(
     is_own_run = not terms.coalesce and not ticket.is_duplicate
     run_id = ticket.id if is_own_run else await caller.runtime.run_id(ticket)
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
+
+
+def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
+    """Return a run that may be accepted, without its client's statements about an authenticated user.
+
+    Args:
+        caller: the authenticated user of the request.
+        new: the run.
+        is_stateless: it has no thread but its own.
+
+    Raises:
+        Refusal: its parts do not go together, or its webhook may not be called.
+    """
+    _check(new, is_stateless=is_stateless)
+    _check_webhook(caller, new.webhook)
+    return _verified(caller.user, new) if caller.user.identity else new
 
 
 def _check(new: NewRun, *, is_stateless: bool) -> None:
@@ -271,18 +284,18 @@ def _stamp(assistant: Assistant) -> dict[str, str]:
     return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
 
 
-def _terms(request: Request, new: NewRun, start: Ref | None, interrupt_id: str | None) -> _Terms:
-    key = request.headers.get(IDEMPOTENCY_KEY)
+def _terms(headers: Headers, new: NewRun, start: Ref | None, interrupt_id: str | None) -> _Terms:
+    key = headers.get(IDEMPOTENCY_KEY)
     if key is not None and not 0 < len(key) <= _KEY_MAX:
         raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
-    return _Terms(key, *_multitask(request, new, start), interrupt_id)
+    return _Terms(key, *_multitask(headers, new, start), interrupt_id)
 
 
-def _multitask(request: Request, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
+def _multitask(headers: Headers, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
     """Return the strategy, True if the run is coalesced with other queued ones, and the debounce in
     seconds."""
-    asked = request.headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
-    delay = request.headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
+    asked = headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
+    delay = headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
     try:
         debounce = 0.0 if delay is None else float(delay) / 1000
     except (TypeError, ValueError, OverflowError):

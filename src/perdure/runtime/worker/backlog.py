@@ -27,10 +27,10 @@ _RETRIED_EVERY = 8
 
 
 class Foreign(NamedTuple):
-    """Reason why a queue is for another worker: this one does not serve the graph of its next run, or the
-    channel of its next reply."""
+    """Reason why a queue is for another worker: this one does not serve the graph of its next run, the
+    channel of its next reply, or a service such as crons."""
 
-    what: Literal["graph", "channel"]
+    what: Literal["graph", "channel", "service"]
     name: str
 
 

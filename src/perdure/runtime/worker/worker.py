@@ -11,10 +11,11 @@ from perdure.engine.transact import Budget
 from perdure.errors import NotFound
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
-from perdure.model.queue import EVENTS, FOLLOWED, IN, LATER, OUT, Lane
+from perdure.model.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, Lane
 from perdure.model.records import LANE, Partition
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.cron_service import CronService
 from perdure.runtime.worker.delivery import Channel, Delivery
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.runner import HEED_S, Runner
@@ -33,6 +34,7 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self.dispatch = Dispatch(context)
         self.runner = Runner(context, self.dispatch, channels)
+        self.crons = CronService(context, self.dispatch)
         self.is_resumed = False
         """True if this process works on what it accepts only, and does not poll."""
 
@@ -57,6 +59,7 @@ class Worker:
                 LATER: self._bring,
                 EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
+                CRONS: self.crons.start_due,
             }
         )
 

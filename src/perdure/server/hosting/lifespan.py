@@ -36,6 +36,7 @@ from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import savers_for
 from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.server.auth.identity import Gate, Open
+from perdure.server.crons import CronStarter
 from perdure.server.hosting.sweeper import Sweeper
 from perdure.server.state import ServerState
 from perdure.server.webhooks import of_variables
@@ -251,9 +252,10 @@ async def _serving(
         raise BadSetting(str(error)) from error
     if hooks is not None:
         hooks.serve(runtime)
-    await stack.enter_async_context(runtime)
     reach = None if hooks is None else hooks.reach
     host = ServerState.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
+    runtime.serve_crons(CronStarter(host).start)
+    await stack.enter_async_context(runtime)
     await stack.enter_async_context(Sweeper(runtime))
     stack.push_async_callback(host.close)
     return host

@@ -29,6 +29,7 @@ from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
+from perdure.server.crons import CronStarter
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.hosting.sweeper import Sweeper
@@ -96,7 +97,6 @@ async def _running(
         raise BadSetting(str(error)) from error
     if hooks is not None:
         hooks.serve(runtime)
-    await stack.enter_async_context(runtime)
     reach = None if hooks is None else hooks.reach
     described = {name: place.description for name, place in config.graphs.items() if place.description}
     headers = Headers(*config.http.configurable_headers) if config.http.configurable_headers else NO_HEADERS
@@ -109,6 +109,8 @@ async def _running(
         configs=config.assistants,
         headers=headers,
     )
+    runtime.serve_crons(CronStarter(host).start)
+    await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)
     await stack.enter_async_context(Sweeper(runtime))
     sweeping = config.retention

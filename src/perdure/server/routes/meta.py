@@ -22,7 +22,7 @@ async def info() -> dict[str, Any]:
     return {
         "version": API_VERSION,
         "langgraph_py_version": version("langgraph"),
-        "flags": {"assistants": True, "crons": False, "langsmith": False, "strict_resume": True},
+        "flags": {"assistants": True, "crons": True, "langsmith": False, "strict_resume": True},
         "host": {"kind": "perdure", "version": version("perdure")},
     }
 

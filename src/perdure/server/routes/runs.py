@@ -18,18 +18,17 @@ from perdure.errors import NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.encoding import encoded
-from perdure.runtime.events import LAST
 from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
+from perdure.server.passing_threads import ended, removed, removed_after
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.responses import Json
 from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.snapshots import config_of, snapshot
-from perdure.server.state import HEARTBEAT_S, Caller, CallerNow, ThreadId
+from perdure.server.state import Caller, CallerNow, ThreadId
 from perdure.server.thread_ids import NAMES
-from perdure.server.webhooks import delivered
 
 router = APIRouter(tags=["runs"])
 
@@ -92,9 +91,9 @@ def _named(request: Request, new: NewRun) -> str | None:
 
 
 async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
-    accepted = await submit(caller, request, thread_id, new, modes=_modes(new), is_kept=True)
+    accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True)
     if thread_id is None and new.on_completion != "keep":
-        caller.host.apart(_removed_after(caller, accepted))
+        caller.host.apart(removed_after(caller, accepted))
     shown = responses.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
     if accepted.is_new:
         # Its status when it was accepted; a worker may have begun it since.
@@ -117,9 +116,9 @@ async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Resp
 
 async def _streamed(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     is_kept = bool(new.stream_resumable)
-    accepted = await submit(caller, request, thread_id, new, modes=_modes(new), is_kept=is_kept)
+    accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
     if thread_id is None and new.on_completion != "keep":
-        caller.host.apart(_removed_after(caller, accepted, linger=True))
+        caller.host.apart(removed_after(caller, accepted, linger=True))
     return streams.respond(
         caller,
         accepted.thread_id,
@@ -150,7 +149,7 @@ async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Respon
 async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     # Subscribers of the thread receive this run's events too; a temporary thread has none.
     modes = () if thread_id is None else _DEFAULT
-    accepted = await submit(caller, request, thread_id, new, modes=modes, is_kept=False)
+    accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
     is_removed = thread_id is None and new.on_completion != "keep"
     work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=is_removed)
     return _late(
@@ -326,26 +325,18 @@ async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
     return standing
 
 
-async def _ended(caller: Caller, thread_id: str, run_id: str) -> Standing:
-    """Wait for a run's end and return its standing, without its events."""
-    async for item in streams.followed(caller, thread_id, run_id, LAST):
-        if isinstance(item, Standing):
-            return item
-    raise Unavailable("the server is stopping")
-
-
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
     """Wait for a run's end and return its result as JSON: its values, or its error."""
-    standing = await _ended(caller, thread_id, run_id)
+    standing = await ended(caller, thread_id, run_id)
     result: Any
     if standing.run is not None and standing.run.state == FAILED:
         result = {"__error__": responses.run_error(standing.run)}
     else:
         result = await _values(caller, thread_id, run_id)
     if removes and standing.message.channel:
-        caller.host.apart(_removed(caller, standing, thread_id))
+        caller.host.apart(removed(caller, standing, thread_id))
     elif removes:
-        await _removed(caller, standing, thread_id)
+        await removed(caller, standing, thread_id)
     return encoded(result).encode()
 
 
@@ -362,23 +353,6 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
     if state.created_at is None:
         return {}
     return responses.outcome(state)
-
-
-async def _removed_after(caller: Caller, accepted: AcceptedRun, *, linger: bool = False) -> None:
-    """Wait for the end of a run on a thread of its own, and remove the thread."""
-    standing = await _ended(caller, accepted.thread_id, accepted.run_id)
-    if linger:
-        # Lets subscribers receive the last events first.
-        await asyncio.sleep(2 * HEARTBEAT_S)
-    await _removed(caller, standing, accepted.thread_id)
-
-
-async def _removed(caller: Caller, standing: Standing, thread_id: str) -> None:
-    """Remove the thread of a run that has ended, once its webhook was delivered."""
-    run_id = standing.message.id if standing.run is None else standing.run.id
-    if not standing.message.channel or await delivered(caller, thread_id, run_id):
-        # If the same key has created another run meanwhile, the thread stays until its time to live expires.
-        await caller.threads.remove_resting(thread_id)
 
 
 class _Late(StreamingResponse):

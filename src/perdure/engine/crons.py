@@ -1,0 +1,244 @@
+"""Crons: documents with the time at which each is due next, and one queue record for the earliest of them.
+
+All crons of a tenant share one partition, whose queue record is due when the first of them is: workers find
+it as they find a thread's inbox. Every change writes or checks that record in its own commit, so that
+concurrent changes cannot leave it later than a cron that is due. What a cron starts, and when it is due
+again, is the caller's; times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from perdure.engine import documents
+from perdure.engine.documents import Document
+from perdure.engine.paging import read_all
+from perdure.engine.transact import retrying
+from perdure.errors import Corrupt, QueueFull
+from perdure.model.messages import encode
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import CRONS, Lane
+from perdure.model.records import DOCUMENT, LANE, SERVER, Partition, Record
+
+COLLECTION = "cron"
+"""Collection of the documents."""
+
+MOST = 1000
+"""Maximum number of crons of a tenant."""
+
+_NEVER = (1 << 53) - 1
+"""Order of a cron that is not due at any time."""
+
+
+class Cron(NamedTuple):
+    """A cron as it was read. ``due_at`` is ``None`` while it is not to be started; ``version`` is the
+    expectation of a change."""
+
+    id: str
+    body: Mapping[str, Any]
+    due_at: int | None
+    created_at: int
+    updated_at: int
+    version: int
+
+    @classmethod
+    def read(cls, record: Record) -> Cron:
+        """Decode the cron of a record; raises ``Corrupt`` if its body is not what was stored."""
+        return cls.of(Document.read(record))
+
+    @classmethod
+    def of(cls, document: Document) -> Cron:
+        """Return the cron of a document; raises ``Corrupt`` if it has none."""
+        name, held, order, version, fault = document
+        try:
+            due_at = None if order == _NEVER else order
+            return cls(name, held["cron"], due_at, held["created_at"], held["updated_at"], version)
+        except KeyError as error:
+            raise fault or Corrupt(f"the cron {name} has no {error}: its record was damaged") from error
+
+
+class Due(NamedTuple):
+    """What a change makes of a cron: its new body, and the time at which it is due next."""
+
+    body: Mapping[str, Any]
+    due_at: int | None
+
+
+Change = Callable[[Cron], Due | None]
+"""Function from a cron to what it becomes; ``None`` leaves it. It may be called more than once."""
+
+
+def place(tenant: str) -> Partition:
+    """Return the partition of a tenant's crons."""
+    return Partition(tenant, CRONS, SERVER)
+
+
+def create(partition: Partition, cron_id: str, new: Due, now: int, fresh: int) -> Program[Cron | None]:
+    """Store a cron; ``None`` if there is one of this id.
+
+    Raises:
+        QueueFull: the tenant has ``MOST`` crons.
+        Contention: other writers win each time.
+    """
+
+    def load() -> Program[tuple[_View, int]]:
+        view = yield from _view(partition, cron_id)
+        (others,) = yield from read_all(partition, Range(DOCUMENT, (COLLECTION,), bodies=False))
+        return view, len(others)
+
+    def attempt(seen: tuple[_View, int]) -> Program[tuple[Cron | None] | None]:
+        view, count = seen
+        if view.cron is not None:
+            return (None,)
+        if count >= MOST:
+            raise QueueFull(f"there are {MOST} crons, the most that a tenant may have; delete one first")
+        cron = Cron(cron_id, new.body, new.due_at, now, now, fresh)
+        return (yield from _store(partition, view, cron, Expect.ABSENT, fresh))
+
+    (made,) = yield from retrying(partition, None, load, attempt)
+    return made
+
+
+def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: int) -> Program[Cron | None]:
+    """Replace a cron by what ``alter`` makes of it, and return it; ``None`` if there is none.
+
+    Raises:
+        Contention: other writers win each time.
+    """
+
+    def load() -> Program[tuple[_View]]:
+        return ((yield from _view(partition, cron_id)),)
+
+    def attempt(seen: tuple[_View]) -> Program[tuple[Cron | None] | None]:
+        (view,) = seen
+        if view.cron is None:
+            return (None,)
+        after = alter(view.cron)
+        if after is None:
+            return (view.cron,)
+        before = view.cron
+        cron = before._replace(
+            body=after.body, due_at=after.due_at, updated_at=now, version=before.version + 1
+        )
+        return (yield from _store(partition, view, cron, before.version, fresh))
+
+    (changed,) = yield from retrying(partition, None, load, attempt)
+    return changed
+
+
+def remove(partition: Partition, cron_id: str, fresh: int) -> Program[bool]:
+    """Remove a cron, readable or not; ``False`` if there is none."""
+
+    def load() -> Program[tuple[_View]]:
+        return ((yield from _view(partition, cron_id, bodies=False)),)
+
+    def attempt(seen: tuple[_View]) -> Program[bool | None]:
+        (view,) = seen
+        if view.version is None:
+            return False
+        ops: tuple[Op, ...] = (
+            Delete(DOCUMENT, (COLLECTION, cron_id), view.version),
+            _queued(view.lane, view.others_due_at, fresh),
+        )
+        outcome = yield from ask(Commit(partition, ops))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def get(partition: Partition, cron_id: str) -> Program[Cron | None]:
+    """Return a cron, ``None`` if there is none."""
+    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (COLLECTION, cron_id)),)))
+    return Cron.read(found[0]) if found else None
+
+
+def everything(partition: Partition) -> Program[list[Cron]]:
+    """Return all crons, by id."""
+    (found,) = yield from read_all(partition, Range(DOCUMENT, (COLLECTION,)))
+    return list(map(Cron.read, found))
+
+
+class DueCrons(NamedTuple):
+    """Crons that are due, and the error of the first due one that cannot be read."""
+
+    crons: tuple[Cron, ...]
+    fault: Corrupt | None
+
+
+def due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
+    """Return the crons that are due, the earliest first, out of the ``limit`` earliest ones."""
+    (stubs,) = yield from ask(Fetch(partition, (_earliest(limit),)))
+    names = [stub.key[1] for stub in stubs if stub.fields["updated_at"] <= now]
+    crons: list[Cron] = []
+    fault: Corrupt | None = None
+    for document in (yield from documents.several(partition, COLLECTION, names)):
+        try:
+            crons.append(Cron.of(document))
+        except Corrupt as error:
+            fault = fault or error
+    return DueCrons(tuple(crons), fault)
+
+
+def arm(partition: Partition, fresh: int) -> Program[bool]:
+    """Store the queue record if it is missing although a cron has a time, as after a copy of the database;
+    return True if it was."""
+
+    def load() -> Program[tuple[_View]]:
+        return ((yield from _view(partition, "")),)
+
+    def attempt(seen: tuple[_View]) -> Program[bool | None]:
+        (view,) = seen
+        if view.lane.version or view.others_due_at is None:
+            return False
+        outcome = yield from ask(Commit(partition, (_queued(view.lane, view.others_due_at, fresh),)))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+class _View(NamedTuple):
+    """State before a change: the queue record, the cron, and the earliest time of all others."""
+
+    lane: Lane
+    cron: Cron | None
+    version: int | None
+    others_due_at: int | None
+
+
+def _view(partition: Partition, cron_id: str, *, bodies: bool = True) -> Program[_View]:
+    itself = Range(DOCUMENT, (COLLECTION, cron_id), limit=1, bodies=bodies)
+    lanes, found, first = yield from ask(Fetch(partition, (Get(LANE, (CRONS,)), itself, _earliest(2))))
+    times = [record.fields["updated_at"] for record in first if record.key[1] != cron_id]
+    others = times[0] if times and times[0] != _NEVER else None
+    cron = Cron.read(found[0]) if found and bodies else None
+    return _View(Lane.read(CRONS, lanes), cron, found[0].version if found else None, others)
+
+
+def _earliest(limit: int) -> Range:
+    return Range(DOCUMENT, (COLLECTION,), by="updated_at", limit=limit, bodies=False)
+
+
+def _store(
+    partition: Partition, view: _View, cron: Cron, expect: Expect | int, fresh: int
+) -> Program[tuple[Cron | None] | None]:
+    held = {"cron": dict(cron.body), "created_at": cron.created_at, "updated_at": cron.updated_at}
+    order = _NEVER if cron.due_at is None else cron.due_at
+    body = encode(held, "cron")
+    times = [time for time in (view.others_due_at, cron.due_at) if time is not None]
+    ops: tuple[Op, ...] = (
+        Put(DOCUMENT, (COLLECTION, cron.id), {"updated_at": order}, body, expect, cron.version),
+        _queued(view.lane, min(times, default=None), fresh),
+    )
+    outcome = yield from ask(Commit(partition, ops))
+    return (cron,) if isinstance(outcome, Committed) else None
+
+
+def _queued(lane: Lane, first: int | None, fresh: int) -> Op:
+    """Return the operation on the queue record when the earliest cron is due at ``first``."""
+    if first is not None:
+        return lane._replace(last=1, bound=0, since=first, ready_at=first).put(fresh)
+    if lane.version:
+        return Delete(LANE, (CRONS,), lane.version)
+    return Check(LANE, (CRONS,), Expect.ABSENT)

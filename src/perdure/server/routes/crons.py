@@ -1,0 +1,350 @@
+"""Routes of crons: create, find, change and remove them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Response
+from pydantic import AwareDatetime, BeforeValidator
+
+from perdure.errors import NotFound
+from perdure.runtime.crons import Cron, Due
+from perdure.runtime.threads.index import contains
+from perdure.server import responses
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Refusal, User, require_stamp
+from perdure.server.cron_schedules import BadSchedule, Schedule
+from perdure.server.crons import Completion, CronJob
+from perdure.server.requests import Body, Config, Mapped, NewRun, Offset, Page, RunMode, Strategy
+from perdure.server.responses import Json
+from perdure.server.run_creation import checked
+from perdure.server.state import Caller, CallerNow, ThreadId
+
+router = APIRouter(tags=["crons"])
+
+_OWN = {"schedule", "timezone", "end_time", "assistant_id", "metadata", "on_run_completed", "enabled"}
+"""Fields of a cron that are not part of the run to create."""
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _aware(value: Any) -> Any:
+    """Return a time, in UTC if it names no zone."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+
+
+_When = Annotated[AwareDatetime, BeforeValidator(_aware)]
+
+
+class _Changes(Body):
+    """Fields of a cron that can be changed."""
+
+    timezone: str | None = None
+    end_time: _When | None = None
+    input: Any = None
+    metadata: Mapped | None = None
+    config: Config | None = None
+    context: Mapped | None = None
+    webhook: str | None = None
+    interrupt_before: Literal["*"] | list[str] | None = None
+    interrupt_after: Literal["*"] | list[str] | None = None
+    on_run_completed: Completion | None = None
+    enabled: bool | None = None
+    stream_mode: Annotated[list[RunMode] | None, BeforeValidator(_listed)] = None
+    stream_subgraphs: bool | None = None
+    stream_resumable: bool | None = None
+    durability: Literal["sync", "async", "exit"] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that were sent; null counts as absent, but for ``end_time``, which it clears."""
+        return {
+            name: getattr(self, name)
+            for name in self.model_fields_set
+            if getattr(self, name) is not None or name == "end_time"
+        }
+
+
+class _Patch(_Changes):
+    """Changes of a cron."""
+
+    schedule: str | None = None
+
+
+class _New(_Changes):
+    """A cron to create."""
+
+    assistant_id: str
+    schedule: str
+    multitask_strategy: Strategy | None = None
+    checkpoint_during: bool | None = None
+
+
+class _Asked(Body):
+    """Conditions of a search."""
+
+    assistant_id: str | None = None
+    thread_id: str | None = None
+    enabled: bool | None = None
+    metadata: Mapped | None = None
+
+
+class _Search(_Asked):
+    limit: Page = 10
+    offset: Offset = 0
+    sort_by: (
+        Literal[
+            "cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"
+        ]
+        | None
+    ) = None
+    sort_order: Literal["asc", "desc"] | None = None
+    select: list[str] | None = None
+
+
+CronId = Annotated[uuid.UUID, Path()]
+
+
+@router.post("/threads/{thread_id}/runs/crons")
+async def create_for_thread(caller: CallerNow, thread_id: ThreadId, new: _New) -> Json:
+    """Create a cron that runs an assistant on a thread."""
+    return await _created(caller, thread_id, new)
+
+
+@router.post("/runs/crons")
+async def create(caller: CallerNow, new: _New) -> Json:
+    """Create a cron that runs an assistant on a new thread each time."""
+    return await _created(caller, None, new)
+
+
+@router.post("/runs/crons/search")
+async def search(caller: CallerNow, asked: _Search) -> Json:
+    """Find crons, the most recently created ones first."""
+    page = {"limit": asked.limit, "offset": asked.offset}
+    found = [_shown(cron) for cron in await _found(caller, asked, page)]
+    by = asked.sort_by or "created_at"
+    found.sort(key=lambda one: (one[by] or "", one["cron_id"]), reverse=asked.sort_order != "asc")
+    end = asked.offset + asked.limit
+    shown = found[asked.offset : end]
+    if asked.select is not None:
+        shown = [responses.selected(one, asked.select) for one in shown]
+    headers = {"X-Pagination-Total": str(len(found))}
+    if len(found) > end:
+        headers["X-Pagination-Next"] = str(end)
+    return Json(shown, headers=headers)
+
+
+@router.post("/runs/crons/count")
+async def count(caller: CallerNow, asked: _Asked) -> Json:
+    """Count crons."""
+    return Json(len(await _found(caller, asked, {})))
+
+
+@router.get("/runs/crons/{cron_id}")
+async def get(caller: CallerNow, cron_id: CronId) -> Json:
+    """Return a cron."""
+    conditions = await caller.may("crons", "read", {"cron_id": str(cron_id)})
+    return Json(_shown(await _visible(caller, str(cron_id), conditions)))
+
+
+@router.patch("/runs/crons/{cron_id}")
+async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
+    """Change a cron. ``metadata`` is merged, the rest replaced; a null ``end_time`` removes it."""
+    given = changes.given()
+    value: dict[str, Any] = {"cron_id": str(cron_id), "payload": _payload(given), **_described(given)}
+    conditions = await caller.may("crons", "update", value)
+    cron = await _visible(caller, str(cron_id), conditions)
+    after = _changed(caller, CronJob.read(cron), given, value.get("metadata") or {})
+    require_stamp(conditions, after.metadata)
+    now = await caller.host.runtime.now()
+    first = _first(after, now)
+
+    def altered(held: Cron) -> Due:
+        before = CronJob.read(held)
+        if not caller.sees(conditions, before.metadata):
+            raise _missing(str(cron_id))
+        job = _changed(caller, before, given, value.get("metadata") or {})
+        is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
+        return Due(job.stored(), first if is_moved else held.due_at)
+
+    return Json(_shown(await caller.runtime.crons.change(str(cron_id), altered)))
+
+
+@router.delete("/runs/crons/{cron_id}", status_code=204)
+async def delete(caller: CallerNow, cron_id: CronId) -> Response:
+    """Remove a cron. Runs that it created go on."""
+    conditions = await caller.may("crons", "delete", {"cron_id": str(cron_id)})
+    await _visible(caller, str(cron_id), conditions)
+    await caller.runtime.crons.remove(str(cron_id))
+    return Response(status_code=204)
+
+
+async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
+    given = new.given()
+    value: dict[str, Any] = {
+        "payload": _payload(given),
+        "thread_id": thread_id,
+        "user_id": caller.user.identity or None,
+        "metadata": {},
+        **_described(given),
+    }
+    conditions = await caller.may("crons", "create", value)
+    metadata = dict(value["metadata"] or {})
+    require_stamp(conditions, metadata)
+    if thread_id is not None:
+        await caller.thread(thread_id, "create_run", assistant_id=new.assistant_id)
+    assistant = await caller.assistant_to_run(new.assistant_id)
+    job = CronJob(
+        assistant_id=assistant.assistant_id,
+        thread_id=thread_id,
+        schedule=_schedule(given),
+        payload=_verified(caller, assistant.assistant_id, thread_id, _payload(given)),
+        metadata=metadata,
+        on_run_completed=None if thread_id is not None else new.on_run_completed or "delete",
+        enabled=new.enabled is not False,
+        user=_stored_user(caller.user),
+    )
+    due_at = _first(job, await caller.host.runtime.now())
+    return Json(_shown(await caller.runtime.crons.create(job.stored(), due_at)))
+
+
+def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Mapping[str, Any]) -> CronJob:
+    """Return a cron after a change, which is checked as a new one is. A user who changes what is run becomes
+    the user of its runs, so that none can act as another."""
+    new = _payload(given)
+    held = job.schedule
+    schedule = Schedule(
+        given.get("schedule", held.expression),
+        given.get("timezone", held.timezone),
+        _microseconds(given["end_time"]) if "end_time" in given else held.end,
+    )
+    completion = given.get("on_run_completed", job.on_run_completed)
+    if job.thread_id is not None and given.get("on_run_completed") is not None:
+        raise Refusal(422, "on_run_completed is for crons without a thread; this one has a thread")
+    return CronJob(
+        assistant_id=job.assistant_id,
+        thread_id=job.thread_id,
+        schedule=schedule,
+        payload=_verified(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
+        metadata={**job.metadata, **metadata},
+        on_run_completed=completion,
+        enabled=given.get("enabled", job.enabled),
+        user=_stored_user(caller.user) if new else job.user,
+        last=job.last,
+    )
+
+
+def _payload(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the run to create."""
+    return {name: value for name, value in given.items() if name not in _OWN}
+
+
+def _described(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the cron itself, for authorisation."""
+    return {name: given[name] for name in ("schedule", "end_time", "metadata", "enabled") if name in given}
+
+
+def _verified(
+    caller: Caller, assistant_id: str, thread_id: str | None, payload: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of the run as they may be stored. ``Refusal`` if no such run could be created."""
+    new = NewRun.model_validate({**payload, "assistant_id": assistant_id})
+    new = checked(caller, new, is_stateless=thread_id is None)
+    return new.model_dump(mode="json", include=set(payload), exclude_none=True)
+
+
+def _schedule(given: Mapping[str, Any]) -> Schedule:
+    return Schedule(given["schedule"], given.get("timezone"), _microseconds(given.get("end_time")))
+
+
+def _first(job: CronJob, now: int) -> int | None:
+    """Return when a cron is due first. ``Refusal`` if its schedule is not valid, or has no time left."""
+    try:
+        first = job.schedule.next_after(now)
+    except BadSchedule as error:
+        raise Refusal(422, str(error)) from error
+    if first is None and job.enabled:
+        raise Refusal(422, "the schedule has no time between now and its end; change one of them")
+    return first if job.enabled else None
+
+
+def _microseconds(time: datetime | None) -> int | None:
+    return None if time is None else round(time.timestamp() * 1_000_000)
+
+
+def _stored_user(user: User) -> dict[str, Any]:
+    """Return what is stored of the user: none of the fields of a token."""
+    return {
+        "identity": user.identity,
+        "permissions": list(user.permissions),
+        "display_name": user.display_name,
+    }
+
+
+async def _visible(caller: Caller, cron_id: str, conditions: Filter | None) -> Cron:
+    """Return a cron that the user may see. ``NotFound`` if there is none, also for another user's."""
+    cron = await caller.runtime.crons.get(cron_id)
+    if not caller.sees(conditions, cron.body["metadata"]):
+        raise _missing(cron_id)
+    return cron
+
+
+async def _found(caller: Caller, asked: _Asked, page: Mapping[str, Any]) -> list[Cron]:
+    value: dict[str, Any] = {
+        "assistant_id": asked.assistant_id,
+        "thread_id": asked.thread_id,
+        "metadata": dict(asked.metadata or {}),
+        **page,
+    }
+    conditions = await caller.may("crons", "search", value)
+    narrowed: Mapping[str, Any] = value["metadata"] or {}
+    named = asked.assistant_id
+    assistant_id = None if named is None else caller.host.assistants.id_of(named) or named
+    return [
+        cron
+        for cron in await caller.runtime.crons.everything()
+        if contains(cron.body["metadata"], narrowed)
+        and caller.sees(conditions, cron.body["metadata"])
+        and assistant_id in (None, cron.body["assistant_id"])
+        and asked.thread_id in (None, cron.body["thread_id"])
+        and asked.enabled in (None, cron.body["enabled"])
+    ]
+
+
+def _shown(cron: Cron) -> dict[str, Any]:
+    job = CronJob.read(cron)
+    last = dict(job.last)
+    if last:
+        last["at"] = responses.when(last["at"])
+    end = job.schedule.end
+    return {
+        "cron_id": cron.id,
+        "assistant_id": job.assistant_id,
+        "thread_id": job.thread_id,
+        "schedule": job.schedule.expression,
+        "timezone": job.schedule.timezone,
+        "end_time": None if end is None else responses.when(end),
+        "next_run_date": None if cron.due_at is None else responses.when(cron.due_at),
+        "payload": {**job.payload, "assistant_id": job.assistant_id, "schedule": job.schedule.expression},
+        "metadata": dict(job.metadata),
+        "on_run_completed": job.on_run_completed,
+        "enabled": job.enabled,
+        "user_id": job.user["identity"] or None,
+        "last_run": last or None,
+        "created_at": responses.when(cron.created_at),
+        "updated_at": responses.when(cron.updated_at),
+    }
+
+
+def _missing(cron_id: str) -> NotFound:
+    return NotFound(f"Cron {cron_id!r} not found.")

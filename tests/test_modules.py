@@ -59,6 +59,7 @@ TESTED_BY = {
     "perdure.inspector.serve": "cli/test_inspect.py",
     "perdure.inspector.states": "inspector/test_api.py",
     "perdure.inspector.timeline": "inspector/test_api.py",
+    "perdure.langgraph.cache.decoding": "langgraph/cache/test_values.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
     "perdure.langgraph.saver_programs": "langgraph/test_contract.py",
     "perdure.langgraph.delta_channels": "langgraph/test_schema_migration.py",

@@ -83,7 +83,6 @@ TESTED_BY = {
     "perdure.server.auth.data": "server/test_handlers.py",
     "perdure.server.checkpoints": "server/acceptance/test_checkpoints.py",
     "perdure.server.graph_schema": "server/test_assistant_routes.py",
-    "perdure.server.headers": "server/test_secrets.py",
     "perdure.server.hosting.embedding": "server/test_embedding.py",
     "perdure.server.hosting.supervisor": "server/test_supervisor.py",
     "perdure.server.hosting.lifespan": "server/test_lifespan.py",

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 from langchain_core.messages import HumanMessage
 
-from tests.langgraph.cache.test_values import config, put, stock
+from tests.langgraph.cache.test_encoding import config, put, stock
 from tests.langgraph.savers import opened
 from tests.langgraph.specimens import ELEMENTS, LISTS, OBJECTS, OWN, change, likeness
 

@@ -10,45 +10,30 @@ keeps its own type; and strings with lone surrogates keep them.
 from __future__ import annotations
 
 import dataclasses
-import decimal
-import ipaddress
-import pathlib
 import re
-import sys
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum
+from datetime import datetime
 from functools import partial
 from operator import call
 from threading import local
 from typing import Any
-from uuid import UUID
 from weakref import WeakSet
-from zoneinfo import ZoneInfo
 
 import ormsgpack
 from langgraph.checkpoint.serde import types as langgraph_types
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS
-from langgraph.store.base import Item
-from langgraph.types import Send
-from pydantic import BaseModel
 
 from perdure.errors import Corrupt, TypeNotAllowed, TypeNotFound, Unreadable, Unserialisable
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, name_of
 from perdure.langgraph.object_building import (
-    KEYWORD,
     METHOD,
-    ONE,
     POSITIONAL,
-    PYDANTIC_1,
-    PYDANTIC_2,
-    model_fields,
     unpack_array,
 )
 from perdure.langgraph.object_building import build as build_object
+from perdure.langgraph.object_packing import array_parts, is_array, wire_form
 from perdure.langgraph.roundtrip import is_same
 from perdure.model import refs
 
@@ -334,46 +319,20 @@ class Serde:
             return ormsgpack.Ext(SURROGATES_EXT, obj.text.encode("utf-8", "surrogatepass"))
         if (codec := self._dumps.get(type(obj))) is not None:
             return self._pack_by(codec, obj)
-        if (held := model_fields(obj)) is not None:
-            if isinstance(obj, BaseModel):
-                return self._ext(PYDANTIC_2, obj, held, "model_validate_json")
-            return self._ext(PYDANTIC_1, obj, held)
-        if callable(dump := getattr(obj, "model_dump", None)):
-            return self._ext(PYDANTIC_2, obj, dump(), "model_validate_json")
-        if callable(secret := getattr(obj, "get_secret_value", None)):
-            return self._ext(ONE, obj, secret())
-        if callable(old_dump := getattr(obj, "dict", None)):
-            return self._ext(PYDANTIC_1, obj, old_dump())
-        if callable(as_dict := getattr(obj, "_asdict", None)):
-            return self._ext(KEYWORD, obj, as_dict())
-        if type(obj) is datetime:
-            return self._ext(METHOD, obj, obj.isoformat(), "fromisoformat")
-        for kinds, pack in _BY_TYPE:
-            if isinstance(obj, kinds):
-                code, argument = pack(obj)
-                return self._ext(code, obj, argument)
+        if (form := wire_form(obj)) is not None:
+            return self._ext(form.code, obj, form.argument, *form.more)
         if isinstance(obj, re.Pattern):
             return ormsgpack.Ext(POSITIONAL, self.pack(("re", "compile", (obj.pattern, obj.flags))))
-        if isinstance(obj, Enum):
-            return self._ext(ONE, obj, obj.value)
-        if isinstance(obj, Send):
-            extra = (obj.timeout,) if getattr(obj, "timeout", None) is not None else ()
-            return self._ext(POSITIONAL, obj, (obj.node, obj.arg, *extra))
-        if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-            fields = dataclasses.fields(obj)
-            if not all(f.init for f in fields):
-                raise Unserialisable(
-                    f"an object of type {type(obj).__qualname__} cannot be stored: it has fields that its "
-                    f"constructor does not take, so it could not be built again; {self._advice(type(obj))}"
-                )
-            return self._ext(KEYWORD, obj, {f.name: getattr(obj, f.name) for f in fields})
-        if isinstance(obj, Item):
-            return self._ext(KEYWORD, obj, {k: getattr(obj, k) for k in obj.__slots__})
-        if _is_array(obj):
-            return self._pack_array(obj)
+        kind = type(obj)
+        if dataclasses.is_dataclass(kind):
+            raise Unserialisable(
+                f"an object of type {kind.__qualname__} cannot be stored: it has fields that its constructor "
+                f"does not take, so it could not be built again; {self._advice(kind)}"
+            )
+        if is_array(obj):
+            return ormsgpack.Ext(NUMPY_EXT, self.pack(array_parts(obj)))
         if isinstance(obj, BaseException):
             return repr(obj)
-        kind = type(obj)
         raise Unserialisable(
             f"an object of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint; "
             f"{self._advice(kind)}"
@@ -395,15 +354,6 @@ class Serde:
                 )
             self._proved.add(codec.type)
         return ormsgpack.Ext(CODEC_EXT, body)
-
-    def _pack_array(self, array: Any) -> Any:
-        if array.dtype.hasobject:
-            raise Unserialisable("a numpy array of Python objects cannot be stored in a checkpoint")
-        flags = array.flags
-        order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
-        return ormsgpack.Ext(
-            NUMPY_EXT, self.pack((array.dtype.str, array.shape, order, array.tobytes(order="A")))
-        )
 
     def _pack_surrogates(self, value: Any) -> bytes:
         escaped = _Escaping(self.types, codecs=self.codecs)
@@ -505,37 +455,3 @@ def _misplaced_surrogate(value: Any) -> Unserialisable:
         f"a lone surrogate stands where it cannot be stored, in a value of type {type(value).__qualname__}; "
         "dict keys and names have to be well-formed text"
     )
-
-
-def _is_array(obj: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(obj, numpy.ndarray)
-
-
-_BY_TYPE: tuple[tuple[Any, Callable[[Any], tuple[int, Any]]], ...] = (
-    (pathlib.PurePath, lambda o: (POSITIONAL, o.parts)),
-    (UUID, lambda o: (ONE, o.hex)),
-    (decimal.Decimal, lambda o: (ONE, str(o))),
-    ((set, frozenset, deque), lambda o: (ONE, tuple(o))),
-    (
-        (
-            ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network,
-            ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network,
-        ),
-        lambda o: (ONE, str(o)),
-    ),
-    (
-        time,
-        lambda o: (
-            KEYWORD,
-            {
-                "hour": o.hour, "minute": o.minute, "second": o.second,
-                "microsecond": o.microsecond, "tzinfo": o.tzinfo, "fold": o.fold,
-            },
-        ),
-    ),
-    (date, lambda o: (POSITIONAL, (o.year, o.month, o.day))),
-    (timedelta, lambda o: (POSITIONAL, (o.days, o.seconds, o.microseconds))),
-    (timezone, lambda o: (POSITIONAL, o.__getinitargs__())),
-    (ZoneInfo, lambda o: (ONE, o.key)),
-)  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from perdure.database.base import handle_of
@@ -116,12 +117,8 @@ def simulate(
 
         return send
 
-    def is_done() -> bool:
-        if any(len(texts) < messages for texts in expected.acknowledged.values()):
-            return False
-        return all(_rests(database, Partition("", thread)) for thread in expected.acknowledged)
-
     database = over(simulation.driver)
+    is_done = partial(_is_done, database, expected, messages)
     with seeded(seed), simulation:
         for n in range(workers):
             skew_s = simulation.random.choice((-3600.0, 0.0, 3600.0))
@@ -133,6 +130,13 @@ def simulate(
         simulation.run(is_done, limit=REST_S)
         wrong = (*simulation.wrong, *audit(database, expected))
     return Outcome(seed, wrong, simulation.counts, tuple(simulation.trace))
+
+
+def _is_done(database: SyncDatabase, expected: Expected, messages: int) -> bool:
+    """Whether every message of each thread was acknowledged, and every queue is empty."""
+    if any(len(texts) < messages for texts in expected.acknowledged.values()):
+        return False
+    return all(_rests(database, Partition("", thread)) for thread in expected.acknowledged)
 
 
 def _rests(database: SyncDatabase, at: Partition) -> bool:

@@ -94,30 +94,41 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
         out["tool_calls"] = calls
     if role != "assistant" and (calls or message.get("invalid_tool_calls")):
         raise Unserialisable(f"{where} has tool calls, which only a message of the assistant can have")
-    answers = _text(message, "tool_call_id", where)
-    if role == "tool":
-        if answers is None:
-            raise Unserialisable(f"{where} is a tool's result and has no tool_call_id")
+    answers = _answered(message, role, where)
+    if answers is not None:
         out["tool_call_id"] = answers
-    elif answers is not None:
-        raise Unserialisable(f"{where} has a tool_call_id, which only a tool's result can have")
-    if role == "function" and not message.get("name"):
-        raise Unserialisable(f"{where} is a function's result and has no name")
     for name in ("name", "id"):
         text = _text(message, name, where)
         if text is not None:
             out[name] = text
     if tags := _tags(message.get("tags"), where):
         out["tags"] = tags
-    status = _text(message, "status", where)
-    if status not in (None, "success", "error") or (status == "error" and role != "tool"):
-        raise Unserialisable(f"the status of {where} has to be 'error' or 'success', and of a tool's result")
-    if status == "error":
-        out["status"] = status
+    if _has_failed(message, role, where):
+        out["status"] = "error"
     if invalid := _objects(message.get("invalid_tool_calls"), "invalid_tool_calls", where):
         out["invalid_tool_calls"] = invalid
     # Last, as it is the only check of what is inside the parts and the arguments.
     return cast("NeutralMessage", _plain(out, where))
+
+
+def _answered(message: Mapping[str, Any], role: str, where: str) -> str | None:
+    """Return the id of the call that a tool's result answers; ``None`` for another message."""
+    answers = _text(message, "tool_call_id", where)
+    if role == "tool" and answers is None:
+        raise Unserialisable(f"{where} is a tool's result and has no tool_call_id")
+    if role != "tool" and answers is not None:
+        raise Unserialisable(f"{where} has a tool_call_id, which only a tool's result can have")
+    if role == "function" and not message.get("name"):
+        raise Unserialisable(f"{where} is a function's result and has no name")
+    return answers
+
+
+def _has_failed(message: Mapping[str, Any], role: str, where: str) -> bool:
+    """Return True for the result of a tool that failed."""
+    status = _text(message, "status", where)
+    if status not in (None, "success", "error") or (status == "error" and role != "tool"):
+        raise Unserialisable(f"the status of {where} has to be 'error' or 'success', and of a tool's result")
+    return status == "error"
 
 
 def to_neutral(

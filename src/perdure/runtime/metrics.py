@@ -198,13 +198,7 @@ class Metrics:
             case ["message", outcome]:
                 self._messages.labels(self._graph(fields), self._channel(fields), outcome).inc()
             case ["run", state]:
-                graph = self._graph(fields)
-                if name in self._by_event:
-                    self._by_event[name].labels(graph).inc()
-                if state == "claimed" and fields["attempts"] == 1:
-                    self._age.labels(graph).observe(_seconds(fields["waited"]))
-                if "took" in fields:
-                    self._duration.labels(graph, state).observe(_seconds(fields["took"]))
+                self._run_event(name, state, fields)
             case ["conversation", _]:
                 if name in self._by_event:
                     self._by_event[name].labels(self._graph(fields)).inc()
@@ -216,25 +210,48 @@ class Metrics:
                 self._outboxes_lost.inc()
             case ["reply", state]:
                 self._deliveries.labels(self._channel(fields), state).inc()
-            case ["sweep", "finished"]:
-                for count, counter in self._swept.items():
-                    counter.inc(fields[count])
-            case ["sweep", "seen"]:
-                self._sweep_ended.set(fields["finished_at"] / 1_000_000)
-                self._sweep_every.set(fields["every"] / 1_000_000)
-            case ["sweep", "failed"]:
-                self._sweep_errors.inc()
+            case ["sweep", _]:
+                self._swept_event(name, fields)
+            case ["worker", _]:
+                self._worker_event(name, fields)
             case ["thread", "older"]:
                 self._older.inc()
-            case ["worker", "unserved_threads"]:
+            case _:
+                pass
+
+    def _run_event(self, name: str, state: str, fields: dict[str, Any]) -> None:
+        graph = self._graph(fields)
+        if name in self._by_event:
+            self._by_event[name].labels(graph).inc()
+        if state == "claimed" and fields["attempts"] == 1:
+            self._age.labels(graph).observe(_seconds(fields["waited"]))
+        if "took" in fields:
+            self._duration.labels(graph, state).observe(_seconds(fields["took"]))
+
+    def _swept_event(self, name: str, fields: dict[str, Any]) -> None:
+        match name:
+            case "sweep.finished":
+                for count, counter in self._swept.items():
+                    counter.inc(fields[count])
+            case "sweep.seen":
+                self._sweep_ended.set(fields["finished_at"] / 1_000_000)
+                self._sweep_every.set(fields["every"] / 1_000_000)
+            case "sweep.failed":
+                self._sweep_errors.inc()
+            case _:
+                pass
+
+    def _worker_event(self, name: str, fields: dict[str, Any]) -> None:
+        match name:
+            case "worker.unserved_threads":
                 what = "graph" if "graph" in fields else "channel"
                 self._unserved.labels(what, self._reported_name(fields[what])).set(fields["threads"])
-            case ["worker", "failing_threads"]:
+            case "worker.failing_threads":
                 lane, error = self._reported_name(fields["lane"]), self._reported_name(fields["error"])
                 self._failing.labels(lane, error).set(fields["threads"])
-            case ["worker", "unavailable"]:
+            case "worker.unavailable":
                 self._unavailable.inc()
-            case ["worker", "error"]:
+            case "worker.error":
                 self._errors.inc()
             case _:
                 pass

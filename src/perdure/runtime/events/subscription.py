@@ -155,11 +155,7 @@ class Subscriptions:
             news = self._signals.expect(STORED, partition)
             buffer = buffer or self._buffer(partition, run_id)
             if buffer is not None:
-                found = buffer.since(after)
-                if found is None and not buffer.is_in_log(after):
-                    if after >= buffer.first:
-                        raise _too_slow(buffer)
-                    after, found = buffer.floor, buffer.since(buffer.floor)
+                after, found = _held(buffer, after)
                 if found is not None:
                     for event in found:
                         after = event.seq
@@ -253,6 +249,21 @@ class Subscriptions:
             waiting[:] = [held for held in waiting if held is not buffers]
             if not waiting:
                 del self._waiting[partition]
+
+
+def _held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None]:
+    """Return the events that a buffer holds after a number, and the number that they follow: a later one
+    where those between were neither stored nor published. ``None`` if they have to be read from the log.
+
+    Raises:
+        SubscriberTooSlow: The next event is neither stored nor held any more.
+    """
+    found = buffer.since(after)
+    if found is not None or buffer.is_in_log(after):
+        return after, found
+    if after >= buffer.first:
+        raise _too_slow(buffer)
+    return buffer.floor, buffer.since(buffer.floor)
 
 
 def _too_slow(buffer: EventBuffer) -> SubscriberTooSlow:

@@ -6,6 +6,40 @@ from redis import exceptions as client
 
 from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable
 
+_MOVING = ": the cluster is moving the slot of this thread; try again when it is done"
+_TEXTS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    (
+        (client.AuthenticationError, client.AuthenticationWrongNumberOfArgsError),
+        " refused the user name or password; set them in the URL: redis://user:password@host:6379/0",
+    ),
+    (
+        (client.NoPermissionError,),
+        ": the user lacks a right there; it needs EVALSHA, SCRIPT LOAD, TIME and the commands of "
+        "hashes, sorted sets and keys under the prefix",
+    ),
+    ((client.BusyLoadingError,), " is still loading its data set; try again when it is ready"),
+    (
+        (client.OutOfMemoryError,),
+        " is out of memory; nothing of this write was stored. Raise maxmemory or remove threads",
+    ),
+    ((client.ReadOnlyError,), " is a replica and takes no writes; give the address of the primary"),
+    (
+        (client.MovedError, client.ClusterCrossSlotError),
+        " is a cluster; write redis+cluster:// for redis:// in the URL",
+    ),
+    ((client.AskError,), _MOVING),
+    (
+        (client.ClusterDownError, client.TryAgainError),
+        ": the cluster does not serve all its slots; look at CLUSTER INFO there",
+    ),
+    (
+        (client.TimeoutError, TimeoutError),
+        " did not answer in time; see whether the server is overloaded or paused",
+    ),
+    ((client.ConnectionError, OSError), " cannot be reached; check host and port, and that the server runs"),
+)
+"""The texts for exceptions of the client, in the order of the look-up: some derive from others."""
+
 CLIENT_ERRORS = (client.RedisError, client.RedisClusterException, OSError)
 """All exceptions that the client may raise."""
 
@@ -48,43 +82,23 @@ def translate(error: Exception, shown: str) -> PerdureError:
 def _translated(error: Exception, shown: str) -> PerdureError:
     if isinstance(error, TypeError):
         return BadUrl(f"{shown}: the URL has a parameter that the Redis client does not know")
-    if isinstance(error, client.AuthenticationError | client.AuthenticationWrongNumberOfArgsError):
-        return Unavailable(
-            f"{shown} refused the user name or password; set them in the URL: "
-            "redis://user:password@host:6379/0"
-        )
-    if isinstance(error, client.NoPermissionError):
-        return Unavailable(
-            f"{shown}: the user lacks a right there; it needs EVALSHA, SCRIPT LOAD, TIME and the commands of "
-            "hashes, sorted sets and keys under the prefix"
-        )
-    if isinstance(error, client.BusyLoadingError):
-        return Unavailable(f"{shown} is still loading its data set; try again when it is ready")
-    if isinstance(error, client.OutOfMemoryError):
-        return Unavailable(
-            f"{shown} is out of memory; nothing of this write was stored. Raise maxmemory or remove threads"
-        )
-    if isinstance(error, client.ReadOnlyError):
-        return Unavailable(f"{shown} is a replica and takes no writes; give the address of the primary")
-    if isinstance(error, client.MovedError | client.ClusterCrossSlotError):
-        return Unavailable(f"{shown} is a cluster; write redis+cluster:// for redis:// in the URL")
-    if isinstance(error, client.AskError) or "non local key" in str(error):
-        return Unavailable(
-            f"{shown}: the cluster is moving the slot of this thread; try again when it is done"
-        )
-    if isinstance(error, client.ClusterDownError | client.TryAgainError):
-        return Unavailable(f"{shown}: the cluster does not serve all its slots; look at CLUSTER INFO there")
-    if isinstance(error, client.TimeoutError | TimeoutError):
-        return Unavailable(f"{shown} did not answer in time; see whether the server is overloaded or paused")
-    if isinstance(error, client.ConnectionError | OSError):
-        return Unavailable(f"{shown} cannot be reached; check host and port, and that the server runs")
+    if "non local key" in str(error):
+        return Unavailable(f"{shown}{_MOVING}")
+    for kinds, text in _TEXTS:
+        if isinstance(error, kinds):
+            return Unavailable(f"{shown}{text}")
     if isinstance(error, client.ResponseError):
-        word = str(error).partition(" ")[0]
-        if word in _WORDS:
-            return Unavailable(f"{shown} {_WORDS[word]}")
-        if "string exceeds maximum allowed size" in str(error) or "invalid bulk length" in str(error):
-            return TooLarge(f"{shown}: a value passes the server's proto-max-bulk-len; raise it there")
-        if "cluster support disabled" in str(error):
-            return Unavailable(f"{shown} is no cluster; write redis:// for redis+cluster:// in the URL")
-        return Unavailable(f"{shown} refused a request: {str(error)[:120]}")
+        return _refused(str(error), shown)
     return Unavailable(f"{shown}: the Redis client failed: {type(error).__name__}")
+
+
+def _refused(text: str, shown: str) -> PerdureError:
+    """Return the error for a request that the server answered with an error of no class of the client's."""
+    word = text.partition(" ")[0]
+    if word in _WORDS:
+        return Unavailable(f"{shown} {_WORDS[word]}")
+    if "string exceeds maximum allowed size" in text or "invalid bulk length" in text:
+        return TooLarge(f"{shown}: a value passes the server's proto-max-bulk-len; raise it there")
+    if "cluster support disabled" in text:
+        return Unavailable(f"{shown} is no cluster; write redis:// for redis+cluster:// in the URL")
+    return Unavailable(f"{shown} refused a request: {text[:120]}")

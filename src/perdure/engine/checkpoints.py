@@ -360,10 +360,8 @@ class WritesPut:
             if not mine:
                 raise _outrun(partition, claim.checkpoint_id)
         draft = self.plan(view, generation)
-        is_there: tuple[Op, ...] = ()
         before = self.before() if claim is None else None
-        if before is not None:
-            is_there = (Check(CHECKPOINT, before, Expect.PRESENT),)
+        is_there = () if before is None else (Check(CHECKPOINT, before, Expect.PRESENT),)
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)

@@ -59,7 +59,6 @@ TESTED_BY = {
     "perdure.inspector.serve": "cli/test_inspect.py",
     "perdure.inspector.states": "inspector/test_api.py",
     "perdure.inspector.timeline": "inspector/test_api.py",
-    "perdure.langgraph.cache.decoding": "langgraph/cache/test_values.py",
     "perdure.langgraph.cache.decoding": "langgraph/test_handing_out.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
     "perdure.langgraph.object_packing": "langgraph/test_serde.py",

@@ -11,9 +11,9 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from perdure.runtime.retention import RetentionLoop
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
+    from perdure.channels.chat_channel import ChatChannel
     from perdure.server.outbound_policy import OutboundPolicy
     from perdure.server.webhooks import Webhooks
 
@@ -76,23 +77,34 @@ async def _work(
     replying = {} if channels is None else await load_channels(channels)
     if WEBHOOK in replying:
         raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
+    chats = _chats(config)
+    if twice := sorted(name for chat in chats for name in chat.channels if name in replying):
+        raise BadSetting(
+            f"the channel {twice[0]!r} is in the configuration and in {config.channels}; leave one out"
+        )
+    replying |= {name: channel for chat in chats for name, channel in chat.channels.items()}
     name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     url, tally = config.database_url, RunCounts()
     make_folder_of(url)
     with asked_to_stop() as stop:
         with _counted(config.metrics) as counting:
-            async with connect(
-                url,
-                migrate=config.development,
-                tenant=whose.tenant,
-                encryption_key=whose.key,
-                retention=replace(config.retention.rules, thread_ttl=True),
-            ) as database:
+            async with (
+                AsyncExitStack() as closing,
+                connect(
+                    url,
+                    migrate=config.development,
+                    tenant=whose.tenant,
+                    encryption_key=whose.key,
+                    retention=replace(config.retention.rules, thread_ttl=True),
+                ) as database,
+            ):
                 observers: tuple[Observer, ...] = (Logs(), tally, *counting)
                 runtime = _runtime(config, whose, database, agents, replying, observers, name=name)
                 sweeping = config.retention
                 options = SweepOptions(all_tenants=whose.all_tenants, owner=name, share=sweeping.share)
                 swept = RetentionLoop(database, Observers(observers), every=sweeping.every, options=options)
+                for chat in chats:
+                    await closing.enter_async_context(chat)
                 async with runtime, swept:
                     _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
                     asked = await stop
@@ -147,6 +159,15 @@ def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: Outb
     gate = Open(whose.tenant)
     host = ServerState.over(runtime, gate, webhooks=reach, configs=config.assistants)
     runtime.serve_crons(CronStarter(host).start)
+
+
+def _chats(config: WorkerConfig) -> Sequence[ChatChannel]:
+    """Return the chat channels of the configuration, which send the replies of runs."""
+    if not config.chats:
+        return ()
+    from perdure.channels.configured import configured
+
+    return configured(config.chats, config.graphs)
 
 
 def _webhooks(config: WorkerConfig) -> Webhooks | None:

@@ -336,6 +336,24 @@ def _kind_of(hint: Any) -> ValueKind:
 
 _DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks")
 
+
+def _chat(provider: str, in_doubt: tuple[str, ...], *own: tuple[str, bool]) -> list[Setting]:
+    """Return the settings of a chat channel: its own, each with whether it is secret, then those that all
+    channels share."""
+    key = f"channels.{provider}"
+    return [
+        *(_setting(f"{key}.{name}", TEXT, secret=secret) for name, secret in own),
+        _setting(f"{key}.graph", TEXT, derived="the only graph"),
+        _setting(f"{key}.tenant", TEXT),
+        _setting(f"{key}.debounce", AMOUNT, 2.0),
+        _setting(f"{key}.max_wait", AMOUNT, 10.0),
+        _setting(f"{key}.groups", _one_of("mention", "all", "none"), "mention"),
+        _setting(f"{key}.edits", _one_of("accept", "ignore"), "accept"),
+        _setting(f"{key}.allowed", WORDS, ()),
+        _setting(f"{key}.in_doubt", _one_of(*in_doubt), in_doubt[0]),
+    ]
+
+
 _LISTED = [
     _setting(
         "database_url",
@@ -425,6 +443,7 @@ _LISTED = [
     _setting("retention.every", DURATION, "1h"),
     _setting("retention.share", SHARE, 0.05),
     *_runtime(),
+    *_chat("telegram", ("resend", "hold"), ("token", True), ("secret", True), ("api_url", False)),
     _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
     _setting("metrics.port", _whole(0, _PORT_MAX), flag="--metrics-port"),
 ]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from langgraph.store.base import TTLConfig
 
 from perdure.config.agents import AgentSettings, agent_settings
+from perdure.config.channels import chat_channels
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.retention import Sweeping, sweeping
 from perdure.config.store_index import StoreIndex
@@ -33,10 +34,10 @@ class WorkerConfig:
     """Checked configuration of a worker.
 
     ``agents`` are schemas and policies of conversations by graph. ``channels`` is the place of a mapping of
-    names to ``Channel``, ``store`` the argument for ``Runtime(store_ttl=…)``. ``webhook_hosts`` are hosts
-    that webhooks may call although they are not public; ``None`` disables webhooks. ``metrics`` is the
-    address at which they are served, if at all. ``env``, ``root``, ``sources`` and ``ignored`` are those of
-    ``perdure.config.resolve.ResolvedConfig``.
+    names to ``Channel``, ``chats`` are the settings of chat channels by provider, ``store`` is the argument
+    for ``Runtime(store_ttl=…)``. ``webhook_hosts`` are hosts that webhooks may call although they are not
+    public; ``None`` disables webhooks. ``metrics`` is the address at which they are served, if at all.
+    ``env``, ``root``, ``sources`` and ``ignored`` are those of ``perdure.config.resolve.ResolvedConfig``.
     """
 
     database_url: str = field(repr=False)
@@ -44,6 +45,7 @@ class WorkerConfig:
     agents: AgentSettings
     assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
     channels: str | None
+    chats: Mapping[str, Mapping[str, Any]] = field(repr=False)
     settings: Settings
     store: TTLConfig | None
     store_index: StoreIndex | None
@@ -106,6 +108,7 @@ def load(
         agents=agent_settings(settled, named),
         assistants=settled.assistants("perdure worker app:graph"),
         channels=None if channels is None else settled.placed(channels, Path.cwd()),
+        chats=chat_channels(settled),
         settings=Settings(**settled.runtime()),
         store=settled.store_ttl(),
         store_index=settled.store_index(),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from langgraph.store.base import TTLConfig
 
 from perdure.config.agents import AgentSettings, agent_settings
+from perdure.config.channels import chat_channels
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
 from perdure.config.retention import Sweeping, sweeping
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
@@ -95,7 +96,8 @@ class Config:
     """The validated configuration of a server.
 
     ``runtime`` are arguments of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
-    ``agents`` are schemas and policies of conversations by graph. ``env`` are variables to set before a
+    ``agents`` are schemas and policies of conversations by graph, ``channels`` the settings of chat channels
+    by provider. ``env`` are variables to set before a
     graph is imported; none of them is set yet. ``import_folders`` are made importable for graphs. ``root``
     is the folder of the configuration file, the project's. ``sources`` are the files and the names of the
     variables that were used, ``ignored`` the settings without effect: both may be logged.
@@ -114,6 +116,7 @@ class Config:
     store_index: StoreIndex | None
     retention: Sweeping
     checkpointer: ThreadTtl | None
+    channels: Mapping[str, Mapping[str, Any]] = field(repr=False)
     env: Mapping[str, str] = field(repr=False)
     import_folders: tuple[Path, ...]
     root: Path
@@ -182,6 +185,7 @@ def load(
         store_index=settled.store_index(),
         retention=sweeping(settled),
         checkpointer=_thread_ttl(settled),
+        channels=chat_channels(settled),
         env=settled.env,
         import_folders=settled.import_folders(),
         root=settled.root,

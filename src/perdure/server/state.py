@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from fastapi import Depends, Path, Request
 from langgraph.pregel import Pregel
 
+from perdure.channels.chat_channel import ChatChannel
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
@@ -49,7 +50,7 @@ RAW = "perdure.raw_path"
 @dataclass(eq=False)
 class ServerState:
     """The open resources of a server, one object for all of its requests, at ``app.state.perdure``.
-    ``webhooks`` is the policy for webhooks, None if they are disabled."""
+    ``webhooks`` is the policy for webhooks, None if they are disabled; ``chats`` are the chat channels."""
 
     runtime: Runtime
     gate: Gate
@@ -57,6 +58,7 @@ class ServerState:
     limits: RequestLimits = field(default_factory=RequestLimits)
     webhooks: OutboundPolicy | None = None
     headers: Headers = NO_HEADERS
+    chats: Sequence[ChatChannel] = ()
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     throttle: Throttle = field(init=False)
     _apart: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])

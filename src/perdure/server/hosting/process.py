@@ -89,6 +89,8 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
     clients without a URL."""
     app = create_app(None, config.http)
     app.state.perdure = host
+    for chat in host.chats:
+        app.router.routes.extend(chat.routes(host.runtime))
     own = await own_app(config)
     async with AsyncExitStack() as stack:
         stack.enter_context(reachable(app))

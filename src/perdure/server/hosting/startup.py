@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
 from perdure.care.sweeper import SweepOptions
+from perdure.channels.chat_channel import ChatChannel
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
@@ -80,11 +81,15 @@ async def _running(
     works: bool,
 ) -> ServerState:
     hooks = webhooks(config.http, development=config.development)
+    chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
     try:
         runtime = Runtime(
             database,
             agents,
-            channels={} if hooks is None else hooks.channels(settings),
+            channels={
+                **({} if hooks is None else hooks.channels(settings)),
+                **{name: channel for chat in chats for name, channel in chat.channels.items()},
+            },
             settings=settings,
             works=works,
             all_tenants=True,
@@ -109,6 +114,7 @@ async def _running(
         configs=config.assistants,
         headers=headers,
     )
+    host.chats = chats
     runtime.serve_crons(CronStarter(host).start)
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)
@@ -118,6 +124,15 @@ async def _running(
     loop = RetentionLoop(database, Observers(_observers()), every=sweeping.every, options=options)
     await stack.enter_async_context(loop)
     return host
+
+
+def _chats(config: Config) -> Sequence[ChatChannel]:
+    """Return the chat channels of the configuration."""
+    if not config.channels:
+        return ()
+    from perdure.channels.configured import configured
+
+    return configured(config.channels, config.graphs)
 
 
 def prepare(config: Config) -> None:

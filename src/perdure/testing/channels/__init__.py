@@ -5,7 +5,7 @@ bot's messages. On request it delays, duplicates and reorders deliveries, and li
 the answer to messages of the bot. They need aiohttp, which comes with the channels' extras.
 """
 
-from perdure.testing.channels.provider import ProviderDouble, ProviderFault, Shown
+from perdure.testing.channels.provider import DeliveryFaults, ProviderDouble, ProviderFault, Shown
 from perdure.testing.channels.telegram import TelegramDouble
 
-__all__ = ["ProviderDouble", "ProviderFault", "Shown", "TelegramDouble"]
+__all__ = ["DeliveryFaults", "ProviderDouble", "ProviderFault", "Shown", "TelegramDouble"]

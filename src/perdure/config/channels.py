@@ -1,0 +1,29 @@
+"""Chat channels of a configuration: the tables under ``channels``, each with what its provider needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.config.resolve import ResolvedConfig
+from perdure.errors import BadSetting
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {"telegram": ("token", "secret")}
+"""Settings without which a provider's table is incomplete."""
+
+
+def chat_channels(settled: ResolvedConfig) -> dict[str, dict[str, Any]]:
+    """Return the given settings of chat channels by provider; providers without any are left out.
+
+    Raises:
+        BadSetting: A table lacks a setting that its provider needs.
+    """
+    tables = {name: settled.given(f"channels.{name}.") for name in REQUIRED}
+    for name, table in tables.items():
+        missing = [each for each in REQUIRED[name] if each not in table]
+        if table and missing:
+            raise BadSetting(
+                f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set "
+                f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}"
+            )
+    return {name: table for name, table in tables.items() if table}

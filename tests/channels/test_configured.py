@@ -1,0 +1,74 @@
+"""Channels of a configuration: mounted by a server without code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.channels.configured import configured
+from perdure.errors import BadSetting
+from perdure.server.config import load
+from perdure.server.hosting.process import application
+from perdure.server.hosting.startup import opened
+from perdure.testing.channels import TelegramDouble
+from perdure.testing.channels.telegram import SECRET, TOKEN
+from tests.channels.serving import on_port
+from tests.runtime.graphs import go
+
+GRAPH = """
+from tests.channels.serving import echo
+
+graph = echo()
+"""
+TELEGRAM = {"token": TOKEN, "secret": SECRET}
+
+
+def test_a_server_answers_a_chat_by_its_configuration_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "chat_agent.py").write_text(GRAPH)
+
+    async def main() -> None:
+        async with TelegramDouble() as double:
+            (tmp_path / "perdure.toml").write_text(
+                'development = true\n[graphs]\nagent = "./chat_agent.py:graph"\n'
+                f'[channels.telegram]\napi_url = "{double.url}"\ndebounce = 0\n'
+            )
+            names = ("PERDURE_CHANNELS_TELEGRAM_TOKEN", "PERDURE_CHANNELS_TELEGRAM_SECRET")
+            config = load(file=None, environ=dict(zip(names, (TOKEN, SECRET), strict=True)))
+            async with opened(config) as host, application(config, host) as app, on_port(app) as url:
+                double.webhook = f"{url}/channels/telegram"
+                await double.say(1, "hello")
+                await double.until_shown(1)
+                assert double.texts(1) == ["hello"]
+
+    go(main())
+
+
+def test_a_graph_is_named_if_there_are_several() -> None:
+    (bot,) = configured({"telegram": TELEGRAM}, ["one"])
+    assert bot.options.graph is None
+    (bot,) = configured({"telegram": {**TELEGRAM, "graph": "two", "debounce": 1.0}}, ["one", "two"])
+    assert (bot.options.graph, bot.options.debounce) == ("two", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("table", "graphs", "named"),
+    [
+        (TELEGRAM, ["one", "two"], "channels.telegram.graph has to name one of the graphs one, two"),
+        ({**TELEGRAM, "graph": "other"}, ["one"], "not 'other'"),
+        ({**TELEGRAM, "secret": "short"}, ["one"], "channels.telegram: the secret"),
+        ({**TELEGRAM, "token": "short"}, ["one"], "channels.telegram: the token"),
+    ],
+)
+def test_what_cannot_work_is_named_without_the_secret(
+    table: dict[str, Any], graphs: list[str], named: str
+) -> None:
+    with pytest.raises(BadSetting, match=named) as refused:
+        configured({"telegram": table}, graphs)
+    assert "short" not in str(refused.value)

@@ -9,6 +9,7 @@ from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
 from perdure.engine.values import MissingChunk, fetch_chunks, reachable
 from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT
 from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition
@@ -73,12 +74,14 @@ def _write_copy(
     yield from _refuse_occupied(target)
     for batch in batches(chunks, budget):
         yield from ask(Stage(target, tuple(batch)))
-    # Heads last: until they are there the copy is invisible.
+    # The root's head last: until it is there, with the generation, the copy is invisible.
     ours = transfer_claim.checks(first_version)
+    root = [head for head in heads if head.key == (ROOT,)]
+    rows += [head for head in heads if head.key != (ROOT,)]
     for some in batches(rows, budget, reserve=len(ours)):
         yield from _commit_copy(target, [*ours, *some])
     born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
-    yield from _commit_copy(target, [born, transfer_claim.release(first_version), *heads])
+    yield from _commit_copy(target, [born, transfer_claim.release(first_version), *root])
 
 
 def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:

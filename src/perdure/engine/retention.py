@@ -7,7 +7,7 @@ that no remaining checkpoint or write reaches, each on condition that its genera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from perdure.errors import CannotTakeBack, Contention
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lineage import belongs
+from perdure.model.lineage import ROOT, belongs
 from perdure.model.ops import (
     Check,
     Commit,
@@ -341,32 +341,83 @@ def _take_away(
     doomed: Sequence[Op],
     budget: Budget,
 ) -> Program[int | None]:
-    """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile."""
-    relinked: list[Op] = [record.put() for record in (yield from relink(partition, contents, plan))]
+    """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile.
+
+    A plan that does not fit one commit is committed in parts. Each checks the heads of the root and of the
+    namespaces that it changes: a checkpoint that was stored since the thread was read may build on what is to
+    be removed. Heads move first, and in a namespace links come before removals: cut short in between, no
+    survivor has lost its parent. A namespace that goes as a whole loses its head together with the last of
+    its checkpoints. The root's namespace comes before the others: no checkpoint stays without the subgraphs
+    that belong to it.
+    """
+    relinked = yield from relink(partition, contents, plan)
+    changes: dict[str, list[Op]] = {ROOT: []}
+    # Children before parents: cut short in between, what is left of them has no hole.
+    seqs = {(c.namespace, c.id): c.seq for c in contents.checkpoints}
+    gone = [Delete(CHECKPOINT, name) for name in sorted(plan.removed, key=lambda name: -seqs[name])]
+    for op in (*(record.put() for record in relinked), *gone, *doomed):
+        changes.setdefault(op.key[0], []).append(op)
     generation = contents.view.generation
-    gone: list[Op] = [*(Delete(CHECKPOINT, name) for name in plan.removed), *doomed]
-    kept_heads: list[Op] = [
-        Check(HEAD, (namespace,), head.version)
-        for namespace, head in contents.heads.items()
-        if (namespace,) not in {op.key for op in moved}
-    ]
-    # Links before removals: cut short in between, no survivor has lost its parent.
-    first = True
-    reserve = 2 + len(moved) + len(kept_heads)
-    for batch in batches([*relinked, *gone], budget, reserve=reserve) if relinked or gone else [[]]:
-        raised = successor(generation, *(str(op.key) for op in (*moved, *batch)))
+    for part in _parts(contents, moved, changes, budget):
+        raised = successor(generation, *(str(op.key) for op in part))
         guard: list[Op] = [
             Put(GC, (), expect=generation or Expect.ABSENT, version=raised),
             _same_run(contents),
-            *kept_heads,
         ]
-        guard += moved if first else [Check(HEAD, op.key, op.version) for op in moved if isinstance(op, Put)]
-        outcome = yield from ask(Commit(partition, (*guard, *batch)))
+        outcome = yield from ask(Commit(partition, (*guard, *part)))
         if not isinstance(outcome, Committed):
             return None
         generation = raised
-        first = False
     return generation
+
+
+_GUARDS = 3
+"""Operations of each part beside its own: on the collection generation, the open run and the root's head."""
+
+
+def _parts(
+    contents: Contents, moved: Sequence[Op], changes: Mapping[str, Sequence[Op]], budget: Budget
+) -> Iterator[list[Op]]:
+    """Divide a plan into commits, each with the operations or checks on the heads that it depends on."""
+    heads: dict[str, Check] = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
+    heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
+    room = max(2, budget.ops - _GUARDS)
+    part: dict[str, Op] = {}
+    ops: list[Op] = []
+    held = 0
+
+    def whole() -> list[Op]:
+        return [*{ROOT: heads[ROOT], **part}.values(), *ops]
+
+    leaving = {op.key[0]: op for op in moved if isinstance(op, Delete)}
+    for move in sorted((op for op in moved if isinstance(op, Put)), key=lambda op: op.key):
+        if len(part) == room:
+            yield whole()
+            part = {}
+        part[move.key[0]], heads[move.key[0]] = move, Check(HEAD, move.key, move.version)
+    for namespace in dict.fromkeys((*changes, *leaving)):
+        wanted = _head_last(changes.get(namespace, ()), contents.heads.get(namespace))
+        for left, op in zip(range(len(wanted) - 1, -1, -1), wanted, strict=True):
+            size = len(op.body) if isinstance(op, Put) else 0
+            needed = len(part) + len(ops) + 1 + (namespace in heads and namespace not in part)
+            if (part or ops) and (needed > room or (ops and held + size > budget.bytes)):
+                yield whole()
+                part, ops, held = {}, [], 0
+            if namespace in heads and namespace not in part:
+                part[namespace] = heads[namespace]
+            if not left and namespace in leaving:
+                part[namespace] = leaving[namespace]
+                heads[namespace] = Check(HEAD, (namespace,), Expect.ABSENT)
+            ops.append(op)
+            held += size
+    if part or ops:
+        yield whole()
+
+
+def _head_last(ops: Sequence[Op], head: HeadView | None) -> list[Op]:
+    """Return the operations of a namespace, with the removal of its head's checkpoint at the end."""
+    last = None if head is None else head.checkpoint_id
+    return sorted(ops, key=lambda op: isinstance(op, Delete) and op.kind is CHECKPOINT and op.key[1] == last)
 
 
 def _moved_heads(

@@ -25,6 +25,7 @@ REPLACEMENTS = [
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bclass Database\b", "class SyncDatabase"),
     (r"\bHistories\b", "SyncHistories"),
+    (r"\bRetentionSweeper\b", "SyncRetentionSweeper"),
     (r"\bperdure\.connect\b", "perdure.connect_sync"),
 ]
 
@@ -34,7 +35,12 @@ def blocking(source: str) -> str:
     _, body = source.split('\n"""\n', 1)
     for pattern, replacement in REPLACEMENTS:
         body = re.sub(pattern, replacement, body)
-    return HEAD + body
+    # Other names may come in another order.
+    return HEAD + re.sub(r"(?m)^(from \S+ import )([\w, ]+)$", _in_order, body)
+
+
+def _in_order(line: re.Match[str]) -> str:
+    return line[1] + ", ".join(sorted(line[2].split(", ")))
 
 
 def main() -> None:

@@ -54,10 +54,10 @@ def test_a_share_is_kept_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_sweeps_without_blocking_the_loop() -> None:
     async with perdure.connect("memory://", retention=ONE) as db:
         await asyncio.to_thread(fill, db, 3)
-        done = await db.sweeper(SweepOptions(share=1.0)).asweep()
+        done = await db.sweeper(SweepOptions(share=1.0)).sweep()
         assert done is not None
         assert done.checkpoints == 6
-        again = await db.sweeper(SweepOptions(share=1.0)).asweep()
+        again = await db.sweeper(SweepOptions(share=1.0)).sweep()
         assert again is not None
         assert (again.threads, again.checkpoints) == (3, 0)
 

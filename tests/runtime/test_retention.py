@@ -146,7 +146,7 @@ async def test_a_message_that_waits_and_a_run_under_way_keep_their_thread(
             ticket = await accepting.submit("a", said("two"))
             wait(2)
             assert len(db.timeline("a")) == 3
-            done = await db.sweeper(SweepOptions(share=1.0)).asweep()
+            done = db.sweeper(SweepOptions(share=1.0)).sweep()
             assert done is not None
             assert done.expired == 0
         async with Runtime(db, graph()) as runtime:

@@ -27,12 +27,12 @@ async def test_a_tagged_checkpoint_survives_a_sweep(near: str) -> None:
         assert [tag["name"] for tag in (await http.get(path)).json()] == ["approved", "now"]
         rules = RetentionRules(Retention(keep_last=1))
         options = SweepOptions(share=1.0, rules=rules, all_tenants=True)
-        await server.host.runtime.database.sweeper(options).asweep()
+        await server.host.runtime.database.sweeper(options).sweep()
         left = [state["checkpoint"]["checkpoint_id"] for state in await client.threads.get_history(thread_id)]
         assert left == [latest, oldest]
         assert (await client.threads.get_state(thread_id, checkpoint_id=oldest))["values"]["messages"]
         assert (await http.delete(f"{path}/approved")).status_code == 204
-        await server.host.runtime.database.sweeper(options).asweep()
+        await server.host.runtime.database.sweeper(options).sweep()
         assert len(await client.threads.get_history(thread_id)) == 1
 
 

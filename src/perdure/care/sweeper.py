@@ -83,11 +83,8 @@ class SweepOptions:
         WorkShare(self.share)
 
 
-class RetentionSweeper:
-    """Sweeps the threads of a database.
-
-    A sweep is stored as it goes: after a crash the next one continues where it stopped, once the lease of
-    60 s is over. Where another process sweeps, nothing is done.
+class SweeperBase:
+    """What both sweepers have in common.
 
     Args:
         driver: the database, with its expired threads.
@@ -111,40 +108,12 @@ class RetentionSweeper:
         cls, driver: Driver, digest: Digester, tenant: str, rules: RetentionRules, options: SweepOptions
     ) -> Self:
         """Return a sweeper of a database, for its tenant unless the options name all."""
+        rules = rules if options.rules is None else options.rules
         limits = Budget(driver.limits.ops, driver.limits.bytes)
         whose = None if options.all_tenants else tenant
         terms = SweepTerms(rules, digest, limits, whose, options.dry_run, options.only_default)
         owner = options.owner or secrets.token_hex(8)
         return cls(with_expired(driver), terms, owner, pace=WorkShare(options.share), on_step=options.on_step)
-
-    def sweep(self) -> Swept | None:
-        """Sweep every thread once and return the result; ``None`` if another process sweeps."""
-        program: Program[tuple[SweepState, int] | None] = self._begin()
-        at = run(program, self._driver)
-        while at is not None and not at[0].is_over:
-            began = time.monotonic()
-            at = run(self._step(*at), self._driver)
-            if at is not None and not at[0].is_over:
-                time.sleep(self._pace.pause(time.monotonic() - began))
-        return None if at is None else at[0].last
-
-    async def asweep(self) -> Swept | None:
-        """As ``sweep``, without blocking the event loop."""
-        at = await arun(self._begin(), self._driver)
-        while at is not None and not at[0].is_over:
-            began = time.monotonic()
-            at = await arun(self._step(*at), self._driver)
-            if at is not None and not at[0].is_over:
-                await asyncio.sleep(self._pace.pause(time.monotonic() - began))
-        return None if at is None else at[0].last
-
-    def sweep_thread(self, partition: Partition) -> Swept:
-        """Apply the policies to one thread, beside any sweep.
-
-        Raises:
-            LookupError: the thread's metadata name a policy that does not exist.
-        """
-        return run(self._visit(partition), self._driver)
 
     def _visit(self, partition: Partition) -> Program[Swept]:
         now = yield from ask(Now())
@@ -173,6 +142,54 @@ class RetentionSweeper:
             return None
         self._on_step(state)
         return state, saved
+
+
+class RetentionSweeper(SweeperBase):
+    """Sweeps the threads of a database, without blocking the event loop.
+
+    A sweep is stored as it goes: after a crash the next one continues where it stopped, once the lease of
+    60 s is over. Where another process sweeps, nothing is done.
+    """
+
+    async def sweep(self) -> Swept | None:
+        """Sweep every thread once and return the result; ``None`` if another process sweeps."""
+        at = await arun(self._begin(), self._driver)
+        while at is not None and not at[0].is_over:
+            began = time.monotonic()
+            at = await arun(self._step(*at), self._driver)
+            if at is not None and not at[0].is_over:
+                await asyncio.sleep(self._pace.pause(time.monotonic() - began))
+        return None if at is None else at[0].last
+
+    async def sweep_thread(self, partition: Partition) -> Swept:
+        """Apply the policies to one thread, beside any sweep.
+
+        Raises:
+            LookupError: the thread's metadata name a policy that does not exist.
+        """
+        return await arun(self._visit(partition), self._driver)
+
+
+class SyncRetentionSweeper(SweeperBase):
+    """Sweeps the threads of a database and blocks until it is done; otherwise as ``RetentionSweeper``."""
+
+    def sweep(self) -> Swept | None:
+        """Sweep every thread once and return the result; ``None`` if another process sweeps."""
+        at = run(self._begin(), self._driver)
+        while at is not None and not at[0].is_over:
+            began = time.monotonic()
+            at = run(self._step(*at), self._driver)
+            if at is not None and not at[0].is_over:
+                time.sleep(self._pace.pause(time.monotonic() - began))
+        return None if at is None else at[0].last
+
+    def sweep_thread(self, partition: Partition) -> Swept:
+        """Apply the policies to one thread, beside any sweep.
+
+        Raises:
+            LookupError: the thread's metadata name a policy that does not exist.
+        """
+        return run(self._visit(partition), self._driver)
 
 
 def _us(seconds: float) -> int:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
+from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
@@ -36,6 +37,14 @@ class Database(DatabaseBase):
             ttl: Time from its last turn after which a session reads as absent; ``None`` for no end.
         """
         return Histories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
+
+    def sweeper(self, options: SweepOptions | None = None) -> RetentionSweeper:
+        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
+        have it."""
+        handle = self._handle
+        return RetentionSweeper.of(
+            handle.driver, handle.digest, self.tenant, handle.retention, options or SweepOptions()
+        )
 
     async def threads(self) -> AsyncIterator[Thread]:
         """Iterate over the tenant's threads, by id."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
@@ -36,13 +35,6 @@ class DatabaseBase:
     def retention(self) -> RetentionRules:
         """Retention policies of these threads."""
         return self._handle.retention
-
-    def sweeper(self, options: SweepOptions | None = None) -> RetentionSweeper:
-        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
-        have it."""
-        options = options or SweepOptions()
-        rules = self._handle.retention if options.rules is None else options.rules
-        return RetentionSweeper.of(self._handle.driver, self._handle.digest, self.tenant, rules, options)
 
     def checkpointer(
         self,

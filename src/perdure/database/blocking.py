@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+from perdure.care.sweeper import SweepOptions, SyncRetentionSweeper
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
@@ -35,6 +36,14 @@ class SyncDatabase(DatabaseBase):
             ttl: Time from its last turn after which a session reads as absent; ``None`` for no end.
         """
         return SyncHistories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
+
+    def sweeper(self, options: SweepOptions | None = None) -> SyncRetentionSweeper:
+        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
+        have it."""
+        handle = self._handle
+        return SyncRetentionSweeper.of(
+            handle.driver, handle.digest, self.tenant, handle.retention, options or SweepOptions()
+        )
 
     def threads(self) -> Iterator[Thread]:
         """Iterate over the tenant's threads, by id."""

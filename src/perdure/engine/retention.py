@@ -7,13 +7,14 @@ that no remaining checkpoint or write reaches, each on condition that its genera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from perdure.engine import transfer_claim
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
+from perdure.engine.retention_parts import parts
 from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.engine.values import reachable
@@ -358,7 +359,7 @@ def _take_away(
     for op in (*(record.put() for record in relinked), *gone, *doomed):
         changes.setdefault(op.key[0], []).append(op)
     generation = contents.view.generation
-    for part in _parts(contents, moved, changes, budget):
+    for part in parts(contents.heads, moved, changes, budget):
         raised = successor(generation, *(str(op.key) for op in part))
         guard: list[Op] = [
             Put(GC, (), expect=generation or Expect.ABSENT, version=raised),
@@ -369,55 +370,6 @@ def _take_away(
             return None
         generation = raised
     return generation
-
-
-_GUARDS = 3
-"""Operations of each part beside its own: on the collection generation, the open run and the root's head."""
-
-
-def _parts(
-    contents: Contents, moved: Sequence[Op], changes: Mapping[str, Sequence[Op]], budget: Budget
-) -> Iterator[list[Op]]:
-    """Divide a plan into commits, each with the operations or checks on the heads that it depends on."""
-    heads: dict[str, Check] = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
-    heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
-    room = max(2, budget.ops - _GUARDS)
-    part: dict[str, Op] = {}
-    ops: list[Op] = []
-    held = 0
-
-    def whole() -> list[Op]:
-        return [*{ROOT: heads[ROOT], **part}.values(), *ops]
-
-    leaving = {op.key[0]: op for op in moved if isinstance(op, Delete)}
-    for move in sorted((op for op in moved if isinstance(op, Put)), key=lambda op: op.key):
-        if len(part) == room:
-            yield whole()
-            part = {}
-        part[move.key[0]], heads[move.key[0]] = move, Check(HEAD, move.key, move.version)
-    for namespace in dict.fromkeys((*changes, *leaving)):
-        wanted = _head_last(changes.get(namespace, ()), contents.heads.get(namespace))
-        for left, op in zip(range(len(wanted) - 1, -1, -1), wanted, strict=True):
-            size = len(op.body) if isinstance(op, Put) else 0
-            needed = len(part) + len(ops) + 1 + (namespace in heads and namespace not in part)
-            if (part or ops) and (needed > room or (ops and held + size > budget.bytes)):
-                yield whole()
-                part, ops, held = {}, [], 0
-            if namespace in heads and namespace not in part:
-                part[namespace] = heads[namespace]
-            if not left and namespace in leaving:
-                part[namespace] = leaving[namespace]
-                heads[namespace] = Check(HEAD, (namespace,), Expect.ABSENT)
-            ops.append(op)
-            held += size
-    if part or ops:
-        yield whole()
-
-
-def _head_last(ops: Sequence[Op], head: HeadView | None) -> list[Op]:
-    """Return the operations of a namespace, with the removal of its head's checkpoint at the end."""
-    last = None if head is None else head.checkpoint_id
-    return sorted(ops, key=lambda op: isinstance(op, Delete) and op.kind is CHECKPOINT and op.key[1] == last)
 
 
 def _moved_heads(

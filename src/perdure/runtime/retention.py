@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from perdure.care.sweeper import SweepOptions
+from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine import sweep
 from perdure.engine.sweep import SweepState
@@ -65,7 +66,7 @@ class RetentionLoop:
             self._saw(state.finished_at)
             return min(left, _LOOK_S)
         began = time.monotonic()
-        swept = await self._database.sweeper(self._options).asweep()
+        swept = await Database(self._handle).sweeper(self._options).sweep()
         if swept is not None:
             took = round((time.monotonic() - began) * 1_000_000)
             self._observers.event("sweep.finished", **asdict(swept), took=took)

@@ -1,0 +1,66 @@
+"""Divides the removal of a thread's checkpoints into commits that a backend has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from perdure.engine.threads import HeadView
+from perdure.engine.transact import Budget
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Check, Delete, Expect, Op, Put
+from perdure.model.records import CHECKPOINT, HEAD
+
+_GUARDS = 3
+"""Operations of each part beside its own: on the collection generation, the open run and the root's head."""
+
+
+def parts(
+    found: Mapping[str, HeadView], moved: Sequence[Op], changes: Mapping[str, Sequence[Op]], budget: Budget
+) -> Iterator[list[Op]]:
+    """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
+
+    Args:
+        found: The heads by namespace, as they were read.
+        moved: The operations on heads: moved first, or removed with the last of their namespace.
+        changes: The other operations by namespace, in the order in which they are to be committed.
+        budget: The limits of one commit.
+    """
+    heads: dict[str, Check] = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
+    heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in found.items()}
+    room = max(2, budget.ops - _GUARDS)
+    part: dict[str, Op] = {}
+    ops: list[Op] = []
+    held = 0
+
+    def whole() -> list[Op]:
+        return [*{ROOT: heads[ROOT], **part}.values(), *ops]
+
+    leaving = {op.key[0]: op for op in moved if isinstance(op, Delete)}
+    for move in sorted((op for op in moved if isinstance(op, Put)), key=lambda op: op.key):
+        if len(part) == room:
+            yield whole()
+            part = {}
+        part[move.key[0]], heads[move.key[0]] = move, Check(HEAD, move.key, move.version)
+    for namespace in dict.fromkeys((*changes, *leaving)):
+        wanted = _head_last(changes.get(namespace, ()), found.get(namespace))
+        for left, op in zip(range(len(wanted) - 1, -1, -1), wanted, strict=True):
+            size = len(op.body) if isinstance(op, Put) else 0
+            needed = len(part) + len(ops) + 1 + (namespace in heads and namespace not in part)
+            if (part or ops) and (needed > room or (ops and held + size > budget.bytes)):
+                yield whole()
+                part, ops, held = {}, [], 0
+            if namespace in heads and namespace not in part:
+                part[namespace] = heads[namespace]
+            if not left and namespace in leaving:
+                part[namespace] = leaving[namespace]
+                heads[namespace] = Check(HEAD, (namespace,), Expect.ABSENT)
+            ops.append(op)
+            held += size
+    if part or ops:
+        yield whole()
+
+
+def _head_last(ops: Sequence[Op], head: HeadView | None) -> list[Op]:
+    """Return the operations of a namespace, with the removal of its head's checkpoint at the end."""
+    last = None if head is None else head.checkpoint_id
+    return sorted(ops, key=lambda op: isinstance(op, Delete) and op.kind is CHECKPOINT and op.key[1] == last)

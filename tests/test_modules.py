@@ -60,6 +60,7 @@ TESTED_BY = {
     "perdure.inspector.states": "inspector/test_api.py",
     "perdure.inspector.timeline": "inspector/test_api.py",
     "perdure.langgraph.cache.decoding": "langgraph/test_handing_out.py",
+    "perdure.langgraph.checkpoint_ids": "engine/test_forking.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
     "perdure.langgraph.object_packing": "langgraph/test_serde.py",
     "perdure.langgraph.saver_programs": "langgraph/test_contract.py",

@@ -155,6 +155,30 @@ def test_a_tag_outlives_pruning_and_export_has_everything(shell: Shell, tmp_path
     assert "no tag 'approved'" in missing.stderr
 
 
+def test_a_thread_goes_on_from_a_tag_and_a_copy_leaves_it_as_it_is(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 3)
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    listed = shell("threads", "history", "ada", "--json", **url).stdout.splitlines()
+    early = json.loads(listed[-3])["checkpoint_id"]
+    shell("threads", "tag", "ada", "approved", "--checkpoint", early, **url)
+    digest = shell("threads", "digest", "ada", **url).stdout.split()[0]
+    forked = json.loads(
+        shell("threads", "fork", "ada", "approved", "--into", "again", "--json", **url).stdout
+    )
+    assert (forked["thread_id"], forked["copy_of"]) == ("again", early)
+    assert shell("threads", "digest", "ada", **url).stdout.split()[0] == digest
+    shown = json.loads(shell("threads", "show", "again", "--json", **url).stdout)
+    assert (shown["checkpoint_id"], shown["source"]) == (forked["checkpoint_id"], "fork")
+    assert f"goes on from {early}" in shell("threads", "fork", "ada", early, **url).stdout
+    assert "sound" in shell("fsck", **url).stdout
+    taken = shell("threads", "fork", "ada", early, "--into", "again", **url)
+    assert taken.returncode == 1
+    assert "'again' already has checkpoints" in taken.stderr
+    missing = shell("threads", "fork", "ada", "none", **url)
+    assert missing.returncode == 1
+    assert "no checkpoint or tag 'none'" in missing.stderr
+
+
 def test_a_checkpoint_is_shown_as_it_was(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 2)
     url = {"PERDURE_DB": "sqlite:///t.db"}

@@ -41,8 +41,9 @@ def diff(
     messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
     """
     with opened(db, tenant, key_file) as database:
-        new = database.show(thread_id, _id(database, thread_id, after, namespace), namespace)
-        old_id = new.parent_id if before is None else _id(database, thread_id, before, namespace)
+        newest = None if after is None else checkpoint_id(database, thread_id, after, namespace)
+        new = database.show(thread_id, newest, namespace)
+        old_id = new.parent_id if before is None else checkpoint_id(database, thread_id, before, namespace)
         old = None if old_id is None else database.show(thread_id, old_id, namespace)
     first = {} if old is None else {c.name: c.value for c in old.channels}
     second = {c.name: c.value for c in new.channels}
@@ -62,10 +63,8 @@ def diff(
                 out.print(f"[{color}]{mark} {escape(_line(item))}[/]", soft_wrap=True)
 
 
-def _id(database: SyncDatabase, thread_id: str, name: str | None, namespace: str) -> str | None:
-    """Return the id of a checkpoint named by its id or a tag."""
-    if name is None:
-        return None
+def checkpoint_id(database: SyncDatabase, thread_id: str, name: str, namespace: str) -> str:
+    """Return the id of a checkpoint named by its id or a tag; raise ``NotFound`` if there is none."""
     named = database.tags(thread_id).get(name, name)
     try:
         database.show(thread_id, named, namespace)

@@ -23,7 +23,7 @@ from perdure.cli.app import (
     print_json,
 )
 from perdure.cli.care import DryRun, prune_threads
-from perdure.cli.diff import diff
+from perdure.cli.diff import checkpoint_id, diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.thread_listing import list_threads, top
 from perdure.errors import Corrupt, NotFound
@@ -159,6 +159,37 @@ def tag(
         else:
             target = database.tag(thread_id, name, checkpoint)
             out.print(f"{escape(thread_id)}: {escape(name)} is checkpoint {target}")
+
+
+@threads.command()
+def fork(
+    thread_id: ThreadId,
+    *,
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint's id or a tag to go on from")],
+    into: Annotated[
+        str | None,
+        typer.Option(help="Copy the thread under this id and fork the copy", show_default=False),
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on from an earlier checkpoint: its copy becomes the latest one, and the next message builds on it.
+
+    What came after it stays as a branch. With --into the thread itself is left as it is. Refused while a run
+    of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
+    """
+    with opened(db, tenant, key_file) as database:
+        source = checkpoint_id(database, thread_id, checkpoint, "")
+        if into is not None:
+            database.checkpointer().copy_thread(thread_id, into)
+        target = into or thread_id
+        forked = database.fork(target, source)
+    if as_json:
+        print_json({"thread_id": target, "checkpoint_id": forked, "copy_of": source})
+        return
+    out.print(f"{escape(target)}: goes on from {source} as {forked}", soft_wrap=True)
 
 
 @threads.command()

@@ -14,7 +14,7 @@ from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
-from perdure.engine import content, fsck, fsck_report, retention, tags
+from perdure.engine import content, forking, fsck, fsck_report, retention, tags
 from perdure.engine.content import Digest
 from perdure.engine.fsck_report import Damage, Finding, Repaired
 from perdure.engine.measure import Measure, measure
@@ -22,6 +22,7 @@ from perdure.engine.stuck import Survey, survey
 from perdure.errors import Corrupt
 from perdure.history.histories import Histories
 from perdure.langgraph import inspect
+from perdure.langgraph.checkpoint_ids import new_checkpoint
 from perdure.langgraph.inspect import CheckpointView
 from perdure.model.records import Partition
 
@@ -58,6 +59,24 @@ class Database(DatabaseBase):
         """Tag a checkpoint, the latest if no id is given, so that it is never pruned; return its id."""
         at = self._handle.partition(thread_id)
         return await self._handle.arun(tags.set_tag(at, name, checkpoint_id=checkpoint_id))
+
+    async def fork(self, thread_id: str, checkpoint_id: str) -> str:
+        """Go on from an earlier checkpoint: make a copy of it the latest one, and return the copy's id.
+
+        The checkpoints after it stay as a branch, and are reached by their ids. A step that was under way
+        starts again.
+
+        Args:
+            thread_id: The thread.
+            checkpoint_id: A checkpoint of the graph itself, not of a subgraph.
+
+        Raises:
+            NotFound: There is no such checkpoint.
+            Fenced: A run of the thread is open.
+        """
+        new_id, now = new_checkpoint()
+        at = self._handle.partition(thread_id)
+        return await self._handle.arun(forking.fork(at, checkpoint_id, new_id=new_id, now=now))
 
     async def untag(self, thread_id: str, name: str) -> None:
         """Remove a tag; raises ``NotFound`` if there is none."""

@@ -1,0 +1,69 @@
+"""Forks of a thread: going on from an earlier checkpoint, while everything after it stays as a branch."""
+
+from __future__ import annotations
+
+from perdure.engine.threads import HeadView, guards, load_view, missing_head
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention, NotFound
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.lineage import ROOT
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, HEAD, Partition
+from perdure.model.versions import successor
+
+
+def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> Program[str]:
+    """Make a copy of a checkpoint the latest one of its thread; return the copy's id.
+
+    The copy stands beside the original, on the same parent, as LangGraph's own forks do. The checkpoints
+    after the original stay, and are reached by their ids. What tasks of the original had written is not
+    copied, so a step that was under way starts again, and questions are asked again.
+
+    Args:
+        partition: The thread.
+        checkpoint_id: A checkpoint of the graph itself, not of a subgraph.
+        new_id: The id of the copy.
+        now: The time of the copy, ISO 8601.
+
+    Raises:
+        NotFound: There is no such checkpoint.
+        Fenced: A run of the thread is open.
+        Contention: Other writers win each time.
+    """
+    for _ in range(ATTEMPTS):
+        view = yield from load_view(partition, ROOT)
+        (found,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, checkpoint_id)),)))
+        if not found:
+            raise NotFound(
+                f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r}; "
+                "`perdure threads history` lists what there is"
+            )
+        if view.head is None:
+            raise missing_head(partition, ROOT, checkpoint_id)
+        record = _copy(CheckpointRecord.read(found[0]), new_id, now, view.head)
+        moved = Put(
+            HEAD,
+            (ROOT,),
+            {"checkpoint_id": record.id, "seq": record.seq},
+            expect=view.head.version,
+            version=successor(view.head.version, record.id),
+        )
+        original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
+        ops = (*guards(partition, view, None), original, moved, record.put()._replace(expect=Expect.ABSENT))
+        if isinstance((yield from ask(Commit(partition, ops))), Committed):
+            return record.id
+    raise Contention(f"thread {partition.thread!r} is written to all the time; fork it again later")
+
+
+def _copy(record: CheckpointRecord, new_id: str, now: str, head: HeadView) -> CheckpointRecord:
+    # The loops stay, too: the writes on the parent that are part of the original are part of the copy.
+    return record.moved(
+        id=new_id,
+        seq=head.seq + 1,
+        ts=now,
+        source="fork",
+        step=None if record.step is None else record.step + 1,
+        run_id=None,
+        prior=None if head.checkpoint_id == record.parent_id else head.checkpoint_id,
+    )

@@ -7,7 +7,8 @@
     │   ├── Contention      a commit lost every one of its bounded retries
     │   ├── CannotTakeBack  a rollback needs a checkpoint that is not stored any more
     │   ├── RunInProgress   a run is open or messages wait, and the strategy is to reject
-    │   └── NotWaiting      an answer to a thread that does not wait for it
+    │   ├── NotWaiting      an answer to a thread that does not wait for it
+    │   └── OtherGraph      the thread's state belongs to another graph
     ├── NotFound            the named checkpoint, thread or tag is not stored
     ├── NotAllowed          the call needs a right that was not requested by name
     ├── Corrupt             stored bytes do not match their name
@@ -78,6 +79,11 @@ class RunInProgress(Conflict):
 
 class NotWaiting(Conflict):
     """The thread waits for no answer, or for the answer to another question: look at its state."""
+
+
+class OtherGraph(Conflict):
+    """The thread's state belongs to another graph, which ran on it first: use another thread, or let graphs
+    share threads with ``Settings(shared_threads=True)``."""
 
 
 class NotFound(PerdureError):

@@ -89,7 +89,7 @@ class Site:
     def _app(self) -> FastAPI:
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            settings = Settings(poll=0.2, lease=3.0, drain=0.0)
+            settings = Settings(poll=0.2, lease=3.0, drain=0.0, shared_threads=True)
             async with (
                 perdure.connect(self._database, migrate=True) as database,
                 Runtime(database, self._graphs, settings=settings, all_tenants=True) as runtime,

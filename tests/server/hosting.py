@@ -145,7 +145,7 @@ async def serving(
     **changed: Any,
 ) -> AsyncIterator[Served]:
     """A server over a database, for as long as the block lasts, of these graphs or those above."""
-    settings = Settings(poll=0.2, **changed)
+    settings = Settings(**{"poll": 0.2, "shared_threads": True, **changed})
     async with AsyncExitStack() as clients, perdure.connect(url, migrate=True) as db:
         runtime = Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers)
         host = ServerState.over(runtime, gate or Open(), limits=limits)

@@ -46,7 +46,9 @@ async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> As
     """A server over a database, for as long as the block lasts; another may be over the same."""
     async with (
         perdure.connect(url, migrate=True) as db,
-        Runtime(db, graphs(), settings=Settings(poll=0.1), works=works, all_tenants=True) as runtime,
+        Runtime(
+            db, graphs(), settings=Settings(poll=0.1, shared_threads=True), works=works, all_tenants=True
+        ) as runtime,
     ):
         host = ServerState.over(runtime, gate or Open())
         async with served(create_app(None), host) as address:

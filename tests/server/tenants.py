@@ -177,7 +177,12 @@ async def serving(url: str, gate: Gate, *, serves: Any = None) -> AsyncIterator[
     """A server over a database, for as long as the block lasts. What still runs then is left behind."""
     async with (
         perdure.connect(url, migrate=True) as db,
-        Runtime(db, serves or graphs(), settings=Settings(poll=0.1, drain=0.1), all_tenants=True) as runtime,
+        Runtime(
+            db,
+            serves or graphs(),
+            settings=Settings(poll=0.1, drain=0.1, shared_threads=True),
+            all_tenants=True,
+        ) as runtime,
     ):
         app, host = create_app(None), ServerState.over(runtime, gate)
         async with served(app, host) as address:

@@ -27,7 +27,7 @@ from perdure.engine import checkpoints, copying, retention
 from perdure.engine.threads import View, is_older
 from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
-from perdure.errors import Conflict, NotAllowed
+from perdure.errors import Conflict, NotAllowed, OtherGraph
 from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.codecs import Codec
@@ -53,6 +53,8 @@ OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 """Arguments: the thread, the namespace, and the known serialised sizes of channel values in bytes."""
 _VIEWS_MAX = 20_000
+GRAPH_ID = "graph_id"
+"""Name in a checkpoint's metadata of the graph that made it."""
 _log = logging.getLogger("perdure.langgraph")
 
 
@@ -91,6 +93,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self.on_stored: OnStored | None = None
         """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
         nor wait."""
+        self.graph: str | None = None
+        """For the runtime: the graph to which a thread belongs after this saver has put its first checkpoint
+        on it. Loading a thread of another graph raises ``OtherGraph``."""
         self.on_older: Callable[[Partition], None] | None = None
         """For the runtime: called, likewise, for a thread that was found older than this process knew it.
         Without it that is logged."""
@@ -161,7 +166,18 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
         self._caches.weigh(at.partition)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
-        return translate.to_tuple(self._packer, at.partition, shown, values, thread)
+        found_tuple = translate.to_tuple(self._packer, at.partition, shown, values, thread)
+        if self.graph is not None and namespace == ROOT:
+            self._require_own(at.partition, found_tuple.metadata.get(GRAPH_ID))
+        return found_tuple
+
+    def _require_own(self, partition: Partition, graph: object) -> None:
+        if graph is not None and graph != self.graph:
+            raise OtherGraph(
+                f"thread {partition.thread!r} belongs to the graph {graph!r}, and {self.graph!r} is another; "
+                "use another thread, or let graphs share threads: shared_threads=True in the "
+                "runtime's settings"
+            )
 
     def _list(self, pages: CheckpointListing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._migration, self._digest))
@@ -210,6 +226,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if loop is not None:
             loop.refuse_if_lost()
         full = translate.metadata(config, metadata, self._metadata_keys)
+        if self.graph is not None and namespace == ROOT:
+            full.setdefault(GRAPH_ID, self.graph)
         source = full.get("source")
         addressed = None if loop is None else loop.loaded.addressed
         is_copy = source == "fork" and addressed is not None and parent != addressed

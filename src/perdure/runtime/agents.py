@@ -19,6 +19,7 @@ from perdure.langgraph.datatypes import Allow
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.messages import Message
 from perdure.runtime.graph_factories import Factory
+from perdure.runtime.model_calls import Price
 from perdure.schema.schema import Schema
 
 ToInput = Callable[[Sequence[Message]], Any]
@@ -106,6 +107,7 @@ class Agent:
             By default such a key is dropped, as LangGraph does, and reported once by the event
             ``state.undeclared``.
         apology: Reply on a channel to messages that were given up; ``None`` for none.
+        prices: Prices of models by their names, for the cost of calls in events and metrics.
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
             and summarised as part of a run's input, for graphs that send a model all that they hold.
         memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
@@ -127,6 +129,7 @@ class Agent:
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
     conversation: Conversation | None = None
     memory: MemoryPolicy | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]

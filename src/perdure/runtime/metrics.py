@@ -36,6 +36,7 @@ _OTHER = "other"
 
 _AGES_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _DURATIONS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
+_CALLS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DELIVERIES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = tuple(1024 * kib for kib in (1, 4, 16, 50, 100, 256, 1024, 4096, 16384))
 
@@ -127,6 +128,23 @@ class Metrics:
                 ("memory.kept", "perdure_memory_turns", "Extracted turns whose facts are stored."),
             )
         }
+        by_hop = ("graph", "hop", "model")
+        self._calls = Histogram(
+            "perdure_model_call_duration_seconds",
+            "Time of calls of models, by the node in which they were made.",
+            by_hop,
+            buckets=_CALLS_S,
+            registry=to,
+        )
+        self._call_errors = Counter(
+            "perdure_model_call_errors", "Calls of models that raised an error.", by_hop, registry=to
+        )
+        self._tokens = Counter(
+            "perdure_model_tokens", "Tokens of calls of models.", (*by_hop, "direction"), registry=to
+        )
+        self._cost = Counter(
+            "perdure_model_cost", "Cost of calls of models with a known price.", by_hop, registry=to
+        )
         self._deliveries = Counter(
             "perdure_deliveries",
             "Attempts to deliver a reply, by the state in which they left it.",
@@ -199,6 +217,8 @@ class Metrics:
                 self._messages.labels(self._graph(fields), self._channel(fields), outcome).inc()
             case ["run", state]:
                 self._run_event(name, state, fields)
+            case ["model", "called"]:
+                self._called(fields)
             case ["conversation", _]:
                 if name in self._by_event:
                     self._by_event[name].labels(self._graph(fields)).inc()
@@ -270,6 +290,17 @@ class Metrics:
                 self._delivering.labels(self._channel(fields)).observe(took)
         else:
             yield
+
+    def _called(self, fields: dict[str, Any]) -> None:
+        hop, model = self._reported_name(fields["hop"]), self._reported_name(fields["model"])
+        labels = self._graph(fields), hop, model
+        self._calls.labels(*labels).observe(_seconds(fields["took"]))
+        for direction in ("input", "output"):
+            self._tokens.labels(*labels, direction).inc(fields[f"{direction}_tokens"])
+        if "cost" in fields:
+            self._cost.labels(*labels).inc(fields["cost"])
+        if "error" in fields:
+            self._call_errors.labels(*labels).inc()
 
     def _graph(self, fields: dict[str, Any]) -> str:
         graph: str = fields["graph"]

@@ -37,6 +37,8 @@ class Settings:
         keep_told: The time for which a run's events can be followed after its end.
         missed_crons: The treatment of the times that passed while no process started crons: ``"one"`` starts
             a cron once for all of them, ``"all"`` once for each, ``"none"`` not at all.
+        shared_threads: False refuses a run of a graph on a thread whose state another graph made; True lets
+            all graphs run on all threads, each on the state that the last one left.
         warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
 
     Raises:
@@ -61,6 +63,7 @@ class Settings:
     keep_told: float = 600.0
     missed_crons: Literal["one", "all", "none"] = "one"
     warn_bytes: int = 50 * 1024
+    shared_threads: bool = False
 
     def __post_init__(self) -> None:
         for name in (

@@ -6,6 +6,7 @@ a crash, and one run may answer several messages. Work of its graph, such as mod
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,9 @@ class Tracing:
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         span = self._run.get()
+        if span is not None and name == "model.called":
+            self._called(fields)
+            return
         if span is None or not name.startswith("run."):
             return
         # The run's end is emitted while its span is open.
@@ -45,6 +49,20 @@ class Tracing:
             span.set_status(StatusCode.ERROR, fields["error"])
         if name in _ERRORS:
             span.set_status(StatusCode.ERROR, _ERRORS[name])
+
+    def _called(self, fields: dict[str, Any]) -> None:
+        """Add a span of a call that has ended, below the span of its run."""
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            "perdure.model",
+            kind=SpanKind.CLIENT,
+            start_time=now - fields["took"] * 1000,
+            attributes={f"perdure.{key}": value for key, value in fields.items()},
+        )
+        if "error" in fields:
+            span.set_attribute("error.type", fields["error"])
+            span.set_status(StatusCode.ERROR, fields["error"])
+        span.end(now)
 
     @contextmanager
     def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:

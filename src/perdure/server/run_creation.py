@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
-from perdure.errors import Conflict, NotFound, Unavailable
+from perdure.errors import Conflict, NotFound, OtherGraph, Unavailable
 from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.accepting import AlreadyCreated, Precondition, Strategy
 from perdure.runtime.encoding import plain
@@ -144,6 +144,8 @@ async def submit(
         raise NotFound(NONE_TO_RUN)
     if row is None and not is_alone and new.if_not_exists != "create":
         raise NotFound(NONE_TO_RUN)
+    if row is not None:
+        _require_own(caller, row, assistant)
     if start is not None:
         await require_start(caller, thread_id, start, terms.key)
     stream: StreamOptions | None = None
@@ -188,6 +190,18 @@ def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
     _check(new, is_stateless=is_stateless)
     _check_webhook(caller, new.webhook)
     return _verified(caller.user, new) if caller.user.identity else new
+
+
+def _require_own(caller: Caller, row: ThreadRow, assistant: Assistant) -> None:
+    """Raise ``OtherGraph`` if another graph has run on the thread, unless graphs share threads."""
+    has_run = row.has_state or row.run is not None or row.status == "busy"
+    graph_id = row.graph_id or (row.run.graph if row.run is not None else None)
+    if not has_run or graph_id in (None, assistant.graph_id) or caller.host.runtime.settings.shared_threads:
+        return
+    raise OtherGraph(
+        f"Thread {row.thread_id!r} belongs to the graph {graph_id!r}, and the run is of "
+        f"{assistant.graph_id!r}; send it to another thread, or set runtime.shared_threads on the server"
+    )
 
 
 def _check(new: NewRun, *, is_stateless: bool) -> None:

@@ -87,7 +87,7 @@ def application(database: str, lease: float) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        settings = Settings(poll=0.2, lease=lease, drain=10.0)
+        settings = Settings(poll=0.2, lease=lease, drain=10.0, shared_threads=True)
         async with (
             perdure.connect(database, migrate=True) as opened,
             Runtime(opened, graphs(), settings=settings, all_tenants=True) as runtime,

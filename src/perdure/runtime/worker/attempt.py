@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.constants import END
 from langgraph.pregel import Pregel
@@ -27,6 +28,7 @@ from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
 from perdure.runtime.memories import Memories
+from perdure.runtime.model_calls import Emit, ModelCalls
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.run_context import context_of, mirrored
 from perdure.runtime.task_names import with_places
@@ -39,10 +41,11 @@ INTERRUPTS = "__interrupt__"
 
 
 class Views(NamedTuple):
-    """What the graphs see of conversations and of their users."""
+    """What the graphs see of conversations and of their users, and who learns of their calls of models."""
 
     conversations: Conversations
     memories: Memories
+    called: Emit
 
 
 async def attempt(
@@ -80,7 +83,7 @@ async def attempt(
         held.run.graph,
         tenant,
         "threads.create_run",
-        config=config_of(agent, held, journal, options, options.context),
+        config=config_of(agent, held, journal, options, views.called, options.context),
         user=user_of((options.config.get("configurable") or {}).get(USER)),
         context=options.context,
     )
@@ -102,7 +105,7 @@ async def _attempt(
 ) -> Ending:
     options = Options.read(held.messages[0].options)
     context = context_of(graph, options.context)
-    config = now = config_of(agent, held, journal, options, context)
+    config = now = config_of(agent, held, journal, options, views.called, context)
     has_begun = await _has_begun(graph, now, held)
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
@@ -282,7 +285,12 @@ async def _parts(
 
 
 def config_of(
-    agent: Agent, held: HeldRun, journal: EffectJournal, options: Options, context: Any = None
+    agent: Agent,
+    held: HeldRun,
+    journal: EffectJournal,
+    options: Options,
+    called: Emit,
+    context: Any = None,
 ) -> RunnableConfig:
     """Return the config for a run's invocation.
 
@@ -293,6 +301,7 @@ def config_of(
         held: The run, with its lease.
         journal: The recorded effects of the run.
         options: The options of the run's first message.
+        called: Gets the fields of each call of a model.
         context: The graph's context, whose fields are mirrored into the configurable part.
     """
     given = options.config.get("configurable") or {}
@@ -310,7 +319,10 @@ def config_of(
         "graph_id": held.run.graph,
     }
     rest = {**agent.config, **options.config}
-    return with_places(cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata}))
+    config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
+    calls = ModelCalls(called, agent.prices, str(configurable.get("user_id") or ""))
+    merged = merge_configs({"callbacks": config.get("callbacks")}, {"callbacks": [calls]})
+    return with_places(cast(RunnableConfig, {**config, "callbacks": merged.get("callbacks")}))
 
 
 async def _ended(cancelled: asyncio.CancelledError) -> None:

@@ -20,6 +20,7 @@ from perdure.errors import (
     Corrupt,
     Fenced,
     NoWindow,
+    OtherGraph,
     PerdureError,
     SchemaTooNew,
     ThreadPinned,
@@ -59,7 +60,7 @@ DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
 _OTHER_VERSION = (SchemaTooNew, ThreadPinned)
-_HOPELESS = (NoWindow, Unreadable, Unserialisable, TooLarge)
+_HOPELESS = (NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +110,7 @@ class Runner:
             sizes.stored,
             sizes.older,
             sizes.undeclared,
+            shares_threads=context.settings.shared_threads,
         )
         has_index = context.store.index is not None
         self.memories = Memories(context.observers, self.graphs.store, has_index=has_index)
@@ -200,7 +202,11 @@ class Runner:
             attempt(
                 agent,
                 self.graphs,
-                Views(self.conversations, self.memories),
+                Views(
+                    self.conversations,
+                    self.memories,
+                    lambda call: self._emit("model.called", held, **call),
+                ),
                 held,
                 EffectJournal.of(self._database, held),
                 self._buffers.get(held.run.id),

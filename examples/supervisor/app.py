@@ -1,0 +1,75 @@
+"""The HTTP side: a message is durable before it is answered; fragments in quick succession are one run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header
+from pydantic import BaseModel, Field
+
+import perdure
+from perdure.runtime import Agent, Logs, Runtime
+from perdure.server import answer_error
+from perdure.supervisor import Usage
+
+from .agent import agent
+
+DEBOUNCE_S = 0.5
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat, as a webhook of a messenger would pass it on."""
+
+    chat: str = Field(min_length=1, max_length=255)
+    text: str = Field(min_length=1)
+
+
+def create_app(db_url: str | None = None, helper: Agent | None = None) -> FastAPI:
+    """Return the application over a database, by default that of ``PERDURE_DB``."""
+    usage = Usage()
+    named = {"supervisor": helper or agent()}
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with (
+            perdure.connect(db_url or os.environ["PERDURE_DB"]) as database,
+            Runtime(database, named, observers=(Logs(), usage)) as runtime,
+        ):
+            app.state.runtime = runtime
+            yield
+
+    app = FastAPI(title="Supervisor", lifespan=lifespan)
+    app.exception_handler(perdure.PerdureError)(answer_error)
+
+    @app.post("/api/chat")
+    async def chat(
+        message: ChatMessage, idempotency_key: Annotated[str | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Accept a message, and return the reply to it and to the fragments around it."""
+        runtime: Runtime = app.state.runtime
+        ticket = await runtime.accept(
+            message.chat,
+            message.text,
+            dedupe_key=idempotency_key,
+            debounce=DEBOUNCE_S,
+            config={"configurable": {"user_id": message.chat}},
+        )
+        run = await runtime.wait(ticket)
+        at: Any = {"configurable": {"thread_id": message.chat}}
+        state = (await runtime.graph("supervisor").aget_state(at)).values
+        return {"state": run.state, "route": state["route"], "reply": state["messages"][-1].text}
+
+    @app.get("/api/usage")
+    async def used() -> dict[str, Any]:
+        """Return the calls, tokens, time and cost of models by hop and by user, since this process began."""
+        hops, users = usage.by_hop(), usage.by_user()
+        return {
+            "hops": {name: asdict(spent) for name, spent in hops.items()},
+            "users": {name: asdict(spent) for name, spent in users.items()},
+        }
+
+    return app

@@ -1,0 +1,131 @@
+"""Calls of models in a run, measured by hop: the node of the outermost graph in which a call is made.
+
+Each call becomes the event ``model.called``, with its time, its tokens and, for models with a known price,
+its cost. Nothing that was sent to a model, and nothing that it answered, is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import LLMResult
+
+Emit = Callable[[dict[str, Any]], object]
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Price of a model, in any one currency per million tokens.
+
+    Raises:
+        ValueError: A price is negative.
+    """
+
+    input: float
+    output: float
+
+    def __post_init__(self) -> None:
+        if self.input < 0 or self.output < 0:
+            raise ValueError(f"a price is at least 0, not {self.input} and {self.output}")
+
+    def of(self, input_tokens: int, output_tokens: int) -> float:
+        """Return the cost of a call."""
+        return (self.input * input_tokens + self.output * output_tokens) / 1_000_000
+
+
+@dataclass(slots=True)
+class _Open:
+    hop: str
+    model: str
+    began: float
+
+
+class ModelCalls(BaseCallbackHandler):
+    """Reports the calls of models of one attempt at a run. ``emit`` gets the fields of each event."""
+
+    run_inline = True
+
+    def __init__(self, emit: Emit, prices: Mapping[str, Price], user: str) -> None:
+        self._emit, self._prices, self._user = emit, prices, user
+        self._open: dict[UUID, _Open] = {}
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._start(run_id, serialized, metadata, kwargs)
+
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any],
+        prompts: list[str],
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._start(run_id, serialized, metadata, kwargs)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end(run_id, response)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end(run_id, None, error)
+
+    def _start(
+        self,
+        run_id: UUID,
+        serialized: dict[str, Any] | None,
+        metadata: dict[str, Any] | None,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        about = metadata or {}
+        hop = str(about.get("langgraph_checkpoint_ns") or about.get("langgraph_node") or "").partition(":")[0]
+        asked = kwargs.get("invocation_params") or {}
+        named = about.get("ls_model_name") or asked.get("model") or asked.get("model_name")
+        named = named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN
+        self._open[run_id] = _Open(hop, str(named), time.perf_counter())
+
+    def _end(self, run_id: UUID, response: LLMResult | None, error: BaseException | None = None) -> None:
+        call = self._open.pop(run_id, None)
+        if call is None:
+            return
+        input_tokens, output_tokens = (0, 0) if response is None else _tokens(response)
+        price = self._prices.get(call.model)
+        fields: dict[str, Any] = {
+            "hop": call.hop,
+            "model": call.model,
+            "user": self._user,
+            "took": round((time.perf_counter() - call.began) * 1_000_000),
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+        }
+        if price is not None:
+            fields["cost"] = price.of(input_tokens, output_tokens)
+        if error is not None:
+            fields["error"] = type(error).__name__
+        self._emit(fields)
+
+
+def _tokens(response: LLMResult) -> tuple[int, int]:
+    """Return the numbers of tokens that a model reports; 0 where it reports none."""
+    taken = given = 0
+    for generations in response.generations:
+        for generation in generations:
+            message = getattr(generation, "message", None)
+            if isinstance(message, AIMessage) and message.usage_metadata:
+                taken += message.usage_metadata["input_tokens"]
+                given += message.usage_metadata["output_tokens"]
+    return taken, given

@@ -1,0 +1,146 @@
+"""The supervisor's graph: a route for every message, a worker if the route names one, and the writer.
+
+The state is thin: the conversation, the route of the last message, and the result of a worker while the
+writer needs it. A worker's own state is not part of it, so that a rewritten worker leaves stored threads as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.pregel import Pregel
+
+from perdure.langgraph.replaces import Replaces
+from perdure.runtime.subagents import isolated_subgraph
+from perdure.supervisor.routing import Policy, Route
+
+ROUTE, WRITE = "route", "write"
+_PROMPT = "Answer the last message of the user."
+_CORRECTED = "The user objects to your last answer, or changes the question: correct the answer."
+
+
+class SupervisorState(TypedDict):
+    """State of a supervisor. ``route`` is the ``Route`` of the last message as a dict, ``result`` what a
+    worker found out for it."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    route: Annotated[dict[str, Any], Replaces]
+    result: Annotated[str, Replaces]
+
+
+def last_question(state: SupervisorState) -> dict[str, Any]:
+    """Return a worker's input: the last message of the user, alone."""
+    asked = [message for message in state["messages"] if message.type == "human"]
+    return {"messages": asked[-1:]}
+
+
+def last_text(after: Mapping[str, Any]) -> str:
+    """Return a worker's result: the text of its last message."""
+    return str(after["messages"][-1].text)
+
+
+@dataclass(frozen=True)
+class SupervisedWorker:
+    """A graph that prepares answers.
+
+    Args:
+        graph: The graph.
+        description: What it can find out, for the policy.
+        give: Returns its input from the supervisor's state; by default the last message of the user.
+        take: Returns the result from its final state; by default the text of its last message.
+        checkpoints: True for a worker whose steps take long: they are stored, and a repeated attempt goes on
+            after the last of them. By default only the result is stored, and an attempt repeats the worker;
+            its effects happen once in both cases.
+    """
+
+    graph: Pregel[Any, Any, Any, Any]
+    description: str = ""
+    give: Callable[[SupervisorState], Any] = last_question
+    take: Callable[[Any], str] = last_text
+    checkpoints: bool = False
+
+    def node(self, name: str) -> Runnable[SupervisorState, Any]:
+        """Return the worker as a node of the supervisor."""
+
+        def result(after: Any) -> dict[str, Any]:
+            return {"result": self.take(after)}
+
+        if not self.checkpoints:
+            return isolated_subgraph(self.graph, self.give, result, name=name)
+
+        async def step(state: SupervisorState, config: RunnableConfig) -> dict[str, Any]:
+            return result(await self.graph.ainvoke(self.give(state), config))
+
+        def step_sync(state: SupervisorState, config: RunnableConfig) -> dict[str, Any]:
+            return result(self.graph.invoke(self.give(state), config))
+
+        return RunnableLambda(step_sync, afunc=step, name=name)
+
+
+def supervisor(
+    policy: Policy,
+    writer: Runnable[Any, Any],
+    workers: Mapping[str, SupervisedWorker] | None = None,
+    *,
+    prompt: str = _PROMPT,
+) -> StateGraph[SupervisorState, Any, Any, Any]:
+    """Return the builder of a supervisor's graph; compile it, or give it to an ``Agent`` compiled.
+
+    Args:
+        policy: Returns the route of each message: the one place where it is decided which model answers.
+        writer: The model that writes answers to questions and corrections.
+        workers: Workers by name.
+        prompt: The writer's system prompt; a worker's result follows it.
+
+    Raises:
+        ValueError: A worker has the name of a node of the supervisor.
+    """
+    known = dict(workers or {})
+    if taken := sorted({ROUTE, WRITE} & set(known)):
+        raise ValueError(f"the supervisor has a node {taken[0]!r} itself; give the worker another name")
+
+    async def route(state: SupervisorState) -> dict[str, Any]:
+        found = await policy(state["messages"])
+        if found.worker is not None and found.worker not in known:
+            raise ValueError(
+                f"the policy named the worker {found.worker!r}; there is {', '.join(sorted(known)) or 'none'}"
+            )
+        if found.kind == "chitchat" and not found.reply:
+            raise ValueError("the policy returned no reply to chitchat; set Route(reply=…)")
+        update: dict[str, Any] = {"route": found.model_dump(exclude={"reply"}), "result": ""}
+        return update if found.kind != "chitchat" else {**update, "messages": [AIMessage(found.reply or "")]}
+
+    async def write(state: SupervisorState) -> dict[str, Any]:
+        answer = await writer.ainvoke([SystemMessage(_instructions(prompt, state)), *state["messages"]])
+        return {"messages": [answer], "result": ""}
+
+    def following(state: SupervisorState) -> str:
+        found = Route.model_validate(state["route"])
+        return END if found.kind == "chitchat" else found.worker or WRITE
+
+    builder: StateGraph[SupervisorState, Any, Any, Any] = StateGraph(SupervisorState)
+    builder.add_node(ROUTE, route)
+    builder.add_node(WRITE, write)
+    for name, worker in known.items():
+        builder.add_node(name, worker.node(name))
+        builder.add_edge(name, WRITE)
+    builder.add_edge(START, ROUTE)
+    builder.add_conditional_edges(ROUTE, following, [*known, WRITE, END])
+    builder.add_edge(WRITE, END)
+    return builder
+
+
+def _instructions(prompt: str, state: SupervisorState) -> str:
+    parts: Sequence[str] = (
+        prompt,
+        _CORRECTED if state["route"]["kind"] == "correction" else "",
+        f"What is known:\n{state['result']}" if state["result"] else "",
+    )
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,56 @@
+"""Routing of a message: the one decision of which models and workers answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AnyMessage, SystemMessage
+from pydantic import BaseModel, Field, create_model
+
+Kind = Literal["question", "correction", "chitchat"]
+
+_PROMPT = """Decide how the last message of this conversation is answered.
+- question: it asks for something; name the worker that finds it out, if one fits
+- correction: it objects to the last answer, or changes what was asked for
+- chitchat: a greeting, thanks or the like; write the short reply yourself"""
+
+
+class Route(BaseModel):
+    """Way of a message. ``worker`` prepares the answer to a question or a correction, if it is set; ``reply``
+    is the whole answer to chitchat."""
+
+    kind: Kind
+    worker: str | None = Field(None, description="The worker that prepares the answer")
+    reply: str | None = Field(None, description="The whole reply to chitchat")
+
+
+Policy = Callable[[Sequence[AnyMessage]], Awaitable[Route]]
+"""Function that returns the way of the last of some messages."""
+
+
+def route_with(model: BaseChatModel, workers: Mapping[str, str] | None = None, *, last: int = 6) -> Policy:
+    """Return a policy that asks a model, which should be a cheap and fast one.
+
+    Args:
+        model: The model; it has to support ``with_structured_output``.
+        workers: Descriptions of the workers by name. The model can name no others.
+        last: The number of messages at the end of the conversation that the model is shown.
+    """
+    known = dict(workers or {})
+    listed = "\n".join(f"- {name}: {text}" for name, text in known.items())
+    prompt = SystemMessage(f"{_PROMPT}\nWorkers:\n{listed}" if known else _PROMPT)
+    asked = model.with_structured_output(_schema(known))
+
+    async def policy(messages: Sequence[AnyMessage]) -> Route:
+        found = await asked.ainvoke([prompt, *messages[-last:]])
+        return Route.model_validate(found if isinstance(found, dict) else found.model_dump())
+
+    return policy
+
+
+def _schema(workers: Mapping[str, str]) -> type[BaseModel]:
+    """Return ``Route`` with the names of the workers as the only values of ``worker``."""
+    named: Any = Literal[tuple(workers)] | None if workers else None
+    return cast("type[BaseModel]", create_model("Route", __base__=Route, worker=(named, None)))

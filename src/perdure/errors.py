@@ -170,8 +170,8 @@ class MessageTooLong(NoWindow):
 
 
 class SummaryRefused(PerdureError):
-    """The text that was made of a conversation is no summary: no text, empty, or too long. The conversation
-    is left as it was."""
+    """The text that was made of a conversation is no summary: no text, or empty; or nothing has room for one.
+    The conversation is left as it was."""
 
 
 class ExtractionRefused(PerdureError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure.conversation import Conversation, Limit, pre_model_hook, summary_node
+from perdure.conversation import Conversation, Limit, fitted, pre_model_hook, summary_node
+from perdure.conversation.hook import next_summary, next_summary_sync
 from tests.conversation.models import Scripted
 
 
@@ -97,3 +100,66 @@ def test_a_sync_graph_summarises_too() -> None:
 def test_a_node_without_a_summary_is_refused() -> None:
     with pytest.raises(ValueError, match="summarize"):
         summary_node(Conversation(limit=100))
+
+
+def pairs(number: int) -> list[BaseMessage]:
+    made: list[BaseMessage] = []
+    for each in range(number):
+        made += [HumanMessage("x" * 60, id=f"h{each}"), AIMessage("y" * 60, id=f"a{each}")]
+    return made
+
+
+def test_summaries_of_a_synchronous_graph_share_one_loop() -> None:
+    loops: list[int] = []
+
+    async def summarize(summary: str, messages: Any) -> str:
+        loops.append(id(asyncio.get_running_loop()))
+        return f"summary {len(loops)}"
+
+    policy = Conversation(limit=Limit(400, summary=60), summarize=summarize)
+    messages: list[BaseMessage] = []
+    state: dict[str, Any] = {"messages": messages}
+    for number in range(40):
+        messages += [HumanMessage("x" * 60, id=f"h{number}"), AIMessage("y" * 60, id=f"a{number}")]
+        state |= next_summary_sync(policy, state) or {}
+    assert len(loops) >= 3
+    assert len(set(loops)) == 1
+    assert state["conversation_summary"]["text"] == f"summary {len(loops)}"
+
+
+def test_a_model_summarises_for_a_synchronous_caller_without_any_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Scripted(answers=[AIMessage("made at once")])
+    messages = pairs(40)
+    policy = Conversation(limit=Limit(400, summary=60), summarize=model)
+    monkeypatch.setattr(asyncio, "new_event_loop", None)
+    made = next_summary_sync(policy, {"messages": messages})
+    assert made is not None
+    assert made["conversation_summary"]["text"] == "made at once"
+
+
+def test_a_counter_that_takes_long_does_not_stop_the_event_loop() -> None:
+    callers: set[int] = set()
+
+    def slow(messages: list[BaseMessage]) -> int:
+        callers.add(threading.get_ident())
+        return 20 * len(messages)
+
+    async def main() -> int:
+        policy = Conversation(limit=Limit(400, summary=60), counter=slow)
+        messages = pairs(40)
+        hook = pre_model_hook(policy)
+        await hook.ainvoke({"messages": messages})
+        model = fitted(Scripted(answers=[AIMessage("yes")]), Limit(400), counter=slow)
+        await model.ainvoke(messages)
+        [each async for each in model.astream(messages)]
+        await model.bind_tools([]).ainvoke(messages)
+        for summarize in (lambda summary, messages: "short", Scripted(answers=[AIMessage("short")])):
+            made = await next_summary(replace(policy, summarize=summarize), {"messages": messages})
+            assert made is not None
+        return threading.get_ident()
+
+    loop = asyncio.run(main())
+    assert callers
+    assert loop not in callers

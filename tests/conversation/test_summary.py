@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from perdure.conversation import SUMMARY_PROMPT, ModelSummarizer, Summary
-from perdure.conversation.summary import Leaving, folded, transcript
+from perdure.conversation.counting import approximate
+from perdure.conversation.summary import Leaving, folded, folded_sync, transcript
 from perdure.errors import SummaryRefused
 from tests.conversation.models import Scripted
 
@@ -42,9 +44,11 @@ def test_a_model_gets_the_prompt_with_summary_and_messages() -> None:
     made = fold(ModelSummarizer(model), Summary("They met.", "a0"))
     assert made == Summary("She is Ada.", "a1")
     (request,) = model.sent[0]
-    assert request.content == SUMMARY_PROMPT.replace("{summary}", "They met.").replace(
-        "{messages}", "User: My name is Ada.\nAssistant: Hello Ada."
-    )
+    words = re.search(r"at most (\d+) words", request.text)
+    assert words is not None
+    assert 20 < int(words[1]) < 100
+    prompt = SUMMARY_PROMPT.replace("{words}", words[1]).replace("{summary}", "They met.")
+    assert request.content == prompt.replace("{messages}", "User: My name is Ada.\nAssistant: Hello Ada.")
 
 
 def test_many_messages_are_summarised_in_pieces() -> None:
@@ -69,7 +73,45 @@ def test_any_function_makes_summaries() -> None:
     assert fold(later, Summary("a", "x")).text == "a+2"
 
 
-@pytest.mark.parametrize("nonsense", ["", " \n", None, {"text": "x"}, "x" * 5_000])
+LONG = " ".join(f"They spoke of boat {number}." for number in range(100))
+
+
+def test_a_summary_that_is_too_long_is_shortened_by_one_more_request() -> None:
+    model = Scripted(answers=[AIMessage(LONG), AIMessage("They spoke of boats.")])
+    made = fold(ModelSummarizer(model))
+    assert (made.text, made.shortened, len(model.sent)) == ("They spoke of boats.", "asked", 2)
+    assert LONG in model.sent[1][0].text
+    assert "is too long. Shorten it to at most" in model.sent[1][0].text
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_a_model_that_never_keeps_to_the_length_is_asked_twice_and_then_cut(is_sync: bool) -> None:
+    model = Scripted(answers=[AIMessage(LONG)])
+    leaving = Leaving(list(TALK))
+    made = (
+        folded_sync(None, leaving, ModelSummarizer(model), most=200)
+        if is_sync
+        else asyncio.run(folded(None, leaving, ModelSummarizer(model), most=200))
+    )
+    assert len(model.sent) == 2
+    assert made.shortened == "cut"
+    assert made.text.startswith("… They spoke of boat ")
+    assert made.text.endswith("They spoke of boat 99.")
+    assert 150 < approximate([made.message()]) <= 200
+
+
+def test_what_a_function_made_too_long_is_cut() -> None:
+    made = fold(lambda summary, messages: "x" * 5_000)
+    assert made.shortened == "cut"
+    assert approximate([made.message()]) <= 200
+
+
+def test_without_room_for_a_word_a_summary_is_refused() -> None:
+    with pytest.raises(SummaryRefused, match="none for its text; raise Limit"):
+        asyncio.run(folded(None, Leaving(list(TALK)), lambda summary, messages: "x", most=20))
+
+
+@pytest.mark.parametrize("nonsense", ["", " \n", None, {"text": "x"}])
 def test_nonsense_is_refused(nonsense: Any) -> None:
     with pytest.raises(SummaryRefused):
         fold(lambda summary, messages: nonsense)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -16,7 +18,9 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
-from perdure.database.base import DatabaseBase
+from perdure.database.base import DatabaseBase, handle_of
+from perdure.engine.summaries import store, waiting
+from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import WRITES, Fault, fail, faulty
 from tests.backends import BACKENDS, EMPTY
@@ -141,12 +145,86 @@ def test_what_is_held_of_a_thread_goes_when_it_is_deleted() -> None:
     async def body(app: Runtime) -> list[Any]:
         for _ in range(30):
             await say(app)
-        held = app._worker.runner.conversations
-        before = len(held._made)
+        handle = handle_of(app.database)
+        before = await handle.arun(waiting(Partition("", "t")))
         await app.delete("t")
-        return [before, len(held._made)]
+        return [before is not None, await handle.arun(waiting(Partition("", "t")))]
 
-    assert run(Agent(graph(model), conversation=policy(summaries)), body) == [1, 0]
+    assert run(Agent(graph(model), conversation=policy(summaries)), body) == [True, None]
+
+
+def test_a_finished_summary_outlives_its_process_and_is_not_made_again(tmp_path: Path) -> None:
+    summaries, seen, later = Summaries(), Seen(), Seen()
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+
+    async def main() -> list[BaseMessage]:
+        agent = Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(summaries))
+        async with perdure.connect(url, migrate=True) as db, working(db, agent, seen) as app:
+            while "summary_made" not in seen.names:
+                await say(app)
+        broken = Summaries(AssertionError("it was made already"))
+        agent = Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(broken))
+        async with perdure.connect(url) as db, working(db, agent, later) as app:
+            while "summary_stored" not in later.names:
+                await say(app)
+            assert later.names[: later.names.index("summary_stored")].count("summary_failed") == 0
+            return await stored(app)
+
+    messages = asyncio.run(main())
+    told = accounted(messages)
+    assert summaries.calls == 1
+    assert len(told) == len(set(told))
+    assert Summary.of(messages) is not None
+
+
+def test_of_two_summaries_at_once_the_first_one_is_stored() -> None:
+    seen = Seen()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    covered: list[str | None] = []
+
+    async def slow(summary: str, messages: Sequence[BaseMessage]) -> str:
+        covered.append(messages[-1].id)
+        begun.set()
+        await go_on.wait()
+        return "the late one"
+
+    async def body(app: Runtime) -> list[BaseMessage]:
+        while not begun.is_set():
+            await app.wait(await app.accept("t", "x" * 60))
+            await asyncio.sleep(0.05)
+        # Another process finishes its own in between.
+        handle = handle_of(app.database)
+        other = {"base": None, "text": "the early one", "covers": covered[0], "keeps": []}
+        assert await handle.arun(store(Partition("", "t"), other, 1, None, fresh=handle.fresh()))
+        go_on.set()
+        await app._worker.runner.conversations.settled()
+        assert seen.names == ["summary_superseded"]
+        while "summary_stored" not in seen.names:
+            await say(app)
+        return await stored(app)
+
+    messages = run(Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(slow)), body, seen)
+    summary = Summary.of(messages)
+    assert summary is not None
+    assert summary.text == "the early one"
+
+
+def test_a_summary_that_is_too_long_is_shortened_and_counted() -> None:
+    seen = Seen()
+
+    async def body(app: Runtime) -> list[BaseMessage]:
+        for _ in range(20):
+            assert await say(app) == "done"
+        return await stored(app)
+
+    agent = Agent(
+        graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(lambda *_: "so many words. " * 500)
+    )
+    summary = Summary.of(run(agent, body, seen))
+    assert summary is not None
+    assert summary.text.endswith("so many words.")
+    assert "summary_shortened" in seen.names
+    assert "summary_failed" not in seen.names
 
 
 def test_a_thread_is_kept_within_its_limit_and_nothing_of_it_is_lost() -> None:
@@ -334,3 +412,50 @@ def test_a_fault_at_any_write_leaves_one_summary_and_every_message(on: str) -> N
     for at in places[step - 1 :: step]:
         for when in ("before", "after"):
             checked(Fault(at, fail("unavailable"), when))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [each for each in BACKENDS if each != "memory"])
+def test_a_process_that_ends_at_any_effect_leaves_one_summary_and_every_message(on: str) -> None:
+    """The storage of the first process ends for good at one effect, after a message was accepted; a second
+    process takes over."""
+    turns = 11
+
+    async def talk(database: DatabaseBase, seen: Seen, first: int, last: int) -> list[BaseMessage]:
+        agent = Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(Summaries()))
+        settings = replace(QUICK, lease=1.0)
+        async with Runtime(database, agent, settings=settings, observers=[seen]) as app:
+            for number in range(first, last):
+                ticket = await app.accept("t", "x" * 60, dedupe_key=str(number))
+                assert (await asyncio.wait_for(app.wait(ticket), 20)).state == "done"
+                await app._worker.runner.conversations.settled()
+            return await stored(app)
+
+    def checked(end: int | None) -> tuple[int, int]:
+        before, after = Seen(), Seen()
+
+        def ending(number: int, effect: object) -> None:
+            if end is not None and number >= end:
+                raise OSError("this process has ended")
+
+        with EMPTY[on]() as url:
+            with faulty(url, counts=WRITES, migrate=True) as (db, driver):
+                begun = driver.count
+                driver._on_effect = ending
+                with suppress(OSError, perdure.PerdureError, TimeoutError):
+                    asyncio.run(asyncio.wait_for(talk(db, before, 0, turns), 8 if end else 60))
+                ended = driver.count
+                driver._on_effect = None
+            with perdure.connect_sync(url) as db:
+                messages = asyncio.run(talk(db, after, 0, turns + 2))
+        told = accounted(messages)
+        assert len(told) == len(set(told)) == 2 * (turns + 2)
+        assert sum(isinstance(message, SystemMessage) for message in messages) == 1
+        return begun, ended
+
+    first, last = checked(None)
+    places = list(range(first + 1, last + 1))
+    # The effects around the summary are the last ones.
+    step = max(1, len(places) // how_many(4, len(places)))
+    for at in places[::-step]:
+        checked(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Literal, cast
@@ -127,7 +128,10 @@ class FittedModel(BaseChatModel):
         def choose(given: LanguageModelInput) -> list[BaseMessage]:
             return self.fit(messages_of(given), tools)
 
-        return RunnableLambda(choose, name="window")
+        async def choose_off_loop(given: LanguageModelInput) -> list[BaseMessage]:
+            return await self._off_loop(choose, given)
+
+        return RunnableLambda(choose, choose_off_loop, name="window")
 
     def _generate(
         self,
@@ -145,7 +149,8 @@ class FittedModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return await self.model._agenerate(self._fit(messages, kwargs), stop, run_manager, **kwargs)
+        chosen = await self._afit(messages, kwargs)
+        return await self.model._agenerate(chosen, stop, run_manager, **kwargs)
 
     def _stream(
         self,
@@ -167,7 +172,7 @@ class FittedModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        chosen = self._fit(messages, kwargs)
+        chosen = await self._afit(messages, kwargs)
         kind = type(self.model)
         if kind._astream is BaseChatModel._astream and kind._stream is BaseChatModel._stream:
             for chunk in _chunks(await self.model._agenerate(chosen, stop, run_manager, **kwargs)):
@@ -181,6 +186,13 @@ class FittedModel(BaseChatModel):
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         return self.model._streaming_disabled(**kwargs)
+
+    async def _afit(self, messages: Sequence[BaseMessage], kwargs: dict[str, Any]) -> list[BaseMessage]:
+        return await self._off_loop(self._fit, messages, kwargs)
+
+    async def _off_loop(self, function: Callable[..., list[BaseMessage]], *args: Any) -> list[BaseMessage]:
+        # A counter that takes long, or makes requests, would stop the event loop for everyone.
+        return function(*args) if self.counter is approximate else await asyncio.to_thread(function, *args)
 
     def _fit(self, messages: Sequence[BaseMessage], kwargs: dict[str, Any]) -> list[BaseMessage]:
         return self.fit(messages, [*kwargs.get("tools", ()), *kwargs.get("functions", ())])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableLambda
 
@@ -14,13 +13,16 @@ from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import Summary
 from perdure.errors import NoWindow
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _LOG = logging.getLogger("perdure.conversation")
 
 SUMMARY_KEY = "conversation_summary"
 """Key of the state under which a node or the middleware stores the summary, as plain data."""
 
 
-def pre_model_hook(conversation: Conversation) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+def pre_model_hook(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
     """Return a hook for ``create_react_agent(pre_model_hook=…)``, or a node: it puts the window under
     ``llm_input_messages`` and leaves the messages as they are.
 
@@ -32,7 +34,10 @@ def pre_model_hook(conversation: Conversation) -> Callable[[Mapping[str, Any]], 
         messages = state[conversation.key]
         return {"llm_input_messages": conversation.window(messages, summary=summary_of(state)).messages}
 
-    return window_of_messages
+    async def window_off_loop(state: Mapping[str, Any]) -> dict[str, Any]:
+        return await off_loop(conversation, window_of_messages, state)
+
+    return RunnableLambda(window_of_messages, window_off_loop, name="window")
 
 
 def summary_node(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
@@ -65,23 +70,47 @@ async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> 
     if it failed, which is logged."""
     summary = summary_of(state)
     try:
-        leaving = conversation.to_fold(state[conversation.key], summary)
-        if leaving is None:
-            return None
-        made = await conversation.fold(summary, leaving)
+        leaving = await off_loop(conversation, conversation.to_fold, state[conversation.key], summary)
+        return None if leaving is None else _update(await conversation.fold(summary, leaving))
     except NoWindow:
         return None
     except Exception as error:
-        # A summary must never cost the reply that it follows.
-        _LOG.warning("a summary failed and is tried again after the next reply: %s", type(error).__name__)
+        _failed(error)
         return None
-    return {SUMMARY_KEY: {"text": made.text, "covers": made.covers, "keeps": list(made.keeps)}}
 
 
 def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Do the same as ``next_summary`` for a caller without an event loop, or within one that it blocks."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, next_summary(conversation, state)).result()
+    """Do the same as ``next_summary`` for a synchronous caller."""
+    summary = summary_of(state)
+    try:
+        leaving = conversation.to_fold(state[conversation.key], summary)
+        return None if leaving is None else _update(conversation.fold_sync(summary, leaving))
+    except NoWindow:
+        return None
+    except Exception as error:
+        _failed(error)
+        return None
+
+
+async def off_loop(
+    conversation: Conversation, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Return the result of a function that counts tokens, from a thread if the policy's counter may take
+    long: one that makes requests would stop the event loop for everyone."""
+    if conversation.counts_quickly:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def _update(made: Summary) -> dict[str, Any]:
+    if made.shortened:
+        _LOG.warning("a summary was too long and was shortened (%s)", made.shortened)
+    return {SUMMARY_KEY: {"text": made.text, "covers": made.covers, "keeps": list(made.keeps)}}
+
+
+def _failed(error: Exception) -> None:
+    # A summary must never cost the reply that it follows.
+    _LOG.warning("a summary failed and is tried again after the next reply: %s", type(error).__name__)
 
 
 def summary_of(state: Mapping[str, Any]) -> Summary | None:

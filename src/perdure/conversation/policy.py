@@ -10,7 +10,14 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, SystemMessage
 
 from perdure.conversation.counting import Counter, approximate
-from perdure.conversation.summary import Leaving, ModelSummarizer, Summarize, Summary, folded
+from perdure.conversation.summary import (
+    Leaving,
+    ModelSummarizer,
+    Summarize,
+    Summary,
+    folded,
+    folded_sync,
+)
 from perdure.conversation.window import Limit, Window, window
 from perdure.errors import MessageTooLong
 
@@ -83,16 +90,33 @@ class Conversation:
     async def fold(self, summary: Summary | None, leaving: Leaving) -> Summary:
         """Return a summary that covers some messages too, as ``to_fold`` found them.
 
+        A text that is too long is shortened by one more request to a model, and then by leaving out its
+        oldest sentences.
+
         Raises:
             SummaryRefused: What was made is no summary.
             ValueError: The policy makes no summaries.
         """
-        summarize = self.summarize
-        if summarize is None:
+        given = self._summarizer()
+        return await folded(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
+
+    def fold_sync(self, summary: Summary | None, leaving: Leaving) -> Summary:
+        """Do the same as ``fold`` for a synchronous caller. A coroutine function runs in an event loop of its
+        own thread, always the same one."""
+        given = self._summarizer()
+        return folded_sync(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
+
+    def _summarizer(self) -> Summarize | ModelSummarizer:
+        if self.summarize is None:
             raise ValueError("this conversation has no summarize=…")
-        if isinstance(summarize, BaseChatModel):
-            summarize = ModelSummarizer(summarize, counter=self.counter)
-        return await folded(summary, leaving, summarize, most=self.bounds.summary, counter=self.counter)
+        if isinstance(self.summarize, BaseChatModel):
+            return ModelSummarizer(self.summarize, counter=self.counter)
+        return self.summarize
+
+    @property
+    def counts_quickly(self) -> bool:
+        """True if counting is too quick to be moved to a thread, as the default estimate is."""
+        return self.counter is approximate
 
     def _window(
         self,

@@ -1,15 +1,14 @@
 """Conversations of a runtime's threads: windows as part of a run's input, and summaries made after replies.
 
-A summary is made while no one waits for it, and is kept in this process until the thread's next run stores it
-with its input, in one commit. If the process ends before, the next reply leads to another one.
+A summary is made while no one waits for it, and is stored in the thread when it is finished. The thread's
+next run, in whatever process, puts it among the messages with its input, in one commit. If the process ends
+before a summary is finished, the next reply leads to another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, RemoveMessage
@@ -18,32 +17,27 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
 
 from perdure.conversation.compaction import compacted
+from perdure.conversation.hook import off_loop
 from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import summaries
+from perdure.engine.documents import Document
 from perdure.engine.runs import HeldRun
 from perdure.errors import NoWindow
 from perdure.model.records import Partition
+from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.failures import log_failure
 from perdure.runtime.observe import Observers
-
-_MOST = 1024
-"""Number of summaries that wait for their thread's next run; the oldest is dropped first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A summary that no run has stored yet, and what the one before it covered."""
-
-    base: str | None
-    summary: Summary
 
 
 class Conversations:
     """Applies the conversation policies of agents to the runs of their threads."""
 
-    def __init__(self, observers: Observers) -> None:
+    def __init__(self, database: DatabaseHandle, clock: DatabaseClock, observers: Observers) -> None:
+        self._database = database
+        self._clock = clock
         self._observers = observers
-        self._made: OrderedDict[Partition, _Made] = OrderedDict()
         self._replied: dict[Partition, tuple[HeldRun, Conversation, Sequence[BaseMessage]]] = {}
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
 
@@ -80,7 +74,8 @@ class Conversations:
         whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
         if not whole:
             return given
-        changed = compacted(conversation, whole, self._usable(held.partition, before))
+        made = None if conversation.summarize is None else await self._waiting(held.partition, before)
+        changed = await off_loop(conversation, compacted, conversation, whole, made)
         if changed is None:
             return given
         if changed.repairs:
@@ -138,7 +133,6 @@ class Conversations:
 
     def forget(self, partition: Partition) -> None:
         """Drop what is held of a thread that was deleted."""
-        self._made.pop(partition, None)
         self._replied.pop(partition, None)
         if (task := self._tasks.get(partition)) is not None:
             task.cancel()
@@ -149,29 +143,44 @@ class Conversations:
         summary = Summary.of(messages)
         rest = [message for message in messages if message.id != SUMMARY_ID]
         try:
-            leaving = conversation.to_fold(rest, summary)
+            leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
+            found = await self._database.arun(summaries.waiting(held.partition))
+            if _usable(found, messages) is not None:
+                return  # It waits for the thread's next run, which may make the next one due.
             made = await conversation.fold(summary, leaving)
+            stored = await self._store(held.partition, summary, made, found)
         except NoWindow:
             return  # The thread's next run is refused with this error, where someone waits for it.
         except Exception as error:
             self._emit("conversation.summary_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)
             return
-        self._made[held.partition] = _Made(None if summary is None else summary.covers, made)
-        self._made.move_to_end(held.partition)
-        while len(self._made) > _MOST:
-            self._made.popitem(last=False)
-        self._emit("conversation.summary_made", held, messages=len(leaving.messages))
+        if made.shortened:
+            self._emit("conversation.summary_shortened", held, how=made.shortened)
+        if stored:
+            self._emit("conversation.summary_made", held, messages=len(leaving.messages))
+        else:
+            self._emit("conversation.summary_superseded", held)
 
-    def _usable(self, partition: Partition, stored: Any) -> Summary | None:
-        """Return the summary that was made for a thread, unless the thread went another way since."""
-        made = self._made.get(partition)
-        held = Summary.of(stored) if isinstance(stored, list) else None
-        if made is None or made.base != (None if held is None else held.covers):
-            return None
-        return made.summary
+    async def _store(
+        self, partition: Partition, before: Summary | None, made: Summary, found: Document | None
+    ) -> bool:
+        """Store a finished summary, unless another one was stored meanwhile."""
+        body = {
+            "base": None if before is None else before.covers,
+            "text": made.text,
+            "covers": made.covers,
+            "keeps": list(made.keeps),
+        }
+        now = await self._clock.now()
+        program = summaries.store(partition, body, now, found, fresh=self._database.fresh())
+        return await self._database.arun(program)
+
+    async def _waiting(self, partition: Partition, messages: Any) -> Summary | None:
+        """Return the summary that was made for a thread since its latest input, if any."""
+        return _usable(await self._database.arun(summaries.waiting(partition)), messages)
 
     def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
         self._observers.event(
@@ -182,3 +191,15 @@ class Conversations:
             graph=held.run.graph,
             **fields,
         )
+
+
+def _usable(found: Document | None, messages: Any) -> Summary | None:
+    """Return a stored summary, unless a thread's messages already have it, or another one."""
+    held = Summary.of(messages) if isinstance(messages, list) else None
+    if found is None or found.body["base"] != (None if held is None else held.covers):
+        return None
+    body = found.body
+    there = [*messages, *(() if held is None else held.pending)] if isinstance(messages, list) else []
+    if body["covers"] not in [message.id for message in there]:
+        return None  # The thread went another way since, e.g. from an earlier checkpoint.
+    return Summary(body["text"], body["covers"], keeps=tuple(body["keeps"]))

@@ -116,6 +116,11 @@ class Metrics:
                     "Summaries of conversations that failed; the conversation was left as it was.",
                 ),
                 (
+                    "conversation.summary_shortened",
+                    "perdure_summaries_shortened",
+                    "Summaries that were too long, and were shortened by one more request or by a rule.",
+                ),
+                (
                     "memory.recalled",
                     "perdure_memory_recalls",
                     "New threads that began with a memory of their user.",

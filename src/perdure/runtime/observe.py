@@ -16,6 +16,7 @@ from typing import Any, Protocol
 _LEVELS = {
     "conversation.repaired": logging.WARNING,
     "conversation.summary_failed": logging.WARNING,
+    "conversation.summary_shortened": logging.WARNING,
     "checkpoint.large": logging.WARNING,
     "cron.disabled": logging.WARNING,
     "cron.failed": logging.WARNING,

@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 from perdure.cli.app import app
 from perdure.database.opening import connect
+from perdure.engine.documents import Document
+from perdure.model.ops import Commit
+from perdure.model.records import SERVER
 from perdure.runtime import Runtime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import THERE, Threads
@@ -47,6 +50,101 @@ def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk:
             assert await threads.remove("c")
             assert not await threads.remove("c")
             assert sorted(await found(threads)) == ["a", "b"]
+
+    go(main())
+
+
+def test_an_older_copy_that_arrives_late_does_not_hide_a_thread(storage: Storage, talk: Talk) -> None:
+    """The first change's copy is held up on its way until the second change is complete."""
+
+    async def main() -> None:
+        database, line = storage.open()
+        async with working(database, talk.graph, works=False) as runtime:
+            threads = runtime.threads
+            await threads.create("ada", {"stage": "new"})
+            held, go_on = asyncio.Event(), asyncio.Event()
+
+            async def delay(effect: Any) -> None:
+                is_copy = isinstance(effect, Commit) and effect.partition.space == SERVER
+                if is_copy and b'"first"' in b"".join(getattr(op, "body", b"") for op in effect.ops):
+                    held.set()
+                    await go_on.wait()
+
+            line.before = delay
+            first = asyncio.create_task(threads.change("ada", {"stage": "first"}))
+            await held.wait()
+            await threads.change("ada", {"stage": "second"})
+            go_on.set()
+            assert (await first).metadata == {"stage": "second"}
+            line.before = None
+            assert await found(threads, metadata={"stage": "second"}) == ["ada"]
+            assert await found(threads, metadata={"stage": "first"}) == []
+            entry = await threads.index.entry("ada")
+            assert entry is not None
+            assert entry.body["metadata"] == {"stage": "second"}
+
+    go(main())
+
+
+@pytest.mark.parametrize("lost", ["document", "copy"])
+def test_a_thread_is_found_by_its_metadata_although_its_copy_never_arrived(
+    storage: Storage, talk: Talk, lost: str
+) -> None:
+    """The process ends before a change of metadata is stored, or before its copy is."""
+
+    async def main() -> None:
+        database, line = storage.open()
+        async with working(database, talk.graph, works=False) as runtime:
+            threads = runtime.threads
+            await threads.create("ada", {"stage": "new"})
+            await threads.create("bea", {"stage": "new"})
+
+            async def end(effect: Any) -> None:
+                if not isinstance(effect, Commit):
+                    return
+                is_copy = effect.partition.space == SERVER
+                if b'"late"' in b"".join(getattr(op, "body", b"") for op in effect.ops) and (
+                    is_copy == (lost == "copy")
+                ):
+                    raise ConnectionResetError("the process has ended")
+
+            line.before = end
+            with pytest.raises(ConnectionResetError):
+                await threads.change("ada", {"stage": "late"})
+            line.before = None
+            stage = "late" if lost == "copy" else "new"
+            assert await found(threads, metadata={"stage": stage}) == (
+                ["ada"] if lost == "copy" else ["bea", "ada"]
+            )
+            # The next change is as any other.
+            await threads.change("ada", {"more": 1})
+            assert await found(threads, metadata={"more": 1, "stage": stage}) == ["ada"]
+            entry = await threads.index.entry("ada")
+            assert entry is not None
+            assert entry.body["announced"] <= entry.body["version"]
+
+    go(main())
+
+
+def test_a_thread_that_was_created_again_takes_the_place_of_an_earlier_copy(
+    memory: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, works=False) as runtime:
+            threads = runtime.threads
+            await threads.create("ada", {"n": 1})
+            for number in range(3):
+                await threads.change("ada", {"n": number})
+            earlier = await threads.index.entry("ada")
+            assert earlier is not None
+            await threads.remove("ada")
+            # A copy of the earlier thread arrives after its removal.
+            late = Document("", dict(earlier.body), 1, earlier.body["version"])
+            await threads.index.write("ada", late)
+            await threads.create("ada", {"n": 9})
+            assert await found(threads, metadata={"n": 9}) == ["ada"]
+            await threads.index.write("ada", late)
+            assert await found(threads, metadata={"n": 9}) == ["ada"]
 
     go(main())
 

@@ -2,6 +2,10 @@
 
 The metadata itself is stored in the thread. A copy in the index is a hint, which is checked against the
 thread before the thread is returned; a thread without a copy is read in full instead.
+
+A copy has the version of the document that it was made of, so that an older one never takes the place of a
+newer one, in whatever order they arrive. A change of metadata is announced before it is stored: until its
+copy follows, and for good if the process ends in between, the thread counts as one without a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from typing import Any
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
-from perdure.engine.documents import Document
+from perdure.engine.documents import Change, Document
 from perdure.model.ops import Expect, ListedThread
 from perdure.model.records import SERVER, Partition
 from perdure.runtime.threads.order import Order, SortedThread, count, places, rows, sort_rows
@@ -34,20 +38,53 @@ class ThreadIndex:
         self._usual = usual
         self._partition = Partition(tenant, "threads", SERVER)
 
-    async def add(self, thread_id: str, body: Mapping[str, Any], now: int) -> Document | None:
+    async def add(self, thread_id: str, document: Document) -> Document | None:
         """Store the copy of a new thread's document in one request; None if the index has one already, of an
         earlier thread of this name, or of the same thread if another request created it.
 
         Args:
             thread_id: the thread.
-            body: the thread's document.
+            document: its document, as it will be or is stored.
+        """
+        fresh = self._database.fresh()
+        program = documents.put(
+            self._partition,
+            _COLLECTION,
+            thread_id,
+            _copied(document, 0),
+            document.updated_at,
+            Expect.ABSENT,
+            fresh=fresh,
+        )
+        return await self._database.arun(program)
+
+    async def write(self, thread_id: str, document: Document) -> None:
+        """Store the copy of a thread's document, unless the index has one of a newer document; the arguments
+        are as for ``add``."""
+
+        def newer(before: Document | None) -> Mapping[str, Any] | None:
+            made = _copied(document, 0 if before is None else _announced(before, document))
+            return None if before is not None and _age(before.body) > _age(made) else made
+
+        await self._change(thread_id, newer, document.updated_at)
+
+    async def announce(self, thread_id: str, document: Document, now: int) -> None:
+        """Record that a thread's document is about to be replaced by its next version.
+
+        Args:
+            thread_id: the thread.
+            document: its document as it is.
             now: current time in microseconds.
         """
-        return await self._put(thread_id, body, now, Expect.ABSENT)
 
-    async def write(self, thread_id: str, body: Mapping[str, Any], now: int) -> None:
-        """Store the copy of a thread's document over any other; the arguments are as for ``add``."""
-        await self._put(thread_id, body, now, Expect.ANY)
+        def awaiting(before: Document | None) -> Mapping[str, Any] | None:
+            if before is None:
+                return None  # The thread is read in full as it is.
+            if _age(before.body) > (document.body["created_at"], document.version):
+                return None
+            return {**before.body, "announced": max(_announced(before, document), document.version + 1)}
+
+        await self._change(thread_id, awaiting, now)
 
     async def entry(self, thread_id: str) -> Document | None:
         """Return the copy of a thread's document, None if there is none."""
@@ -156,19 +193,40 @@ class ThreadIndex:
                 if is_expired(row.ttl, now) and row.status != "busy":
                     yield row
 
-    async def _put(
-        self, thread_id: str, body: Mapping[str, Any], now: int, expect: Expect
-    ) -> Document | None:
-        entry = {name: body.get(name) for name in ("metadata", "created_at", "ttl")}
+    async def _change(self, thread_id: str, change: Change, now: int) -> None:
         fresh = self._database.fresh()
-        program = documents.put(self._partition, _COLLECTION, thread_id, entry, now, expect, fresh=fresh)
-        return await self._database.arun(program)
+        program = documents.change(self._partition, _COLLECTION, thread_id, change, now, fresh)
+        await self._database.arun(program)
 
     async def _entries(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
-        """Return the index entries of threads, by name; entries that cannot be read are left out."""
+        """Return the copies of threads' documents, by name, without those that cannot be read, or that a
+        change was announced for."""
         names = [place.partition.thread for place in found]
         program = documents.several(self._partition, _COLLECTION, names)
-        return {entry.name: entry.body for entry in await self._database.arun(program) if entry.fault is None}
+        copies = await self._database.arun(program)
+        return {
+            entry.name: entry.body
+            for entry in copies
+            # Earlier releases stored copies without a version.
+            if entry.fault is None and entry.body.get("announced", 1) <= entry.body.get("version", 0)
+        }
+
+
+def _copied(document: Document, announced: int) -> dict[str, Any]:
+    """Return the copy of a thread's document; ``announced`` is the newest version that it is known to get."""
+    held = {name: document.body.get(name) for name in ("metadata", "created_at", "ttl")}
+    return {**held, "version": document.version, "announced": announced}
+
+
+def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
+    """Return what orders the documents of a name: a thread that was created again is newer."""
+    return copy["created_at"], copy.get("version", 0)
+
+
+def _announced(before: Document, document: Document) -> int:
+    """Return the version that was announced for a thread, 0 for an earlier thread of its name."""
+    is_same = before.body["created_at"] == document.body["created_at"]
+    return int(before.body.get("announced", 0)) if is_same else 0
 
 
 def contains(whole: Any, part: Any) -> bool:

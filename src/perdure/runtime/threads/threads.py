@@ -14,7 +14,8 @@ from perdure.database.asynchronous import Database
 from perdure.engine import documents, history, removal, tags
 from perdure.engine.documents import Document
 from perdure.engine.measure import Measure
-from perdure.errors import NotFound
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention, NotFound
 from perdure.model.messages import dedupe_digest
 from perdure.model.ops import Check, Expect, Fetch, Get, Put
 from perdure.model.program import Program, ask
@@ -36,7 +37,7 @@ class ThreadDraft(NamedTuple):
 
     precondition: Put
     row: ThreadRow
-    body: Mapping[str, Any]
+    document: Document
     indexed: Document | None
 
 
@@ -62,17 +63,17 @@ class Threads:
         """
         now = await self._context.clock.now()
         body = self._body(metadata, ttl, now)
+        put, document = documents.draft(*OF_THREAD, body, now, self._database.fresh())
         indexed: Document | None = None
         if body["ttl"] is not None:
             # Expired threads are found in the index: a crash after the commit must not lose this one.
-            indexed = await self.index.add(thread_id, body, now)
-        put, document = documents.draft(*OF_THREAD, body, now, self._database.fresh())
-        return ThreadDraft(put, row_of(self._partition(thread_id), document), body, indexed)
+            indexed = await self.index.add(thread_id, document)
+        return ThreadDraft(put, row_of(self._partition(thread_id), document), document, indexed)
 
     async def drafted(self, draft: ThreadDraft) -> None:
         """Add a thread that was created with its first message to the index, unless ``draft`` did."""
         if draft.indexed is None:
-            await self._index_new(draft.row.thread_id, draft.body, draft.row.created_at)
+            await self._index_new(draft.row.thread_id, draft.document)
 
     async def discard(self, draft: ThreadDraft) -> None:
         """Remove what ``draft`` stored of a thread that was not created, as its message was refused."""
@@ -99,9 +100,13 @@ class Threads:
             return None
         now = await self._context.clock.now()
         body = self._body(metadata, ttl, now)
-        await self._index_new(thread_id, body, now)
-        made = await self._put(thread_id, body, now, Expect.ABSENT)
-        return None if made is None else row_of(self._partition(thread_id), made)
+        fresh = self._database.fresh()
+        _, document = documents.draft(*OF_THREAD, body, now, fresh)
+        await self._index_new(thread_id, document)
+        partition = self._partition(thread_id)
+        program = documents.put(partition, *OF_THREAD, body, now, Expect.ABSENT, fresh=fresh)
+        made = await self._database.arun(program)
+        return None if made is None else row_of(partition, made)
 
     async def look(self, thread_id: str) -> ThreadRow | None:
         """Return a thread as it is now, or None."""
@@ -118,8 +123,9 @@ class Threads:
         """Add a thread that an application created without a server to the index, unless it is there."""
         body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
         now = await self._context.clock.now()
-        await self._put(row.thread_id, body, now, Expect.ABSENT)
-        await self.index.write(row.thread_id, body, now)
+        made = await self._put(row.thread_id, body, now, Expect.ABSENT) or await self._document(row.thread_id)
+        if made is not None:
+            await self.index.write(row.thread_id, made)
 
     async def change(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
@@ -137,20 +143,19 @@ class Threads:
         if await self._document(thread_id) is None and (row := await self.look(thread_id)) is not None:
             await self.adopt(row)
         now = await self._context.clock.now()
-
-        def merged(before: Document | None) -> Mapping[str, Any] | None:
+        for _ in range(ATTEMPTS):
+            before = await self._document(thread_id)
             if before is None:
-                return None
+                raise missing(thread_id)
             body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
-            return body if ttl is None else {**body, "ttl": stored_ttl(ttl, now)}
-
-        fresh = self._database.fresh()
-        program = documents.change(self._partition(thread_id), *OF_THREAD, merged, now, fresh)
-        changed = await self._database.arun(program)
-        if changed is None:
-            raise missing(thread_id)
-        await self.index.write(thread_id, changed.body, now)
-        return await self.get(thread_id)
+            if ttl is not None:
+                body["ttl"] = stored_ttl(ttl, now)
+            await self.index.announce(thread_id, before, now)
+            changed = await self._put(thread_id, body, now, before.version)
+            if changed is not None:
+                await self.index.write(thread_id, changed)
+                return await self.get(thread_id)
+        raise Contention(f"thread {thread_id!r}: {ATTEMPTS} changes lost to other writers; try again")
 
     async def edited(self, thread_id: str, run_id: str | None, *, goes_on: bool) -> None:
         """Record that a thread's state was edited.
@@ -166,20 +171,23 @@ class Threads:
         program = documents.put(self._partition(thread_id), *EDITED, body, now, Expect.ANY, fresh=fresh)
         await self._database.arun(program)
         if (found := await self._document(thread_id)) is not None:
-            await self.index.write(thread_id, found.body, now)
+            await self.index.write(thread_id, found)
 
     async def touched(self, thread_id: str) -> None:
         """Record an activity on a thread: it is listed first from now on, and its time to live starts
         again."""
         now = await self._context.clock.now()
-        found = await self._document(thread_id)
-        if found is None:
-            return
-        ttl = found.body.get("ttl")
-        body = found.body if ttl is None else {**found.body, "ttl": stored_ttl(ttl, now)}
-        await self._put(thread_id, body, now, found.version)
-        if ttl is not None:
-            await self.index.write(thread_id, body, now)
+
+        def again(before: Document | None) -> Mapping[str, Any] | None:
+            ttl = None if before is None else before.body.get("ttl")
+            body = None if before is None else before.body
+            return body if body is None or ttl is None else {**body, "ttl": stored_ttl(ttl, now)}
+
+        fresh = self._database.fresh()
+        program = documents.change(self._partition(thread_id), *OF_THREAD, again, now, fresh)
+        changed = await self._database.arun(program)
+        if changed is not None and changed.body.get("ttl") is not None:
+            await self.index.write(thread_id, changed)
 
     async def remove(self, thread_id: str) -> bool:
         """Remove a thread with everything in it, and return True if it existed. A run that is under way
@@ -273,9 +281,9 @@ class Threads:
         given = ttl or (None if usual is None else usual.given)
         return {"metadata": dict(metadata), "created_at": now, "ttl": stored_ttl(given, now)}
 
-    async def _index_new(self, thread_id: str, body: Mapping[str, Any], now: int) -> None:
-        if await self.index.add(thread_id, body, now) is None:
-            await self.index.write(thread_id, body, now)
+    async def _index_new(self, thread_id: str, document: Document) -> None:
+        if await self.index.add(thread_id, document) is None:
+            await self.index.write(thread_id, document)
 
     async def _document(self, thread_id: str) -> Document | None:
         return await self._database.arun(documents.get(self._partition(thread_id), *OF_THREAD))

@@ -101,7 +101,7 @@ class Runner:
         self._renewing: set[asyncio.Task[None]] = set()
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
-        self.conversations = Conversations(context.observers)
+        self.conversations = Conversations(context.database, context.clock, context.observers)
         self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
         self.graphs = Graphs(
             Database(context.database),

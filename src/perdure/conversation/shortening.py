@@ -1,0 +1,38 @@
+"""Shortening of a text to a number of tokens, by a rule: its oldest parts leave first."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+_MARK = "…"
+_SENTENCES = re.compile("(?<=[.!?\u3002\uff01\uff1f\n])\\s*")
+
+
+def cut(text: str, fits: Callable[[str], bool]) -> str:
+    """Return the longest end of a text that fits: in whole sentences, or else words, or else characters.
+
+    A running summary has what it learned last at its end. What left is marked by an ellipsis.
+
+    Args:
+        text: The text, which does not fit.
+        fits: Returns True for a text that is short enough; of a text that fits every end fits too.
+
+    Returns:
+        The end of the text; empty if nothing of it fits.
+    """
+    for parts, joint in ((_SENTENCES.split(text), " "), (text.split(), " "), (list(text), "")):
+        left = _longest([part for part in parts if part.strip() or joint == ""], joint, fits)
+        if left:
+            return left
+    return ""
+
+
+def _longest(parts: Sequence[str], joint: str, fits: Callable[[str], bool]) -> str:
+    def ending(start: int) -> str:
+        return f"{_MARK} {joint.join(part.strip() if joint else part for part in parts[start:])}"
+
+    starts = range(1, len(parts))
+    found = bisect_left(starts, True, key=lambda start: fits(ending(start)))
+    return ending(starts[found]) if found < len(starts) else ""

@@ -23,6 +23,7 @@ from perdure.server.routes import (
     health,
     meta,
     protocol,
+    protocol_socket,
     runs,
     states,
     tags,
@@ -50,6 +51,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (crons.router, http.disable_runs),
         (runs.router, http.disable_runs),
         (protocol.router, http.disable_runs),
+        (protocol_socket.router, http.disable_runs),
         (thread_stream.router, http.disable_runs),
         (store_routes.router, http.disable_store),
     )
@@ -85,6 +87,7 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
 
 
 def _allow_origins(app: FastAPI, cors: Cors) -> None:
+    app.state.perdure_cors = cors
     app.add_middleware(
         CORSMiddleware,
         allow_origins=cors.allow_origins,
@@ -117,11 +120,14 @@ class Outermost:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         if raw := scope.get("raw_path"):
             scope = {**scope, "path": raw.partition(b"?")[0].decode("ascii", "replace"), RAW: True}
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
         asked = next((held for name, held in scope["headers"] if name == b"x-request-id"), b"").decode(
             "latin-1"
         )

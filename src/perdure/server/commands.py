@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 
 from langgraph.types import PregelTask, StateSnapshot
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from perdure.errors import NotFound, NotWaiting, PerdureError, QueueFull, Unavailable
 from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
@@ -74,12 +74,12 @@ class _Looked(_Params):
     before: str | None = None
 
 
-async def do(caller: Caller, request: Request, thread_id: str, method: str, params: Params) -> dict[str, Any]:
+async def do(caller: Caller, headers: Headers, thread_id: str, method: str, params: Params) -> dict[str, Any]:
     """Execute a command and return its response, without the command's number.
 
     Args:
         caller: the authenticated user of the request.
-        request: the HTTP request.
+        headers: the headers of the request.
         thread_id: the thread that the command is for.
         method: the command's name.
         params: the command's parameters.
@@ -93,7 +93,7 @@ async def do(caller: Caller, request: Request, thread_id: str, method: str, para
         if method not in _COMMANDS:
             raise _Wrong("unknown_command", f"there is no command {method!r}")
         checked = requests.check_numbers(requests.check_text(params))
-        result = await _COMMANDS[method](caller, request, thread_id, checked)
+        result = await _COMMANDS[method](caller, headers, thread_id, checked)
     except _Wrong as wrong:
         return _error(wrong.code, str(wrong))
     except ValidationError as error:
@@ -126,7 +126,7 @@ def _error(code: str, message: str) -> dict[str, Any]:
 # Runs
 
 
-async def _run_start(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     if not isinstance(params.get("assistant_id"), str):
         raise _Wrong("invalid_argument", "params.assistant_id names no assistant")
     fork = params.get("forkFrom") or params.get("fork_from")
@@ -137,7 +137,7 @@ async def _run_start(caller: Caller, request: Request, thread_id: str, params: P
     if _start_of(resolved) is None and resolved.get("input") is not None and await _waits(caller, thread_id):
         # Clients send the same input whether or not the thread waits for an answer.
         resolved |= {"input": None, "command": {"resume": resolved["input"]}}
-    return {"run_id": await _started(caller, request, thread_id, resolved)}
+    return {"run_id": await _started(caller, headers, thread_id, resolved)}
 
 
 def _start_of(params: Params) -> Any:
@@ -161,7 +161,7 @@ async def _waits(caller: Caller, thread_id: str) -> bool:
     return row is not None and row.status == "interrupted"
 
 
-async def _started(caller: Caller, request: Request, thread_id: str, params: Params) -> str:
+async def _started(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
     config = dict(params.get("config") or {})
     new = NewRun.model_validate(
         {
@@ -178,9 +178,7 @@ async def _started(caller: Caller, request: Request, thread_id: str, params: Par
             "stream_subgraphs": True,
         }
     )
-    accepted = await submit(
-        caller, request.headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True
-    )
+    accepted = await submit(caller, headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True)
     return accepted.run_id
 
 
@@ -193,7 +191,7 @@ def _own(config: Params) -> Params:
     return {**rest, "configurable": configurable} if configurable else rest
 
 
-async def _respond(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     if "responses" in params:
         answers = _Answers.model_validate(params).responses
     else:
@@ -223,7 +221,7 @@ async def _respond(caller: Caller, request: Request, thread_id: str, params: Par
     only = answers[0].interrupt_id if is_one else None
     accepted = await submit(
         caller,
-        request.headers,
+        headers,
         thread_id,
         new,
         modes=_MODES,
@@ -264,7 +262,7 @@ async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
 # Reading
 
 
-async def _tree(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+async def _tree(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     row = await _row(caller, thread_id, "read", "invalid_argument")
     run_id = params.get("run_id")
     if run_id is not None:
@@ -299,7 +297,7 @@ def _child(task: PregelTask, below: StateSnapshot, status: str) -> dict[str, Any
     }
 
 
-async def _get(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+async def _get(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     asked = _Looked.model_validate(params)
     row = await _row(caller, thread_id, "read", "invalid_argument")
     state = await _state(caller, row, asked.namespace)
@@ -326,7 +324,7 @@ async def _state(
     return state
 
 
-async def _checkpoints(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+async def _checkpoints(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     asked = _Looked.model_validate(params)
     row = await _row(caller, thread_id, "read", "invalid_argument")
     graph_id = graph_id_of(caller, row)
@@ -351,7 +349,7 @@ def _summary(state: StateSnapshot) -> dict[str, Any]:
     }
 
 
-async def _fork(caller: Caller, request: Request, thread_id: str, params: Params) -> dict[str, Any]:
+async def _fork(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     checkpoint_id = params.get("checkpoint_id")
     if not isinstance(checkpoint_id, str) or not checkpoint_id:
         raise _Wrong("invalid_argument", "params.checkpoint_id names no checkpoint")
@@ -359,10 +357,10 @@ async def _fork(caller: Caller, request: Request, thread_id: str, params: Params
     await _state(caller, row, [], checkpoint_id)
     assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
     resolved = {**params, "assistant_id": assistant_id}
-    return {"run_id": await _started(caller, request, thread_id, resolved), "thread_id": thread_id}
+    return {"run_id": await _started(caller, headers, thread_id, resolved), "thread_id": thread_id}
 
 
-_COMMANDS: dict[str, Callable[[Caller, Request, str, Params], Awaitable[dict[str, Any]]]] = {
+_COMMANDS: dict[str, Callable[[Caller, Headers, str, Params], Awaitable[dict[str, Any]]]] = {
     "run.start": _run_start,
     "input.respond": _respond,
     "agent.getTree": _tree,

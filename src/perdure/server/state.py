@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from fastapi import Depends, Path, Request
 from langgraph.pregel import Pregel
+from starlette.requests import HTTPConnection
 
 from perdure.channels.chat_channel import ChatChannel
 from perdure.errors import NotFound
@@ -218,7 +219,7 @@ class Caller:
         return {name: held for name, held in configurable.items() if not is_reserved(name)}
 
 
-def server_state(request: Request) -> ServerState:
+def server_state(request: HTTPConnection) -> ServerState:
     """Return the server state of the application that received a request. ``Refusal`` with 503 if it is
     not open."""
     held = getattr(request.app.state, "perdure", None)
@@ -231,30 +232,40 @@ def server_state(request: Request) -> ServerState:
     return host
 
 
-async def _caller(request: Request) -> Caller:
-    host = server_state(request)
-    if request.scope.get(LOOPBACK):
+async def caller_of(connection: HTTPConnection) -> Caller:
+    """Return the user of a request or of a WebSocket. ``Refusal`` if not authenticated."""
+    host = server_state(connection)
+    if connection.scope.get(LOOPBACK):
         user = User("", TENANT.get(""))
         return Caller(host, user, host.runtime.for_tenant(user.tenant), is_program=True)
-    user = await host.gate.authenticate(request)
-    host.throttle.admit(user, request.scope)
+    user = await host.gate.authenticate(connection)
+    host.throttle.admit(user, connection.scope)
     return Caller(host, user, host.runtime.for_tenant(user.tenant))
+
+
+async def _caller(request: Request) -> Caller:
+    return await caller_of(request)
 
 
 CallerNow = Annotated[Caller, Depends(_caller)]
 """The user of a request, as the type of an endpoint's parameter; refused if not authenticated."""
 
 
-def _segment(request: Request, name: str) -> str:
+def _segment(request: HTTPConnection, name: str) -> str:
     value = cast(str, request.path_params[name])
     return unquote(value, errors="strict") if request.scope.get(RAW) else value
 
 
-async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
+def thread_in_path(connection: HTTPConnection) -> str:
+    """Return the id of the thread in a path. ``Refusal`` if it cannot be one."""
     try:
-        in_path = thread_ids.thread_id_of(_segment(request, "thread_id"))
+        return thread_ids.thread_id_of(_segment(connection, "thread_id"))
     except UnicodeDecodeError:
         raise Refusal(422, "the thread id in the path is not UTF-8") from None
+
+
+async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
+    in_path = thread_in_path(request)
     thread_ids.only([in_path, *await thread_ids.in_request(request)])
     return in_path
 

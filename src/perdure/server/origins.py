@@ -1,0 +1,22 @@
+"""Origins of pages that may open a WebSocket, which the rules of cross-origin requests do not cover."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from perdure.server.config import Cors
+
+
+def is_allowed(connection: HTTPConnection) -> bool:
+    """Return True for a client that is no page of a browser, and for pages of this server or of an origin
+    that the application's ``Cors`` allows."""
+    origin = connection.headers.get("origin")
+    if origin is None or urlsplit(origin).netloc == connection.headers.get("host"):
+        return True
+    cors: Cors = getattr(connection.app.state, "perdure_cors", None) or Cors()
+    if "*" in cors.allow_origins or origin in cors.allow_origins:
+        return True
+    return cors.allow_origin_regex is not None and re.fullmatch(cors.allow_origin_regex, origin) is not None

@@ -1,0 +1,203 @@
+"""WebSocket of the event streaming protocol: subscriptions to a thread's events, and its commands.
+
+A client sends commands as text, one JSON object each, and receives their responses and the events of all of
+its subscriptions. An event that several of them want is sent for each; clients know it by its ``event_id``.
+What is refused closes the socket with 4000 plus the HTTP status, and a stop of the server with 1012: the
+client connects again, and subscribes with ``since``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perdure.errors import QueueFull, Unavailable
+from perdure.runtime.encoding import encoded
+from perdure.server import protocol_subscriptions
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Refusal
+from perdure.server.error_handlers import sentence, status_of
+from perdure.server.origins import is_allowed
+from perdure.server.protocol_events import ProtocolEvent
+from perdure.server.protocol_subscriptions import Failed
+from perdure.server.routes.protocol import envelope, error, executed
+from perdure.server.state import Caller, caller_of, thread_in_path
+
+router = APIRouter(tags=["protocol"])
+
+_log = logging.getLogger("perdure.server")
+_SUBSCRIPTIONS_MOST = 32
+_REFUSED = 4000
+_TOO_LARGE = 1009
+_RESTARTS = 1012
+_REASON_MAX = 120
+"""Bytes of a reason for closing; the protocol allows 123."""
+
+_Events = AsyncGenerator[ProtocolEvent | Failed, None]
+
+
+class _Known(BaseModel):
+    """Parameters that name a subscription of this socket."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    subscription_id: str
+
+
+@router.websocket("/threads/{thread_id}/stream/events")
+async def events(websocket: WebSocket) -> None:
+    """Exchange commands and events of a thread until one side closes."""
+    await websocket.accept()
+    try:
+        if not is_allowed(websocket):
+            raise Refusal(403, "pages of this origin may not connect; allow it in http.cors.allow_origins")
+        caller = await caller_of(websocket)
+        thread_id = thread_in_path(websocket)
+        conditions = await caller.may("threads", "read", {"thread_id": thread_id})
+        await _Socket(websocket, caller, thread_id, conditions).serve()
+    except Refusal as refusal:
+        await _close(websocket, _REFUSED + refusal.status, refusal.detail)
+    except (QueueFull, Unavailable) as failed:
+        await _close(websocket, _REFUSED + status_of(failed), sentence(failed))
+
+
+async def _close(websocket: WebSocket, code: int, reason: str) -> None:
+    await websocket.close(code, reason.encode()[:_REASON_MAX].decode(errors="ignore"))
+
+
+class _Socket:
+    """One connection: what it is subscribed to, and its commands, one after the other."""
+
+    def __init__(
+        self, websocket: WebSocket, caller: Caller, thread_id: str, conditions: Filter | None
+    ) -> None:
+        self._websocket = websocket
+        self._caller = caller
+        self._thread_id = thread_id
+        self._conditions = conditions
+        self._subscriptions: dict[str, asyncio.Task[None]] = {}
+        self._over = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Serve the connection until the client closes it, a subscription fails, or the server stops."""
+        reading = asyncio.create_task(self._read())
+        ends: list[asyncio.Task[Any]] = [
+            reading,
+            asyncio.create_task(self._caller.host.closing.wait()),
+            asyncio.create_task(self._over.wait()),
+        ]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                await reading
+                return
+            await _close(self._websocket, _RESTARTS, "connect again, and subscribe with since")
+        except WebSocketDisconnect:
+            return
+        finally:
+            left: list[asyncio.Task[Any]] = [*ends, *self._subscriptions.values()]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _read(self) -> None:
+        most = self._caller.host.limits.body_bytes
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text") or (message.get("bytes") or b"").decode(errors="replace")
+            if len(text.encode()) > most:
+                await _close(self._websocket, _TOO_LARGE, f"a command has at most {most} bytes")
+                return
+            await self._obey(text)
+
+    async def _obey(self, text: str) -> None:
+        number = None
+        try:
+            body = _object(text)
+            number, method, params = envelope(body)
+            match method:
+                case "subscription.subscribe":
+                    await self._subscribe(number, params)
+                case "subscription.reconnect":
+                    await self._reconnect(number, params)
+                case "subscription.unsubscribe":
+                    await self._unsubscribe(number, params)
+                case _:
+                    headers = self._websocket.headers
+                    await self._send(await executed(self._caller, headers, self._thread_id, body))
+        except Refusal as refusal:
+            if refusal.status >= 429:
+                raise
+            await self._send(error(number, "invalid_argument", refusal.detail))
+
+    async def _subscribe(self, number: int, params: dict[str, Any]) -> None:
+        if len(self._subscriptions) >= _SUBSCRIPTIONS_MOST:
+            text = f"a connection has at most {_SUBSCRIPTIONS_MOST} subscriptions; end one of them first"
+            raise Refusal(400, text)
+        await self._begin(number, str(uuid.uuid4()), params)
+
+    async def _reconnect(self, number: int, params: dict[str, Any]) -> None:
+        """Begin a subscription again, with other channels or from another event."""
+        asked = protocol_subscriptions.read(params)
+        if (name := await self._ended(number, params)) is not None:
+            await self._begin(number, name, asked.model_dump())
+
+    async def _unsubscribe(self, number: int, params: dict[str, Any]) -> None:
+        if await self._ended(number, params) is not None:
+            await self._send({"type": "success", "id": number, "result": {}})
+
+    async def _begin(self, number: int, name: str, params: dict[str, Any]) -> None:
+        asked = protocol_subscriptions.read(params)
+        found = await protocol_subscriptions.subscribe(self._caller, self._thread_id, self._conditions, asked)
+        await self._send({"type": "success", "id": number, "result": {"subscription_id": name}})
+        self._subscriptions[name] = asyncio.create_task(self._forward(found))
+
+    async def _ended(self, number: int, params: dict[str, Any]) -> str | None:
+        """End a subscription and return its name, or send the error that there is none."""
+        try:
+            name = _Known.model_validate(params).subscription_id
+        except ValidationError:
+            raise Refusal(400, "params.subscription_id names a subscription") from None
+        task = self._subscriptions.pop(name, None)
+        if task is None:
+            missing = error(number, "no_such_subscription", f"this connection has no subscription {name!r}")
+            await self._send(missing)
+            return None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return name
+
+    async def _forward(self, found: _Events) -> None:
+        try:
+            async with aclosing(found):
+                async for event in found:
+                    if isinstance(event, Failed):
+                        await self._send(error(None, "unknown_error", event.message))
+                        break
+                    await self._websocket.send_text(event.text)
+        except (WebSocketDisconnect, RuntimeError):
+            _log.debug("a client disconnected while an event was sent to it")
+        self._over.set()
+
+    async def _send(self, data: dict[str, Any]) -> None:
+        await self._websocket.send_text(encoded(data))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Refusal(400, "a command is one JSON object; this is not JSON, or nested too deeply") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, "a command is a JSON object")
+    return body

@@ -58,6 +58,7 @@ def battery(places: list[int], few: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("on", BACKENDS)
 def test_a_failure_of_any_write_costs_no_fact_and_doubles_none(on: str) -> None:
     def tried(*faults: Fault) -> tuple[int, int]:
@@ -78,6 +79,7 @@ def test_a_failure_of_any_write_costs_no_fact_and_doubles_none(on: str) -> None:
             tried(Fault(at, fail("unavailable"), when))  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_process_that_ends_at_any_write_costs_no_fact_and_doubles_none(tmp_path: Path, when: Any) -> None:
     """From one effect on everything fails, as for a process that is gone; then another one continues."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.care.sweeper import SweepOptions
 from perdure.cli.signals import asked_to_stop, leave
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
+from perdure.config.stores import store_database
 from perdure.config.worker import HostPort, WorkerConfig
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
@@ -99,7 +100,10 @@ async def _work(
                 ) as database,
             ):
                 observers: tuple[Observer, ...] = (Logs(), tally, *counting)
-                runtime = _runtime(config, whose, database, agents, replying, observers, name=name)
+                store = await store_database(
+                    closing, config.store_url, development=config.development, key=whose.key
+                )
+                runtime = _runtime(config, whose, (database, store), agents, replying, observers, name=name)
                 sweeping = config.retention
                 options = SweepOptions(all_tenants=whose.all_tenants, owner=name, share=sweeping.share)
                 swept = RetentionLoop(database, Observers(observers), every=sweeping.every, options=options)
@@ -117,7 +121,7 @@ async def _work(
 def _runtime(
     config: WorkerConfig,
     whose: For,
-    database: Database,
+    databases: tuple[Database, Database | None],
     agents: Mapping[str, Agent],
     channels: Mapping[str, Channel],
     observers: tuple[Observer, ...],
@@ -125,11 +129,11 @@ def _runtime(
     name: str,
 ) -> Runtime:
     """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a
-    server accepted."""
+    server accepted. ``databases`` are that of the threads, and that of the store if it is another one."""
     hooks = _webhooks(config)
     try:
         runtime = Runtime(
-            database,
+            databases[0],
             agents,
             channels={**channels, **({} if hooks is None else hooks.channels(config.settings))},
             settings=config.settings,
@@ -138,6 +142,7 @@ def _runtime(
             name=name,
             store_ttl=config.store,
             store_index=None if config.store_index is None else config.store_index.load(config.root),
+            store_database=databases[1],
         )
     except ValueError as error:
         raise BadSetting(str(error)) from error

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from langchain_core.language_models import BaseChatModel
-
+from perdure.config.memory import MemorySettings, memory_settings
+from perdure.config.models import called, model_or_function
 from perdure.config.resolve import ResolvedConfig
 from perdure.conversation.counting import approximate
 from perdure.conversation.policy import Conversation
 from perdure.conversation.window import Limit
-from perdure.errors import BadSetting, GraphLoadError, MissingExtra
+from perdure.errors import BadSetting, GraphLoadError
 from perdure.runtime.agents import Agent
 from perdure.runtime.loading import find
 from perdure.runtime.module_files import names_file
@@ -53,9 +53,13 @@ class ConversationSettings(NamedTuple):
         """
         return Conversation(
             limit=self.bounds(),
-            counter=approximate if self.counter is None else self._called("counter", self.counter, root),
+            counter=approximate
+            if self.counter is None
+            else called(f"{self.name}.counter", self.counter, root),
             system=self.system,
-            summarize=None if self.summarize is None else self._summarizer(self.summarize, root),
+            summarize=None
+            if self.summarize is None
+            else model_or_function(f"{self.name}.summarize", self.summarize, root),
             key=self.key,
         )
 
@@ -66,41 +70,16 @@ class ConversationSettings(NamedTuple):
         except ValueError as error:
             raise BadSetting(f"{self.name}: {error}") from error
 
-    def _called(self, field_name: str, place: str, root: Path) -> Any:
-        found = find(place, root=root).found
-        if not callable(found) and not isinstance(found, BaseChatModel):
-            raise BadSetting(f"{self.name}.{field_name}: {place} is no function, but {type(found).__name__}")
-        return found
-
-    def _summarizer(self, named: str, root: Path) -> Any:
-        if names_file(named) or "." in named.partition(":")[0]:
-            return self._called("summarize", named, root)
-        try:
-            from langchain.chat_models import init_chat_model
-        except ModuleNotFoundError as error:
-            raise MissingExtra(
-                f"{self.name}.summarize is {named!r}, a provider and its model, which needs an extra: "
-                'pip install "perdure[conversation]"'
-            ) from error
-        try:
-            return init_chat_model(named)
-        except Exception as error:
-            # Providers raise errors of their own, e.g. without a key; what they repeat may be one.
-            raise BadSetting(
-                f"{self.name}.summarize is {named!r}, which cannot be used ({type(error).__name__}); it is a "
-                "provider and its model whose package is installed and whose key is set, e.g. "
-                "openai:gpt-4o-mini, or a place, e.g. ./models.py:small"
-            ) from error
-
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs that have a
-    policy written for them alone."""
+    policy written for them alone; ``memory`` is the policy of all graphs that have none in their code."""
 
     schemas: Mapping[str, str] = field(default_factory=dict[str, str])
     conversations: Mapping[str, ConversationSettings] = field(default_factory=dict[str, ConversationSettings])
     own: frozenset[str] = frozenset()
+    memory: MemorySettings | None = None
 
     def apply(self, agents: Mapping[str, Agent], root: Path) -> dict[str, Agent]:
         """Return the agents with their schemas and policies.
@@ -114,11 +93,14 @@ class AgentSettings:
             GraphLoadError: There is no object at a place.
         """
         out: dict[str, Agent] = {}
+        memory = None if self.memory is None else self.memory.load(root)
         for name, agent in agents.items():
             if (place := self.schemas.get(name)) is not None:
                 agent = _with_schema(name, agent, place, root)
             if (policy := self.conversations.get(name)) is not None:
                 agent = self._with_conversation(name, agent, policy, root)
+            if memory is not None and agent.memory is None:
+                agent = replace(agent, memory=memory)
             out[name] = agent
         return out
 
@@ -159,6 +141,7 @@ def agent_settings(settled: ResolvedConfig, graphs: Collection[str]) -> AgentSet
         {name: settled.placed(place, base) for name, place in schemas.items()},
         {name: made for name in graphs if (made := _policy(settled, name, tables.get(name))) is not None},
         frozenset(name for name, table in tables.items() if table),
+        memory_settings(settled),
     )
 
 

@@ -188,6 +188,43 @@ class ResolvedConfig:
             )
         return StoreIndex(**self.table("store.index."))
 
+    def store_url(self) -> str | None:
+        """Return the URL of the store's database, or ``None`` for that of the threads.
+
+        Raises:
+            BadSetting: The settings name two, or a kind of database and not its URL.
+        """
+        kind: str | None = self["store.type"]
+        if kind is None:
+            for key in ("store.redis_url", "store.postgres_dsn"):
+                # REDIS_URL and POSTGRES_DSN are set for other purposes as well.
+                if key in self and self.entries[key].name not in ("REDIS_URL", "POSTGRES_DSN"):
+                    wanted = "redis" if key == "store.redis_url" else "postgres"
+                    raise BadSetting(
+                        f"{self.entries[key].name} is set, and the store's type is not; set "
+                        f"LANGGRAPH_STORE_TYPE={wanted}, or leave the URL out"
+                    )
+            own: str | None = self["store.database_url"]
+            return own
+        if "store.database_url" in self:
+            raise BadSetting(
+                f"{self.name('store.type')} and {self.name('store.database_url')} both name the store's "
+                "database; leave one out"
+            )
+        if kind == "memory":
+            if not self["development"]:
+                raise BadSetting(
+                    f"{self.name('store.type')} is memory, which a restart empties and no other process "
+                    "sees; name redis or postgres, or leave it out to keep the store with the threads. In "
+                    "development memory is allowed"
+                )
+            return "memory://"
+        key = "store.redis_url" if kind == "redis" else "store.postgres_dsn"
+        if key not in self:
+            variables = " or ".join(SETTINGS[key].variables)
+            raise BadSetting(f"{self.name('store.type')} is {kind}, and its URL is not set; set {variables}")
+        return str(self[key])
+
     def store_ttl(self) -> TTLConfig | None:
         """Return the argument for ``Database.store(ttl=…)``, or ``None``."""
         given = self.given("store.ttl.")

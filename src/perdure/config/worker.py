@@ -49,6 +49,7 @@ class WorkerConfig:
     settings: Settings
     store: TTLConfig | None
     store_index: StoreIndex | None
+    store_url: str | None = field(repr=False)
     retention: Sweeping
     development: bool
     webhook_hosts: tuple[str, ...] | None
@@ -112,6 +113,7 @@ def load(
         settings=Settings(**settled.runtime()),
         store=settled.store_ttl(),
         store_index=settled.store_index(),
+        store_url=settled.store_url(),
         retention=sweeping(settled),
         development=bool(settled["development"]),
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],

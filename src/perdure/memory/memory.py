@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, Op, PutOp, SearchOp
 
 from perdure.memory import programs
 from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
@@ -268,11 +268,25 @@ def _chosen(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) 
     return [fact for fact in facts if history or fact.is_current]
 
 
+def _timed(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
+    """Return the operations with the store's own time to live, which only its methods for single ones add."""
+    ttl = store.ttl_config or {}
+    default, refresh = ttl.get("default_ttl"), ttl.get("refresh_on_read", True)
+    out: list[Op] = []
+    for op in ops:
+        if isinstance(op, PutOp) and op.value is not None:
+            op = op._replace(ttl=default)
+        elif isinstance(op, SearchOp):
+            op = op._replace(refresh_ttl=op.refresh_ttl and refresh)
+        out.append(op)
+    return out
+
+
 def _run(store: BaseStore, steps: Steps[R]) -> R:
     try:
         ops = next(steps)
         while True:
-            ops = steps.send(store.batch(ops))
+            ops = steps.send(store.batch(_timed(store, ops)))
     except StopIteration as ended:
         result: R = ended.value
         return result
@@ -282,7 +296,7 @@ async def _arun(store: BaseStore, steps: Steps[R]) -> R:
     try:
         ops = next(steps)
         while True:
-            ops = steps.send(await store.abatch(ops))
+            ops = steps.send(await store.abatch(_timed(store, ops)))
     except StopIteration as ended:
         result: R = ended.value
         return result

@@ -12,6 +12,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import TTLConfig
 
 from perdure.database.asynchronous import Database
+from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
@@ -83,10 +84,12 @@ def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options of the graphs' store: LangGraph's TTL settings, and the index for searches by meaning."""
+    """Options of the graphs' store: LangGraph's TTL settings, the index for searches by meaning, and its
+    database, if it is another one than the threads'."""
 
     ttl: TTLConfig | None = None
     index: SearchIndex | None = None
+    database: DatabaseBase | None = None
 
 
 class Graphs:
@@ -120,7 +123,8 @@ class Graphs:
 
     def store(self, tenant: str) -> PerdureStore:
         """Return the store for a tenant's graphs."""
-        return self._database.store(tenant=tenant, ttl=self._store.ttl, index=self._store.index)
+        database = self._store.database or self._database
+        return database.store(tenant=tenant, ttl=self._store.ttl, index=self._store.index)
 
     def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
         """Return a graph with a checkpointer and a store for a tenant.

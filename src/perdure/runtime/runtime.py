@@ -63,6 +63,7 @@ class Runtime(OnDemand, TenantRuntime):
         store_ttl: LangGraph's TTL settings for the graphs' store.
         store_index: LangGraph's ``IndexConfig`` for the graphs' store, or a ``SearchIndex``, for
             ``store.search(query=…)``.
+        store_database: The database of the graphs' store, by default that of the threads.
         thread_ttl: The time to live of threads that clients create without one.
 
     Raises:
@@ -82,6 +83,7 @@ class Runtime(OnDemand, TenantRuntime):
         name: str | None = None,
         store_ttl: TTLConfig | None = None,
         store_index: SearchIndex | SearchConfig | IndexConfig | None = None,
+        store_database: Database | SyncDatabase | None = None,
         thread_ttl: ThreadTtl | None = None,
     ) -> None:
         settings = settings or Settings()
@@ -104,7 +106,7 @@ class Runtime(OnDemand, TenantRuntime):
             owner=name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
             tenant=tenant,
             works=works,
-            store=StoreOptions(store_ttl, index),
+            store=StoreOptions(store_ttl, index, store_database),
             thread_ttl=thread_ttl,
             internal={MEMORY: lane_agent(named, observing, has_index=index is not None)},
         )
@@ -161,7 +163,11 @@ class Runtime(OnDemand, TenantRuntime):
 
     async def tenants_with_items(self) -> list[str]:
         """Return the tenants that have a store or histories, in order."""
-        return sorted({place.tenant for space in OF_ITEMS for place in await self._partitions(space)})
+        places = [place for space in OF_ITEMS for place in await self._partitions(space)]
+        if (store := self._context.store.database) is not None:
+            for space in OF_ITEMS:
+                places += await handle_of(store).arun(retention.all_partitions(None, space))
+        return sorted({place.tenant for place in places})
 
     async def _partitions(self, space: str) -> list[Partition]:
         return await self._context.database.arun(retention.all_partitions(None, space))

@@ -114,6 +114,7 @@ class Config:
     development: bool
     store: TTLConfig | None
     store_index: StoreIndex | None
+    store_url: str | None = field(repr=False)
     retention: Sweeping
     checkpointer: ThreadTtl | None
     channels: Mapping[str, Mapping[str, Any]] = field(repr=False)
@@ -183,6 +184,7 @@ def load(
         development=is_development,
         store=settled.store_ttl(),
         store_index=settled.store_index(),
+        store_url=settled.store_url(),
         retention=sweeping(settled),
         checkpointer=_thread_ttl(settled),
         channels=chat_channels(settled),

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from perdure.runtime.turns import is_lane
 from perdure.server.auth.identity import Refusal
 
 NAMES = ("thread_id", "context_id")
@@ -22,9 +23,12 @@ _ID_MAX = 255
 
 
 def thread_id_of(value: str) -> str:
-    """Return a thread's id after checking it: any text of 1 to 255 characters that a database can store."""
+    """Return a thread's id after checking it: any text of 1 to 255 characters that a database can store,
+    except the names of the runtime's own threads."""
     if not 0 < len(value) <= _ID_MAX or not value.isprintable():
         raise Refusal(422, f"a thread id has 1 to {_ID_MAX} characters, all of them visible or plain spaces")
+    if is_lane(value):
+        raise Refusal(422, "thread ids that begin with 'perdure.memory:' are the server's own; take another")
     return value
 
 

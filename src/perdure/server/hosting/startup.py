@@ -19,9 +19,11 @@ from starlette.applications import Starlette
 from perdure.care.sweeper import SweepOptions
 from perdure.channels.chat_channel import ChatChannel
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
+from perdure.config.stores import store_database
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
+from perdure.memory.policy import verified_user
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.loading import LoadedGraph, find, load_agent
 from perdure.runtime.observe import Logs, Observer, Observers
@@ -35,7 +37,7 @@ from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.hosting.sweeper import Sweeper
 from perdure.server.state import ServerState
-from perdure.server.webhooks import webhooks
+from perdure.server.webhooks import Webhooks, webhooks
 
 _log = logging.getLogger("perdure.server")
 
@@ -55,6 +57,8 @@ async def opened(
     loaded = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
     agents = config.agents.apply(loaded, config.root)
     gate = gate_of(config)
+    if isinstance(gate, Open):
+        _require_users(agents)
     settings = settings_of(config)
     make_folder_of(config.database_url)
     async with AsyncExitStack() as stack:
@@ -66,25 +70,31 @@ async def opened(
                 retention=replace(config.retention.rules, thread_ttl=True),
             )
         )
-        host = await _running(stack, config, database, agents, gate=gate, settings=settings, works=works)
+        store = await store_database(
+            stack, config.store_url, development=config.development, key=encryption_key
+        )
+        chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
+        made = _runtime(config, (database, store), agents, chats, settings=settings, works=works)
+        host = await _running(stack, config, made, gate=gate)
+        host.chats = chats
         yield host
 
 
-async def _running(
-    stack: AsyncExitStack,
+def _runtime(
     config: Config,
-    database: Database,
+    databases: tuple[Database, Database | None],
     agents: Mapping[str, Agent],
+    chats: Sequence[ChatChannel],
     *,
-    gate: Gate,
     settings: Settings,
     works: bool,
-) -> ServerState:
+) -> tuple[Runtime, Webhooks | None]:
+    """Return the runtime, and what calls its webhooks, if they are not disabled. ``databases`` are that of
+    the threads, and that of the store if it is another one."""
     hooks = webhooks(config.http, development=config.development)
-    chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
     try:
         runtime = Runtime(
-            database,
+            databases[0],
             agents,
             channels={
                 **({} if hooks is None else hooks.channels(settings)),
@@ -96,10 +106,18 @@ async def _running(
             observers=_observers(),
             store_ttl=config.store,
             store_index=None if config.store_index is None else config.store_index.load(config.root),
+            store_database=databases[1],
             thread_ttl=config.checkpointer,
         )
     except ValueError as error:
         raise BadSetting(str(error)) from error
+    return runtime, hooks
+
+
+async def _running(
+    stack: AsyncExitStack, config: Config, made: tuple[Runtime, Webhooks | None], *, gate: Gate
+) -> ServerState:
+    runtime, hooks = made
     if hooks is not None:
         hooks.serve(runtime)
     reach = None if hooks is None else hooks.reach
@@ -114,14 +132,13 @@ async def _running(
         configs=config.assistants,
         headers=headers,
     )
-    host.chats = chats
     runtime.serve_crons(CronStarter(host).start)
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)
     await stack.enter_async_context(Sweeper(runtime))
     sweeping = config.retention
     options = SweepOptions(all_tenants=True, share=sweeping.share)
-    loop = RetentionLoop(database, Observers(_observers()), every=sweeping.every, options=options)
+    loop = RetentionLoop(runtime.database, Observers(_observers()), every=sweeping.every, options=options)
     await stack.enter_async_context(loop)
     return host
 
@@ -133,6 +150,17 @@ def _chats(config: Config) -> Sequence[ChatChannel]:
     from perdure.channels.configured import configured
 
     return configured(config.channels, config.graphs)
+
+
+def _require_users(agents: Mapping[str, Agent]) -> None:
+    """Raise ``BadSetting`` if an agent's memory needs the verified user, and no one is verified."""
+    for name, agent in agents.items():
+        if agent.memory is not None and agent.memory.user is verified_user:
+            raise BadSetting(
+                f"the graph {name!r} has a memory of the verified user, and requests are not authenticated; "
+                "configure auth, or name one user for all requests with memory.user (PERDURE_MEMORY_USER) "
+                "or MemoryPolicy(user=…)"
+            )
 
 
 def prepare(config: Config) -> None:

@@ -1,0 +1,79 @@
+"""Settings of memories: what all graphs without a policy of their own remember, and whose it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from perdure.config.models import model_or_function
+from perdure.config.resolve import ResolvedConfig
+from perdure.errors import BadSetting
+from perdure.memory.extraction import ModelExtractor
+from perdure.memory.policy import MemoryPolicy, verified_user
+from perdure.runtime.module_files import names_file
+
+_NUMBERS = ("nearest", "newest", "tokens", "debounce", "max_wait")
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """Settings of a memory's policy.
+
+    Attributes:
+        numbers: The numbers of ``MemoryPolicy`` that were given.
+        model: What extracts facts: a provider and its model, or the place of a chat model or a function;
+            ``None`` to extract nothing.
+        user: The user of all runs; ``None`` for the verified user of each.
+    """
+
+    numbers: dict[str, Any]
+    model: str | None
+    user: str | None
+
+    def load(self, root: Path) -> MemoryPolicy:
+        """Return the policy.
+
+        Args:
+            root: The project's folder, at which a file's path starts.
+
+        Raises:
+            BadSetting: The model cannot be used.
+            GraphLoadError: There is no object at its place.
+        """
+        extract: Any = None
+        if self.model is not None:
+            extract = model_or_function("memory.model", self.model, root)
+            if isinstance(extract, BaseChatModel):
+                extract = ModelExtractor(extract)
+        return MemoryPolicy(extract=extract, user=self.user or verified_user, **self.numbers)
+
+
+def memory_settings(settled: ResolvedConfig) -> MemorySettings | None:
+    """Return the settings, or ``None`` if graphs are not to remember.
+
+    Raises:
+        BadSetting: Facts are to be extracted and no model is named, or the other way round.
+    """
+    given = settled.given("memory.")
+    is_on = settled["memory.enabled"] or bool(settled["memory.extract"])
+    if not is_on:
+        if others := sorted(set(given) - {"enabled", "extract", "model"}):
+            raise BadSetting(
+                f"{settled.name(f'memory.{others[0]}')} is set, and memory.enabled is not true; set it, or "
+                "leave the other one out"
+            )
+        return None
+    model: str | None = settled["memory.model"]
+    if settled["memory.extract"] and model is None:
+        raise BadSetting(
+            f"{settled.name('memory.extract')} is true, and no model is named to extract facts with; set "
+            "FACT_EXTRACTION_MODEL or memory.model, e.g. openai:gpt-4o-mini or ./models.py:small. A graph's "
+            "own model cannot be seen from outside, so there is no default"
+        )
+    if model is not None and names_file(model):
+        model = settled.placed(model, settled.entries["memory.model"].base)
+    numbers = {name: settled[f"memory.{name}"] for name in _NUMBERS if name in given}
+    return MemorySettings(numbers, model if settled["memory.extract"] else None, settled["memory.user"])

@@ -1,0 +1,124 @@
+"""What is known of a user over HTTP: for that user alone, and the lanes for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.messages import AIMessage
+from starlette.requests import HTTPConnection
+
+import perdure
+from perdure.memory import Memory
+from perdure.runtime import Agent, Runtime
+from perdure.runtime.turns import lane_of
+from perdure.server.app import create_app
+from perdure.server.auth.identity import Open, User
+from perdure.server.config import Http
+from perdure.server.state import ServerState
+from tests.conversation.models import Scripted
+from tests.runtime.test_memories import graph, policy, settled
+
+
+class ByHeader(Open):
+    """A gate that takes the name in a header for verified, with one tenant for all users."""
+
+    async def authenticate(self, request: HTTPConnection) -> User:
+        return User(request.headers["x-user"], "")
+
+
+@asynccontextmanager
+async def serving(agent: Agent) -> AsyncIterator[tuple[Runtime, httpx.AsyncClient]]:
+    async with perdure.connect("memory://") as db, Runtime(db, agent, all_tenants=True) as runtime:
+        host = ServerState.over(runtime, ByHeader())
+        app = create_app(None, Http())
+        app.state.perdure = host
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            yield runtime, http
+        await host.close()
+
+
+def run(agent: Agent, body: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), serving(agent) as (runtime, http):
+            await body(runtime, http)
+
+    asyncio.run(main())
+
+
+def agent() -> Agent:
+    return Agent(graph(Scripted(answers=[AIMessage("Noted.")])), memory=policy())
+
+
+ADA, BOB = {"x-user": "ada"}, {"x-user": "bob"}
+
+
+def test_a_user_lists_and_forgets_what_is_known_of_that_user_alone() -> None:
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        said = {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "I sing"}]}}
+        await http.post("/threads", json={"thread_id": "t"}, headers=ADA)
+        assert (await http.post("/threads/t/runs/wait", json=said, headers=ADA)).status_code == 200
+        await settled(runtime, "ada", 1)
+        await Memory(runtime.store(), "bob").aremember("Dances.")
+        (fact,) = (await http.get("/memory", headers=ADA)).json()["facts"]
+        assert (fact["text"], fact["thread"]) == ("I sing", "t")
+        assert (await http.delete(f"/memory/{fact['id']}", headers=BOB)).status_code == 404
+        assert (await http.delete(f"/memory/{fact['id']}", headers=ADA)).status_code == 204
+        assert (await http.delete(f"/memory/{fact['id']}", headers=ADA)).status_code == 404
+        assert (await http.get("/memory", headers=ADA)).json() == {"facts": [], "summaries": []}
+        assert (await http.delete("/memory", headers=BOB)).json() == {"removed": 1}
+        assert (await http.delete("/memory", headers=ADA)).json() == {"removed": 0}
+        assert not await runtime.messages(lane_of("ada"))
+
+    run(agent(), body)
+
+
+def test_a_server_without_a_memory_answers_not_found() -> None:
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        for method in ("GET", "DELETE"):
+            assert (await http.request(method, "/memory", headers=ADA)).status_code == 404
+        assert (await http.delete("/memory/x", headers=ADA)).status_code == 404
+
+    run(Agent(graph(Scripted())), body)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/threads", {"thread_id": lane_of("ada")}),
+        ("GET", f"/threads/{lane_of('ada')}", None),
+        ("GET", f"/threads/{lane_of('ada')}/state", None),
+        ("GET", f"/threads/{lane_of('ada')}/history", None),
+        ("DELETE", f"/threads/{lane_of('ada')}", None),
+        ("POST", f"/threads/{lane_of('ada')}/runs", {"assistant_id": "agent", "if_not_exists": "create"}),
+        (
+            "POST",
+            f"/threads/{lane_of('ada')}/runs/wait",
+            {"assistant_id": "agent", "if_not_exists": "create"},
+        ),
+        ("POST", f"/threads/{lane_of('ada')}/copy", None),
+    ],
+)
+def test_a_lane_cannot_be_addressed(method: str, path: str, body: Any) -> None:
+    async def tried(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        answer = await http.request(method, path, json=body, headers=BOB)
+        assert answer.status_code == 422, answer.text
+        assert "perdure.memory:" in answer.text
+
+    run(agent(), tried)
+
+
+def test_a_run_of_the_lanes_graph_cannot_be_asked_for() -> None:
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        await http.post("/threads", json={"thread_id": "t"}, headers=BOB)
+        asked = {"assistant_id": "perdure.memory", "input": {"user": "ada", "turns": []}}
+        assert (await http.post("/threads/t/runs/wait", json=asked, headers=BOB)).status_code in (404, 422)
+        found = (await http.post("/assistants/search", json={}, headers=BOB)).json()
+        assert [each["graph_id"] for each in found] == ["agent"]
+
+    run(agent(), body)

@@ -50,6 +50,13 @@ def test_a_server_answers_a_chat_by_its_configuration_alone(
     go(main())
 
 
+def test_each_provider_has_its_own_settings() -> None:
+    table = {"token": "xoxb-1", "signing_secret": "s", "in_doubt": "hold", "groups": "all"}
+    telegram, slack = configured({"telegram": TELEGRAM, "slack": table}, ["one"])
+    assert (telegram.name, slack.name, slack.options.groups) == ("telegram", "slack", "all")
+    assert slack.channels["slack"].in_doubt == "hold"
+
+
 def test_a_graph_is_named_if_there_are_several() -> None:
     (bot,) = configured({"telegram": TELEGRAM}, ["one"])
     assert bot.options.graph is None

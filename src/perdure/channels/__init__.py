@@ -1,6 +1,6 @@
-"""Chat channels: messages of Telegram, Slack and WhatsApp become turns of threads, and replies go back.
+"""Chat channels: messages of Telegram and Slack become turns of threads, and replies go back.
 
-Each provider is an extra: ``perdure[telegram]``, ``perdure[slack]``, ``perdure[whatsapp]``. The classes are
+Each provider is an extra: ``perdure[telegram]``, ``perdure[slack]``. The classes are
 imported on first use.
 """
 
@@ -13,11 +13,12 @@ from perdure.channels.addresses import ChatAddress
 from perdure.channels.options import ChatOptions
 
 if TYPE_CHECKING:
+    from perdure.channels.slack import SlackApp
     from perdure.channels.telegram import TelegramBot
 
-__all__ = ["ChatAddress", "ChatOptions", "TelegramBot"]
+__all__ = ["ChatAddress", "ChatOptions", "SlackApp", "TelegramBot"]
 
-_OF = {"TelegramBot": "telegram"}
+_OF = {"SlackApp": "slack", "TelegramBot": "telegram"}
 """Module of each class that needs an extra."""
 
 

@@ -18,6 +18,7 @@ from perdure.channels.addresses import ChatAddress
 from perdure.channels.backoff import ChatBackoff
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Receiver
+from perdure.channels.splitting import split_text
 from perdure.channels.webhook import endpoint
 from perdure.model.messages import Message, Reply
 from perdure.model.records import Partition
@@ -93,6 +94,14 @@ class ChatChannel(ABC):
 
     methods: Sequence[str] = ("POST",)
     """HTTP methods of the provider's requests."""
+    length: int
+    """Maximum length of a message."""
+    question_length: int
+    """Maximum length of a message with buttons."""
+
+    def measure(self, text: str) -> int:
+        """Return the length of a text in the provider's units."""
+        return len(text)
 
     @abstractmethod
     async def handle(self, request: Request, receiver: Receiver) -> Response:
@@ -107,10 +116,6 @@ class ChatChannel(ABC):
             Undeliverable: It can never be delivered.
             SendUncertain: The provider may have it.
         """
-
-    @abstractmethod
-    def parts(self, text: str) -> list[str]:
-        """Divide a text into parts of the provider's length."""
 
     async def find(self, thread_id: str, reply: Reply) -> str | None:
         """Return the provider's id of a reply that it may have, ``None`` if it does not have it."""
@@ -151,7 +156,7 @@ class ChatChannel(ABC):
             raise Undeliverable("the reply has no text")
         sent: str | None = None
         # One part, unless the run was executed by a process that does not have this channel.
-        for part in self.parts(text):
+        for part in self._parts(text, reply.payload):
             self.backoff.check(address.chat)
             sent = await self.deliver(address, part, reply)
         return sent
@@ -163,9 +168,13 @@ class ChatChannel(ABC):
         text = text_of(payload)
         if text is None or not isinstance(payload, Mapping):
             return [payload]
-        *front, last = self.parts(text)
+        *front, last = self._parts(text, payload)
         plain = {name: held for name, held in payload.items() if name != "question"}
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
+
+    def _parts(self, text: str, payload: Any) -> list[str]:
+        most = self.question_length if questions.buttons(payload) else self.length
+        return split_text(text, most, self.measure)
 
 
 def text_of(payload: Any) -> str | None:

@@ -47,4 +47,8 @@ def _made(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
         from perdure.channels.telegram import TelegramBot
 
         return TelegramBot(own.pop("token"), options=options, **own)
+    if name == "slack":
+        from perdure.channels.slack import SlackApp
+
+        return SlackApp(own.pop("token"), options=options, **own)
     raise BadSetting(f"channels.{name} is no known provider")

@@ -17,7 +17,7 @@ from perdure.channels.chat_channel import ChatChannel, SendUncertain
 from perdure.channels.incoming import ButtonPress
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Received, Receiver
-from perdure.channels.splitting import split_text, utf16_length
+from perdure.channels.splitting import utf16_length
 from perdure.channels.webhook import RejectedRequest, body_of
 from perdure.errors import MissingExtra
 from perdure.model.messages import Message, Reply
@@ -53,7 +53,6 @@ except ImportError as missing:
 
 _HEADER = "x-telegram-bot-api-secret-token"
 _SECRET = re.compile(r"[A-Za-z0-9_-]{16,256}")
-_LENGTH = 4096
 _NOTICE_LENGTH = 200
 _TYPING_S = 4.5
 _TIMEOUT_S = 15
@@ -210,8 +209,10 @@ class TelegramBot(ChatChannel):
 
     # What Telegram gets
 
-    def parts(self, text: str) -> list[str]:
-        return split_text(text, _LENGTH, utf16_length)
+    length = question_length = 4096
+
+    def measure(self, text: str) -> int:
+        return utf16_length(text)
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         shown = questions.buttons(reply.payload)

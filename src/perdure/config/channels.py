@@ -8,7 +8,10 @@ from typing import Any
 from perdure.config.resolve import ResolvedConfig
 from perdure.errors import BadSetting
 
-REQUIRED: Mapping[str, tuple[str, ...]] = {"telegram": ("token", "secret")}
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "telegram": ("token", "secret"),
+    "slack": ("token", "signing_secret"),
+}
 """Settings without which a provider's table is incomplete."""
 
 

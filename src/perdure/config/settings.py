@@ -472,6 +472,13 @@ _LISTED = [
     _setting("retention.share", SHARE, 0.05),
     *_runtime(),
     *_chat("telegram", ("resend", "hold"), ("token", True), ("secret", True), ("api_url", False)),
+    *_chat(
+        "slack",
+        ("reconcile", "resend", "hold"),
+        ("token", True),
+        ("signing_secret", True),
+        ("api_url", False),
+    ),
     _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
     _setting("metrics.port", _whole(0, _PORT_MAX), flag="--metrics-port"),
 ]

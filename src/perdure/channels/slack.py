@@ -1,0 +1,235 @@
+"""Slack: the Events API, buttons and slash commands, through the Slack SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from perdure.channels import questions
+from perdure.channels.addresses import ChatAddress
+from perdure.channels.chat_channel import ChatChannel, SendUncertain
+from perdure.channels.incoming import ButtonPress, ChatMessage
+from perdure.channels.options import ChatOptions
+from perdure.channels.receiving import Received, Receiver
+from perdure.channels.slack_events import channel_of, command_of, message_of, press_of
+from perdure.channels.webhook import RejectedRequest, body_of
+from perdure.errors import MissingExtra
+from perdure.model.messages import Message, Reply
+from perdure.runtime import NotSent, Undeliverable
+from perdure.runtime.worker.delivery import InDoubt
+
+try:
+    import aiohttp
+    from slack_sdk.errors import SlackApiError, SlackClientError
+    from slack_sdk.signature import SignatureVerifier
+    from slack_sdk.web.async_client import AsyncWebClient
+except ImportError as missing:
+    raise MissingExtra("perdure.channels.slack needs an extra: pip install 'perdure[slack]'") from missing
+
+_API = "https://slack.com/api/"
+_METADATA = "perdure_reply"
+_LIMITED_S = 30.0
+_PATIENCE_S = 60.0
+"""Pause before another attempt with a token that Slack refuses."""
+_SEARCHED = 100
+_TIMEOUT_S = 15
+_TOKEN_ERRORS = ("invalid_auth", "not_authed", "token_revoked", "token_expired", "account_inactive")
+_SERVER_ERRORS = ("internal_error", "fatal_error", "service_unavailable", "request_timeout")
+
+
+class SlackApp(ChatChannel):
+    """App at Slack.
+
+    Each reply has its id in its metadata, so a reply whose outcome is unknown is looked for in the channel
+    before it is sent again (``"reconcile"``), which needs the scopes ``channels:history``,
+    ``groups:history`` and ``im:history``.
+
+    Args:
+        token: The bot's token.
+        signing_secret: The signing secret of the app.
+        name: The name of the channel.
+        options: The options that all channels share.
+        in_doubt: The policy for replies that Slack may or may not have.
+        api_url: The URL of the Web API, if it is not Slack's own.
+
+    Raises:
+        ValueError: An argument cannot be used.
+    """
+
+    length = 4000
+    question_length = 3000
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        signing_secret: str,
+        name: str = "slack",
+        options: ChatOptions | None = None,
+        in_doubt: InDoubt = "reconcile",
+        api_url: str | None = None,
+    ) -> None:
+        if not token.startswith("xox"):
+            raise ValueError("the token of a Slack bot begins with xoxb-; copy it again")
+        if not signing_secret.strip():
+            raise ValueError("the signing secret of the Slack app is empty; copy it again")
+        super().__init__(name, options, in_doubt)
+        # A repeated request of the client would be a second message, so it repeats none.
+        self.client = AsyncWebClient(
+            token, base_url=api_url or _API, timeout=_TIMEOUT_S, retry_handlers=[], trust_env_in_session=False
+        )
+        self._verifier = SignatureVerifier(signing_secret)
+
+    # What Slack sends
+
+    async def handle(self, request: Request, receiver: Receiver) -> Response:
+        body = await body_of(request, self.options.body_bytes)
+        self._verify(request, body)
+        try:
+            if "json" in request.headers.get("content-type", ""):
+                return await self._event(json.loads(body), receiver)
+            return await self._interaction(dict(parse_qsl(body.decode())), receiver)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise RejectedRequest(400, "the body is no event of Slack") from None
+
+    def _verify(self, request: Request, body: bytes) -> None:
+        """Raise ``RejectedRequest`` unless Slack signed the body in the last five minutes."""
+        try:
+            is_valid = self._verifier.is_valid(
+                body,
+                request.headers.get("x-slack-request-timestamp"),
+                request.headers.get("x-slack-signature"),
+            )
+        except (ValueError, TypeError):
+            is_valid = False
+        if not is_valid:
+            raise RejectedRequest(401, "the signature is missing, wrong or too old")
+
+    async def _event(self, body: Mapping[str, Any], receiver: Receiver) -> Response:
+        if body["type"] == "url_verification":
+            return JSONResponse({"challenge": body["challenge"]})
+        if body["type"] == "event_callback":
+            message = message_of(body, self.options.groups)
+            if message is not None:
+                await self._received(message, receiver)
+        return Response()
+
+    async def _interaction(self, form: Mapping[str, str], receiver: Receiver) -> Response:
+        if "payload" in form:
+            payload = json.loads(form["payload"])
+            press = press_of(payload)
+            if press is not None:
+                await self._pressed(press, str(payload["message"].get("text") or ""), receiver)
+        elif (command := command_of(form)) is not None:
+            received = await receiver.message(command)
+            return JSONResponse({"response_type": "ephemeral", "text": received.notice or "OK"})
+        return Response()
+
+    async def _received(self, message: ChatMessage, receiver: Receiver) -> None:
+        received = await receiver.message(message)
+        if received.notice:
+            await self.notify(ChatAddress(self.name, message.chat, message.topic), received.notice)
+
+    async def _pressed(self, press: ButtonPress, text: str, receiver: Receiver) -> None:
+        received = await receiver.press(press)
+        if received.notice:
+            await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
+        if received.decided:
+            await self._without_buttons(press, text, received)
+
+    async def _without_buttons(self, press: ButtonPress, text: str, received: Received) -> None:
+        """Show the decision in the place of the buttons; the next message shows it at the latest."""
+        ts = press.key.partition(" ")[0]
+        decided = f"{text}\n[{received.decided}]"
+        call = self.client.chat_update(channel=channel_of(press.chat), ts=ts, text=decided, blocks=[])
+        try:
+            await self._called(press.chat, call)
+        except (NotSent, Undeliverable, SendUncertain):
+            return
+
+    # What Slack gets
+
+    async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
+        call = self.client.chat_postMessage(
+            channel=channel_of(address.chat),
+            text=text,
+            blocks=_blocks(text, reply.payload),
+            thread_ts=address.topic or None,
+            metadata={"event_type": _METADATA, "event_payload": {"id": reply.id}},
+        )
+        return str((await self._called(address.chat, call))["ts"])
+
+    async def find(self, thread_id: str, reply: Reply) -> str | None:
+        address = ChatAddress.of(thread_id)
+        asked: dict[str, Any] = {
+            "channel": channel_of(address.chat),
+            "include_all_metadata": True,
+            "limit": _SEARCHED,
+            "oldest": f"{reply.created_at / 1_000_000 - 60:.6f}",
+        }
+        if address.topic:
+            call = self.client.conversations_replies(ts=address.topic, **asked)
+        else:
+            call = self.client.conversations_history(**asked)
+        for message in (await self._called(address.chat, call))["messages"]:
+            metadata = message.get("metadata") or {}
+            if metadata.get("event_payload", {}).get("id") == reply.id:
+                return str(message["ts"])
+        return None
+
+    async def show_activity(self, address: ChatAddress, message: Message) -> None:
+        if not address.topic:
+            # Slack shows a status in threads only.
+            return
+        self.backoff.check(address.chat)
+        call = self.client.assistant_threads_setStatus(
+            channel_id=channel_of(address.chat), thread_ts=address.topic, status="is writing…"
+        )
+        await self._called(address.chat, call)
+
+    async def _called(self, chat: str, call: Awaitable[Any]) -> Any:
+        """Await a call of the Web API. The errors have no details: those may contain the token or a text."""
+        try:
+            return await call
+        except SlackApiError as error:
+            raise self._failure(chat, error) from None
+        except aiohttp.ClientConnectorError:
+            raise NotSent("no connection to Slack") from None
+        except (aiohttp.ClientError, TimeoutError, SlackClientError, OSError) as error:
+            raise SendUncertain(f"Slack did not answer ({type(error).__name__})") from None
+
+    def _failure(self, chat: str, error: SlackApiError) -> Exception:
+        response: Any = error.response
+        status, headers = response.status_code, response.headers
+        code = response.get("error") if isinstance(response.data, dict) else None
+        if status == 429 or code in ("ratelimited", "rate_limited"):
+            after = str(headers.get("Retry-After") or headers.get("retry-after") or "")
+            return self.backoff.limited(chat, float(after) if after.isdigit() else _LIMITED_S)
+        if status >= 500 or code in _SERVER_ERRORS:
+            return SendUncertain(f"Slack failed with status {status}")
+        if code in _TOKEN_ERRORS:
+            return NotSent("Slack refused the bot's token", retry_after=_PATIENCE_S)
+        return Undeliverable(f"Slack refused it ({code})")
+
+
+def _blocks(text: str, payload: Any) -> list[dict[str, Any]] | None:
+    """Return the blocks of a question with buttons, ``None`` for a plain reply."""
+    shown = questions.buttons(payload)
+    if not shown:
+        return None
+    elements = [
+        {
+            "type": "button",
+            "text": {"type": "plain_text", "text": each.text},
+            "value": each.data,
+            "action_id": f"perdure_{each.text.lower()}",
+        }
+        for each in shown
+    ]
+    section = {"type": "section", "text": {"type": "plain_text", "text": text}}
+    return [section, {"type": "actions", "elements": elements}]

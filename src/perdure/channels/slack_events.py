@@ -1,0 +1,125 @@
+"""Slack's events, button presses and slash commands in the form that all channels share."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.channels.incoming import Attachment, ButtonPress, ChatMessage
+from perdure.channels.options import Groups
+
+_SUBTYPES = (None, "file_share", "thread_broadcast", "message_changed")
+_COMMAND = re.compile(r"/(?:.*-)?(new|stop)", re.IGNORECASE)
+
+
+def chat_of(team: str, channel: str) -> str:
+    """Return the id of a chat: a workspace and a channel within it."""
+    return f"{team}.{channel}"
+
+
+def channel_of(chat: str) -> str:
+    """Return the id of a chat's channel within its workspace."""
+    return chat.partition(".")[2]
+
+
+def position_of_ts(ts: str) -> int:
+    """Return the place of a message in the order of its channel: its time in microseconds.
+
+    Raises:
+        ValueError: It is no time of Slack.
+    """
+    seconds, _, micros = ts.partition(".")
+    return int(seconds) * 1_000_000 + int(micros.ljust(6, "0")[:6] or 0)
+
+
+def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
+    """Return the message of an event, ``None`` if it is nothing that a person wrote to the bot.
+
+    A message that mentions the bot comes as two events, which have the same id of a message.
+
+    Args:
+        body: The body of the request.
+        groups: The messages of channels that are accepted.
+
+    Raises:
+        LookupError: The event lacks a field that Slack documents.
+        ValueError: A time is none of Slack's.
+    """
+    event: Mapping[str, Any] = body["event"]
+    if event["type"] not in ("message", "app_mention") or event.get("subtype") not in _SUBTYPES:
+        return None
+    edit, message = "", event
+    if event.get("subtype") == "message_changed":
+        message = event["message"]
+        if message.get("text") == event.get("previous_message", {}).get("text"):
+            # Slack unfolded a link; nobody changed anything.
+            return None
+        edit = str(event["event_ts"])
+    if message.get("bot_id") or not message.get("user") or message.get("subtype") == "bot_message":
+        return None
+    text, bots = str(message.get("text") or ""), _bots(body)
+    is_direct = event.get("channel_type") == "im" or str(event["channel"]).startswith("D")
+    is_meant = event["type"] == "app_mention" or any(f"<@{bot}>" in text for bot in bots)
+    if not is_direct and (groups == "none" or (groups == "mention" and not is_meant)):
+        return None
+    for bot in bots:
+        text = text.replace(f"<@{bot}>", "")
+    # In a channel each message begins a thread of its own.
+    topic = message.get("thread_ts") or ("" if is_direct else message["ts"])
+    return ChatMessage(
+        chat=chat_of(str(body["team_id"]), str(event["channel"])),
+        topic=str(topic),
+        position=position_of_ts(message["ts"]),
+        key=str(message["ts"]),
+        text=html.unescape(text.strip()),
+        sender=str(message["user"]),
+        attachments=tuple(_attachment(each) for each in message.get("files") or ()),
+        edit=edit,
+    )
+
+
+def press_of(payload: Mapping[str, Any]) -> ButtonPress | None:
+    """Return the press of a button, ``None`` for another interaction. Raises as ``message_of`` does."""
+    if payload.get("type") != "block_actions" or not payload.get("actions"):
+        return None
+    action, message = payload["actions"][0], payload["message"]
+    return ButtonPress(
+        chat=chat_of(str(payload["team"]["id"]), str(payload["channel"]["id"])),
+        topic=str(message.get("thread_ts") or ""),
+        position=position_of_ts(message["ts"]),
+        key=f"{message['ts']} {action['action_ts']}",
+        data=str(action.get("value") or ""),
+        sender=str(payload["user"]["id"]),
+    )
+
+
+def command_of(form: Mapping[str, str]) -> ChatMessage | None:
+    """Return a slash command whose name ends in ``new`` or ``stop``, ``None`` for another one."""
+    found = _COMMAND.fullmatch(form.get("command", ""))
+    if found is None or not form.get("team_id") or not form.get("channel_id"):
+        return None
+    return ChatMessage(
+        chat=chat_of(form["team_id"], form["channel_id"]),
+        # Slack gives a command no place in the channel, and never sends it again.
+        position=time.time_ns() // 1000,
+        key=form.get("trigger_id", ""),
+        text=f"/{found.group(1).lower()}",
+        sender=form.get("user_id", ""),
+    )
+
+
+def _bots(body: Mapping[str, Any]) -> list[str]:
+    return [str(each["user_id"]) for each in body.get("authorizations") or () if each.get("is_bot")]
+
+
+def _attachment(file: Mapping[str, Any]) -> Attachment:
+    return Attachment(
+        kind="file",
+        reference=str(file["id"]),
+        name=file.get("name"),
+        mime_type=file.get("mimetype"),
+        size=file.get("size"),
+    )

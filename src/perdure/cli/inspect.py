@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from typing import Annotated
+import socket
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from perdure.cli.app import KeyFile, Tenant, err, key_of, url_of
-from perdure.errors import MissingExtra
+from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from perdure.inspector.serve import Presentation
+
+ALL = "all"
 
 
 def inspect(
@@ -24,6 +30,15 @@ def inspect(
         ),
     ] = None,
     *,
+    graph: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]MODULE:GRAPH", help="A graph, for the actions that --allow permits"),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Permit tag, edit, run, answer, cancel, retry, delete, export, or all of them"),
+    ] = None,
+    work: Annotated[bool, typer.Option("--work", help="Run the graphs here, too")] = False,
     tenant: Tenant = "",
     host: Annotated[str, typer.Option(help="Listen on this address")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one", min=0, max=65535)] = 8770,
@@ -34,39 +49,111 @@ def inspect(
 
     The database is only read, so it may be a live one, or a copied file that cannot be written. No graph is
     needed. Only this machine can reach the page, unless --host says otherwise; there is no password.
+
+    To change threads, name the graph and what may be done:
+
+      perdure inspect sqlite:///threads.db --graph ./agent.py:graph --allow tag --allow edit
+
+    Every action is recorded in the database. New runs are for your workers; --work runs them here.
     """
     try:
-        from perdure.inspector.access import LocalAccess
-        from perdure.inspector.listen import listening
-        from perdure.inspector.serve import serve
+        import starlette  # noqa: F401 - only whether it is there
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             f"perdure inspect needs {error.name}, which is not installed; pip install 'perdure[server]'"
         ) from error
+    from perdure.inspector.listen import listening
+
+    found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
+    if bool(allowed) != bool(places) or (work and not places):
+        raise BadSetting("actions need both: --graph module:graph, and --allow with what may be done")
+    key = key_of(key_file)
+    with listening(host, port) as listener:
+        try:
+            if places:
+                asyncio.run(_acting(found, tenant, key, (places, allowed, work), (listener, host, browser)))
+            else:
+                _reading(found, tenant, key, (listener, host, browser))
+        except KeyboardInterrupt:
+            # uvicorn raises the signal again after its shutdown.
+            err.print("Stopped.")
+
+
+_Place = tuple[socket.socket, str, bool]
+
+
+def _reading(url: str, tenant: str, key: bytes | None, place: _Place) -> None:
     from perdure.database.base import handle_of
     from perdure.database.opening import open_for_reading
+    from perdure.inspector.access import LocalAccess
+    from perdure.inspector.serve import serve
 
-    found = url_of(url)
-    database = open_for_reading(found, tenant=tenant, encryption_key=key_of(key_file))
+    database = open_for_reading(url, tenant=tenant, encryption_key=key)
     try:
-        with listening(host, port) as listener:
-            near = _is_loopback(host)
-            address = f"http://{_shown(host)}:{listener.getsockname()[1]}/inspect/"
-
-            def ready() -> None:
-                err.print(f"[bold]Perdure inspector[/] {address}", soft_wrap=True)
-                err.print(f"[dim]database[/] {escape(redacted(found))}, only read", soft_wrap=True)
-                if not near:
-                    err.print("[yellow]Anyone who reaches this port can read every thread.[/]")
-
-            access = LocalAccess(handle_of(database), tenant, url=found)
-            opening = address if browser else None
-            asyncio.run(serve(access, listener, loopback=near, ready=ready, open_browser=opening))
-    except KeyboardInterrupt:
-        # uvicorn raises the signal again after its shutdown.
-        err.print("Stopped.")
+        access = LocalAccess(handle_of(database), tenant, url=url)
+        asyncio.run(serve(access, place[0], _presentation(url, place, "only read")))
     finally:
         database.close()
+
+
+async def _acting(
+    url: str,
+    tenant: str,
+    key: bytes | None,
+    granted: tuple[dict[str, str], frozenset[str], bool],
+    place: _Place,
+) -> None:
+    from perdure.database.base import handle_of
+    from perdure.database.opening import connect
+    from perdure.inspector.access import LocalAccess
+    from perdure.inspector.serve import serve
+    from perdure.runtime import Runtime
+    from perdure.runtime.loading import find, load_agent
+
+    places, allowed, works = granted
+    agents = {name: await load_agent(find(each)) for name, each in places.items()}
+    async with (
+        connect(url, tenant=tenant, encryption_key=key) as database,
+        Runtime(database, agents, works=works) as runtime,
+    ):
+        access = LocalAccess(
+            handle_of(database), tenant, url=url, runtime=runtime, graphs=list(agents), allowed=allowed
+        )
+        await serve(access, place[0], _presentation(url, place, f"allowed: {', '.join(sorted(allowed))}"))
+
+
+def _presentation(url: str, place: _Place, rights: str) -> Presentation:
+    listener, host, browser = place
+    near = _is_loopback(host)
+    address = f"http://{_shown(host)}:{listener.getsockname()[1]}/inspect/"
+
+    def ready() -> None:
+        err.print(f"[bold]Perdure inspector[/] {address}", soft_wrap=True)
+        err.print(f"[dim]database[/] {escape(redacted(url))}, {rights}", soft_wrap=True)
+        if not near:
+            err.print("[yellow]Anyone who reaches this port can see every thread, and do what is allowed.[/]")
+
+    from perdure.inspector.serve import Presentation
+
+    return Presentation(near, ready, address if browser else None)
+
+
+def _permissions(names: list[str]) -> frozenset[str]:
+    from perdure.inspector.access import PERMISSIONS
+
+    unknown = [name for name in names if name not in (*PERMISSIONS, ALL)]
+    if unknown:
+        raise BadSetting(f"--allow takes {', '.join(PERMISSIONS)} or all, not {unknown[0]!r}")
+    return frozenset(PERMISSIONS if ALL in names else names)
+
+
+def _places(words: list[str]) -> dict[str, str]:
+    if not words:
+        return {}
+    from perdure.runtime.loading import named
+
+    return named(words)
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
+
+from langgraph.pregel import Pregel
 
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
@@ -42,6 +45,12 @@ class Access(Protocol):
         """Name of the viewer in the audit log."""
         ...
 
+    def graph(
+        self, name: str | None, thread_id: str
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        """Open a graph to edit a thread's state; without a name the only graph."""
+        ...
+
     async def permissions(self) -> frozenset[str]:
         """Return the permissions that are worth offering. Each action is checked again."""
         ...
@@ -67,6 +76,7 @@ class LocalAccess:
         tenant: The tenant whose threads are shown.
         url: The database's URL.
         runtime: Runtime for actions, ``None`` to show only.
+        graphs: Names of the runtime's graphs.
         allowed: The permissions that were granted.
     """
 
@@ -77,6 +87,7 @@ class LocalAccess:
         *,
         url: str | None = None,
         runtime: TenantRuntime | None = None,
+        graphs: Sequence[str] = (),
         allowed: frozenset[str] = frozenset(),
     ) -> None:
         self.handle = handle
@@ -85,9 +96,18 @@ class LocalAccess:
         self.runtime = runtime
         self.who = "local"
         self._allowed = allowed
+        self._graphs = tuple(graphs)
+
+    def graph(
+        self, name: str | None, thread_id: str
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        if self.runtime is None:
+            raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
+        name = name or (self._graphs[0] if len(self._graphs) == 1 else "")
+        return self.runtime.opened(name, "threads.update", config={"configurable": {"thread_id": thread_id}})
 
     async def permissions(self) -> frozenset[str]:
-        return self._allowed if self.runtime is not None else self._allowed & {"export"}
+        return self._allowed if self.runtime is not None else frozenset()
 
     async def listed(self) -> Sees | None:
         return None

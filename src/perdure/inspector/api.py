@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from perdure.errors import NotFound
-from perdure.inspector import listing, states, timeline
+from perdure.inspector import actions, audit_log, listing, scan, states, timeline, work
 from perdure.inspector.access import Access
 
 View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
@@ -27,6 +27,11 @@ VIEWS: Mapping[str, View] = {
     "checkpoint": states.checkpoint,
     "channel": states.channel,
     "diff": states.difference,
+    "messages": work.messages,
+    "queue": work.queue,
+    "care": scan.care,
+    "scan": scan.scan,
+    "log": audit_log.entries,
 }
 """Views by the last part of their address."""
 
@@ -46,3 +51,6 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
     if name not in VIEWS:
         raise NotFound(f"the inspector has no view {name!r}")
     return await VIEWS[name](access, asked)
+
+
+act = actions.act

@@ -6,6 +6,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from typing import NamedTuple
 
 import uvicorn
 
@@ -27,31 +28,30 @@ class InspectorServer(uvicorn.Server):
         self._ready()
 
 
-async def serve(
-    access: Access,
-    listener: socket.socket,
-    *,
-    loopback: bool,
-    ready: Callable[[], None],
-    open_browser: str | None = None,
-) -> None:
-    """Serve until SIGINT or SIGTERM.
+class Presentation(NamedTuple):
+    """What the start of the inspector shows.
 
-    Args:
-        access: The rights of the viewers.
-        listener: The listening socket.
-        loopback: True if it listens on the loopback address.
+    Attributes:
+        loopback: True if it listens on the loopback address: other host names are refused then.
         ready: Called once requests are answered.
         open_browser: Address to open in a browser, if any.
     """
 
+    loopback: bool
+    ready: Callable[[], None]
+    open_browser: str | None = None
+
+
+async def serve(access: Access, listener: socket.socket, shown: Presentation) -> None:
+    """Serve the viewers with these rights until SIGINT or SIGTERM."""
+
     def started() -> None:
-        ready()
-        if open_browser is not None:
-            threading.Thread(target=webbrowser.open, args=(open_browser,), daemon=True).start()
+        shown.ready()
+        if shown.open_browser is not None:
+            threading.Thread(target=webbrowser.open, args=(shown.open_browser,), daemon=True).start()
 
     config = uvicorn.Config(
-        create_app(access, loopback=loopback),
+        create_app(access, loopback=shown.loopback),
         log_level="warning",
         lifespan="off",
         ws="none",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,6 +30,7 @@ from perdure.inspector.guard import Guard
 from perdure.inspector.pages import HEADERS, PATH, InspectorFiles
 from perdure.runtime.encoding import encoded
 
+_BODY_MAX = 4 * 1024 * 1024
 _log = logging.getLogger("perdure.inspector")
 
 _STATUS: tuple[tuple[type[PerdureError], HTTPStatus], ...] = (
@@ -51,6 +55,9 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
     async def show(request: Request) -> Response:
         return json_response(await api.view(access, request.path_params["name"], request.query_params))
 
+    async def act(request: Request) -> Response:
+        return json_response(await api.act(access, request.path_params["name"], await given(request)))
+
     async def to_page(request: Request) -> Response:
         return RedirectResponse(f"{PATH}/")
 
@@ -58,11 +65,31 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
         routes=[
             Route("/", to_page),
             Route(f"{PATH}/api/{{name}}", show, methods=["GET"]),
+            Route(f"{PATH}/api/actions/{{name}}", act, methods=["POST"]),
             Mount(PATH, InspectorFiles(), name="inspector"),
         ],
         middleware=[Middleware(Guard, loopback=loopback)],
         exception_handlers={PerdureError: _refused, UnicodeEncodeError: _halved, Exception: _failed},
     )
+
+
+async def given(request: Request) -> Mapping[str, Any]:
+    """Return the JSON object that a request has as its body; raise ``BadSetting`` for anything else."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        # Forms, which other pages may send, have other types.
+        raise BadSetting("send the content type application/json")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _BODY_MAX:
+            raise TooLarge(f"the request is larger than {_BODY_MAX} bytes")
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadSetting("the body has to be a JSON object")
+    return found
 
 
 def json_response(value: object, status: int = 200) -> Response:

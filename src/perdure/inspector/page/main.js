@@ -2,10 +2,13 @@
 
 import { get, Refused } from "./api.js";
 import { at, announce, fill, make } from "./dom.js";
+import { showCare } from "./care.js";
+import { showLog } from "./log.js";
+import { showQueue } from "./queue.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
 
-const VIEWS = { threads: showThreads, thread: showThread };
+const VIEWS = { threads: showThreads, thread: showThread, queue: showQueue, care: showCare, log: showLog };
 let leave = () => {};
 let current = "";
 

@@ -3,28 +3,42 @@
 import { get } from "./api.js";
 import { facts, field, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
 import { address } from "./main.js";
+import { actions } from "./actions.js";
 import { showCheckpoint } from "./checkpoint.js";
+import { messages } from "./messages.js";
 
 export async function showThread(main, asked) {
   const id = asked.id || "";
-  const about = await get("thread", { id });
+  let about = await get("thread", { id });
   let selected = asked;
 
   const detail = make("section.detail", { "aria-label": "Checkpoint" });
   const list = make("div.timeline");
   const left = make("div.left");
+  const top = make("div");
   const place = make("div.split", {}, left, detail);
   fill(main,
     make("p", {}, make("a", { href: "#/threads" }, "← Threads")),
     make("h1.id", {}, id),
-    header(about),
-    make("div.actions", { id: "actions" }),
+    top,
     place);
+  const showTop = () => fill(top, header(about), make("div.actions", {}, actions(about, () => ({ checkpoint: selected.checkpoint || "", namespace: selected.namespace || "" }), changed)));
+
+  // After an action: the thread as it is now, at the new checkpoint if there is one.
+  async function changed(checkpoint) {
+    about = await get("thread", { id });
+    showTop();
+    await choose("timeline");
+    const next = link(checkpoint || selected.checkpoint);
+    if (checkpoint && location.hash !== next) location.hash = next;
+    else await select();
+  }
+  showTop();
 
   const namespaces = Object.keys(about.heads);
   const namespace = make("select", {}, (namespaces.length ? namespaces : [""]).map((name) => make("option", { value: name, selected: name === (asked.namespace || "") }, name || "the graph itself")));
   const compact = make("input", { type: "checkbox", checked: localStorage.getItem("perdure.compact") === "yes" });
-  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, ["timeline", "branches"].map((name) => make("button", { type: "button", "data-view": name, onclick: () => choose(name) }, name === "timeline" ? "Timeline" : "Branches")));
+  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, [["timeline", "Timeline"], ["branches", "Branches"], ["messages", "Messages"]].map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => choose(name) }, text)));
   const controls = make("div.row", {}, views, make("label.check", {}, compact, " runs only"), namespaces.length > 1 ? field("Subgraph", namespace) : null);
   fill(left, controls, list);
   compact.addEventListener("change", () => {
@@ -41,8 +55,13 @@ export async function showThread(main, asked) {
     for (const button of views.children) button.setAttribute("aria-pressed", button.dataset.view === name);
     watcher?.disconnect();
     list.replaceChildren();
-    if (name === "branches") await branches();
-    else await timeline();
+    try {
+      if (name === "branches") await branches();
+      else if (name === "messages") fill(list, await messages(id));
+      else await timeline();
+    } catch (error) {
+      fill(list, make("p.problem", { role: "alert" }, error.message));
+    }
     mark();
   }
 

@@ -1,0 +1,91 @@
+// Care: the schema, and examinations that go over all threads, a part at a time, until they are stopped.
+
+import { get } from "./api.js";
+import { bytes, facts, field, fill, make, number, status, table, time } from "./dom.js";
+import { address } from "./main.js";
+
+const MOST = 100;
+
+export async function showCare(main) {
+  const about = await get("care");
+  const schema = about.schema;
+  const result = make("div");
+  const progress = make("p.quiet", { role: "status" });
+  const stop = make("button", { type: "button", hidden: true }, "Stop");
+  const keepLast = make("input", { type: "number", min: "1", value: about.retention?.keep_last ?? "" });
+  const keepFor = make("input", { type: "text", value: about.retention?.keep_for ?? "", placeholder: "30d", autocomplete: "off" });
+  let turn = 0;
+
+  async function run(what, asked, show) {
+    const mine = ++turn;
+    let examined = 0;
+    let cursor = null;
+    const rows = [];
+    stop.hidden = false;
+    try {
+      do {
+        const page = await get("scan", { what, cursor, ...asked });
+        if (mine !== turn) return;
+        examined += page.examined;
+        rows.push(...page.rows);
+        if (what === "sizes") rows.sort((a, b) => (b.bytes ?? 0) - (a.bytes ?? 0));
+        const hidden = rows.length - MOST;
+        if (what === "sizes") rows.length = Math.min(rows.length, MOST);
+        cursor = page.cursor;
+        fill(result, show(rows.slice(0, MOST)), hidden > 0 && what !== "sizes" ? make("p.quiet", {}, `${number(hidden)} more.`) : null);
+        progress.textContent = `${number(examined)} threads examined${cursor ? " so far" : ", which is all"}.`;
+      } while (cursor !== null);
+    } catch (error) {
+      fill(result, make("p.problem", { role: "alert" }, error.message));
+    }
+    stop.hidden = true;
+  }
+  stop.onclick = () => {
+    turn += 1;
+    stop.hidden = true;
+    progress.textContent += " Stopped.";
+  };
+  const button = (text, what, asked, show) => make("button", { type: "button", onclick: () => run(what, asked(), show) }, text);
+  const none = () => ({});
+  fill(main,
+    make("h1", {}, "Care"),
+    schema === null || schema.version === null ? null : facts([
+      ["Schema version", `${schema.version}${schema.version === schema.release ? ", which is this release's" : `, this release needs ${schema.release}`}`],
+      ["Pending migrations", schema.pending.length ? make("pre", {}, schema.pending.join("\n")) : "none"],
+    ]),
+    make("div.row", {},
+      button("Largest threads", "sizes", none, (rows) => sizes(rows, about.alert_bytes)),
+      button("Failed runs and dead replies", "dead", none, dead),
+      button("Check all threads", "fsck", none, findings)),
+    make("div.row", {}, field("Keep the newest", keepLast), field("and those younger than", keepFor),
+      button("Preview what would go", "retention", () => ({ keep_last: keepLast.value, keep_for: keepFor.value.trim() }), preview)),
+    make("div.row", {}, progress, stop), result);
+  return () => {
+    turn += 1;
+  };
+}
+
+const link = (each) => make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id);
+const nothing = (text) => make("p.quiet", {}, text);
+
+function sizes(rows, alert) {
+  if (!rows.length) return nothing("No threads yet.");
+  return table("Largest threads", ["Thread", "Size", "Checkpoints", "Largest channels"], rows.map((each) => [link(each),
+    each.problem ? make("span.problem", {}, each.problem) : bytes(each.bytes), each.checkpoints === undefined ? "" : number(each.checkpoints),
+    make("span", {}, (each.channels || []).map((channel) => make(`span.${channel.bytes > alert ? "problem" : "quiet"}`, {}, `${channel.name} ${bytes(channel.bytes)}  `)))]));
+}
+
+function dead(rows) {
+  if (!rows.length) return nothing("Nothing was given up.");
+  return table("Given up", ["Thread", "What", "State", "Attempts", "Since", "Error"], rows.map((each) => [link(each), each.kind === "run" ? `run ${each.run_id}` : each.kind === "reply" ? `reply ${each.number}` : "", each.state ? status(each.state) : "", each.attempts ?? "", time(each.updated_at), each.error || each.problem || ""]));
+}
+
+function findings(rows) {
+  if (!rows.length) return nothing("No damage was found.");
+  return table("Findings", ["Thread", "Kind", "Finding", "Advice"], rows.map((each) => [link(each), each.kind || "", each.problem, each.advice || ""]));
+}
+
+function preview(rows) {
+  if (!rows.length) return nothing("Nothing would be removed.");
+  return table("Preview", ["Thread", "Checkpoints that would go", "Size"], rows.map((each) => [link(each), each.problem || (each.expired ? "the whole thread" : number(each.checkpoints)), bytes(each.bytes)]));
+}

@@ -1,0 +1,52 @@
+// The queue: what is due, who holds which run, what waits for an answer, and what failed.
+
+import { get } from "./api.js";
+import { announce, fill, make, number, shortId, span, status, table, time } from "./dom.js";
+import { address } from "./main.js";
+
+const EVERY_MS = 4000;
+
+export async function showQueue(main) {
+  const place = make("div");
+  const load = async () => {
+    const found = await get("queue");
+    fill(place, ...parts(found));
+  };
+  await load();
+  fill(main, make("h1", {}, "Queue"), place);
+  const news = setInterval(() => {
+    if (document.hidden || place.contains(document.activeElement)) return;
+    load().catch((error) => announce(error.message));
+  }, EVERY_MS);
+  return () => clearInterval(news);
+}
+
+const link = (id) => make("a", { href: address("thread", { id }) }, id);
+
+function parts(found) {
+  const due = (at) => (at === null ? "" : at <= found.now ? `for ${span((found.now - at) / 1e6)}` : `in ${span((at - found.now) / 1e6)}`);
+  return [
+    found.is_whole ? null : make("p.notice", {}, "There is more work than is shown here."),
+    make("h2", {}, "Work"),
+    found.work.length
+      ? table("Work", ["Thread", "Status", "Due", "Waiting messages", "Open run", "Held by", "Epoch", "Replies", "Scheduled"], found.work.map((each) => [
+          link(each.thread_id), status(each.status), due(each.queue.due_at ?? each.outbox.due_at), each.queue.pending ? number(each.queue.pending) : "",
+          each.open_run ? `${shortId(each.open_run.run_id)}, attempt ${each.open_run.attempts}` : "",
+          each.queue.owner ? make("span", {}, each.queue.owner, ", lease ", time(each.queue.lease_until)) : each.queue.retry_at ? make("span", {}, "no one, next attempt ", time(each.queue.retry_at)) : "",
+          each.queue.epoch ? number(each.queue.epoch) : "",
+          Object.entries(each.outbox.states).map(([name, count]) => `${count} ${name}`).join(", "),
+          each.later_at ? time(each.later_at) : ""]))
+      : make("p.quiet", {}, "Nothing is due, and no run is open."),
+    make("h2", {}, "Workers that hold runs"),
+    found.workers.length ? table("Workers", ["Worker", "Runs"], found.workers.map((each) => [each.name, number(each.runs)])) : make("p.quiet", {}, "No worker holds a run."),
+    make("h2", {}, "Waiting for an answer"),
+    threads(found.interrupted, "No thread waits for an answer."),
+    make("h2", {}, "Failed"),
+    threads(found.failed, "No thread has failed."),
+  ];
+}
+
+function threads(list, nothing) {
+  if (!list.length) return make("p.quiet", {}, nothing);
+  return table(nothing, ["Thread", "Graph", "Since", "Attempts", "Error"], list.map((each) => [link(each.thread_id), each.graph_id || each.run?.graph || "", time(each.updated_at), each.run ? number(each.run.attempts) : "", each.run?.error || each.fault || ""]));
+}

@@ -1,0 +1,182 @@
+"""Care of a tenant's threads: each request examines the next ones for a moment, and returns where to go on.
+
+So the memory and the time of a request do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from perdure.care.sweeper import RetentionSweeper, SweepOptions
+from perdure.engine import fsck, inbox
+from perdure.engine.measure import measure
+from perdure.errors import BadSetting, PerdureError
+from perdure.inspector.access import Access
+from perdure.inspector.listing import run_shown
+from perdure.langgraph.large_channels import WARN_BYTES
+from perdure.model.ops import Find
+from perdure.model.program import ask
+from perdure.model.records import Partition
+from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.runtime.threads.rows import look
+from perdure.storage.url import backend_of
+
+_SECONDS = 0.4
+_PAGE = 64
+
+Look = Callable[[Access, Partition, Mapping[str, str]], Awaitable[list[dict[str, Any]]]]
+"""Examines a thread and returns what there is to show of it."""
+
+
+async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the state of the database as a whole: its schema, the steps that are pending, and the policies.
+
+    Args:
+        access: The viewer's rights.
+        asked: Nothing.
+    """
+    await access.listed()
+    policy = access.handle.retention.default
+    return {
+        "alert_bytes": WARN_BYTES,
+        "schema": None if access.url is None else await asyncio.to_thread(_schema, access.url),
+        "retention": None if policy is None else {"keep_last": policy.keep_last, "keep_for": policy.keep_for},
+        "checks": sorted(LOOKS),
+    }
+
+
+async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Examine the tenant's next threads and return the findings.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``what``: ``sizes``, ``dead``, ``fsck`` or ``retention`` (with ``keep_last`` or ``keep_for``);
+            ``cursor``, where the last request ended.
+
+    Returns:
+        ``rows``, the number of threads ``examined``, and the ``cursor`` to go on from, ``None`` at the end.
+
+    Raises:
+        BadSetting: A parameter cannot be used.
+    """
+    sees = await access.listed()
+    what = asked.get("what") or ""
+    if what not in LOOKS:
+        raise BadSetting(f"what is one of {sorted(LOOKS)}, not {what[:40]!r}")
+    rows: list[dict[str, Any]] = []
+    examined = 0
+    after = asked.get("cursor") or ""
+    until = time.monotonic() + _SECONDS
+    while True:
+        place = Partition(access.tenant, after) if after else None
+        page = await access.handle.arun(ask(Find("threads", access.tenant, after=place, limit=_PAGE)))
+        for hit in page:
+            partition = hit.partition
+            after = partition.thread
+            if sees is not None:
+                row = await access.handle.arun(look(partition))
+                if row is None or not sees(row.metadata):
+                    continue
+            examined += 1
+            try:
+                found = await LOOKS[what](access, partition, asked)
+            except PerdureError as error:
+                if isinstance(error, BadSetting):
+                    raise
+                found = [{"problem": str(error)}]
+            rows += [{"thread_id": partition.thread, **each} for each in found]
+            if time.monotonic() > until:
+                return {"rows": rows, "examined": examined, "cursor": after}
+        if len(page) < _PAGE:
+            return {"rows": rows, "examined": examined, "cursor": None}
+
+
+async def _sizes(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    found = await access.handle.arun(measure(partition, access.handle.digest))
+    channels = sorted(found.channels.items(), key=lambda each: -each[1].bytes)
+    return [
+        {
+            "bytes": found.total,
+            "checkpoints": found.checkpoints.count,
+            "channels": [{"name": name, "bytes": size.bytes} for name, size in channels[:5]],
+        }
+    ]
+
+
+async def _dead(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    found = await access.handle.arun(inbox.given_up(partition))
+    return [
+        *({"kind": "run", **run_shown(run)} for run in found.runs),
+        *(
+            {
+                "kind": "reply",
+                "number": reply.seq,
+                "run_id": reply.run_id,
+                "state": reply.state,
+                "channel": reply.channel,
+                "attempts": reply.attempts,
+                "updated_at": reply.created_at,
+                "error": reply.error,
+            }
+            for reply in found.replies
+        ),
+    ]
+
+
+async def _fsck(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    found = await access.handle.arun(fsck.check(partition, access.handle.digest))
+    out = [
+        {
+            "problem": each.detail,
+            "kind": each.kind.value,
+            "checkpoint_id": each.checkpoint_id,
+            "advice": each.advice,
+            "repairable": each.repairable,
+        }
+        for each in found
+    ]
+    out += [{"problem": text, "kind": "changed"} for text in await access.handle.aexamine(partition)]
+    return out
+
+
+async def _retention(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    rules, is_given = _rules(access, asked)
+    options = SweepOptions(dry_run=True, share=1.0, rules=rules, only_default=is_given)
+    handle = access.handle
+    sweeper = RetentionSweeper.of(handle.driver, handle.digest, access.tenant, rules, options)
+    swept = await asyncio.to_thread(sweeper.sweep_thread, partition)
+    if not swept.checkpoints and not swept.expired:
+        return []
+    return [{"checkpoints": swept.checkpoints, "bytes": swept.bytes, "expired": bool(swept.expired)}]
+
+
+LOOKS: Mapping[str, Look] = {"sizes": _sizes, "dead": _dead, "fsck": _fsck, "retention": _retention}
+"""Examinations by name."""
+
+
+def _rules(access: Access, asked: Mapping[str, str]) -> tuple[RetentionRules, bool]:
+    """Return the policies to preview, and whether the viewer gave them."""
+    keep_last, keep_for = asked.get("keep_last") or None, asked.get("keep_for") or None
+    if keep_last is None and keep_for is None:
+        return access.handle.retention, False
+    if keep_last is not None and not (keep_last.isascii() and keep_last.isdigit() and int(keep_last)):
+        raise BadSetting(f"keep_last has to be a number above 0, not {keep_last[:40]!r}")
+    try:
+        policy = Retention(keep_last=None if keep_last is None else int(keep_last), keep_for=keep_for)
+    except ValueError as error:
+        raise BadSetting(str(error)) from None
+    return RetentionRules(policy), True
+
+
+def _schema(url: str) -> dict[str, Any]:
+    backend = backend_of(url)
+    if not backend.SCHEMA_VERSION:
+        return {"version": None, "release": None, "pending": []}
+    return {
+        "version": backend.schema_version(url),
+        "release": backend.SCHEMA_VERSION,
+        "pending": backend.pending(url),
+    }

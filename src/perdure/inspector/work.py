@@ -1,0 +1,141 @@
+"""The queue of a tenant: work that is due, runs with their leases, replies to send, and what was given up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.engine import inbox, outbox
+from perdure.engine.reading import read_each
+from perdure.engine.scheduled import waiting
+from perdure.inspector.access import Access, Sees
+from perdure.inspector.listing import run_shown, shown
+from perdure.inspector.timeline import lane_shown, needed, number
+from perdure.model.messages import Message, Reply, Run, encode
+from perdure.model.ops import Fetch, Find, Get, Now
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
+from perdure.model.records import LANE, RUN, Partition
+from perdure.runtime.encoding import plain
+from perdure.runtime.threads.index import ThreadIndex
+from perdure.runtime.threads.rows import look
+
+_DUE = 500
+_AHEAD_US = 24 * 3_600_000_000
+_THREADS = 100
+_PAGE = 50
+_QUEUES = (IN, OUT, LATER)
+
+
+async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the threads with work now or within a day, those that wait for an answer, and those that failed.
+
+    At most 100 threads of a kind are returned. ``is_whole`` is false if more work exists than was looked at.
+
+    Args:
+        access: The viewer's rights.
+        asked: Nothing.
+    """
+    sees = await access.listed()
+    now, hits = await access.handle.arun(_due(access.tenant))
+    names = list(dict.fromkeys(partition for partition, lane in hits if lane in _QUEUES))
+    work: list[dict[str, Any]] = []
+    for partition in names[:_THREADS]:
+        row = await access.handle.arun(look(partition))
+        if row is None or (sees is not None and not sees(row.metadata)):
+            continue
+        work.append({**shown(row), **await access.handle.arun(_of_thread(partition))})
+    holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
+    return {
+        "now": now,
+        "work": work,
+        "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
+        "interrupted": await _with_status(access, "interrupted", sees),
+        "failed": await _with_status(access, "error", sees),
+        "is_whole": len(hits) < _DUE and len(names) <= _THREADS,
+    }
+
+
+async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of a thread's messages, newest first, each with its run, and its newest replies.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``before``, the number of a message.
+    """
+    name = needed(asked, "id")
+    await access.thread(name)
+    at = Partition(access.tenant, name)
+    found = await access.handle.arun(inbox.latest(at, _PAGE, number(asked, "before")))
+    replies = await access.handle.arun(outbox.replies(at, _PAGE))
+    later = await access.handle.arun(waiting(at, _PAGE))
+    return {
+        "messages": [
+            {**_message(each.message), "run": None if each.run is None else run_shown(each.run)}
+            for each in found
+        ],
+        "later": [_message(message) for message in later],
+        "replies": [_reply(reply) for reply in replies],
+        "cursor": found[-1].message.seq if len(found) == _PAGE else None,
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    return {
+        "number": message.seq,
+        "id": message.id,
+        "accepted_at": message.accepted_at,
+        "graph": message.graph,
+        "channel": message.channel,
+        "mode": message.mode,
+        "bytes": len(encode(message.payload, "message")),
+        "payload": plain(message.payload),
+    }
+
+
+def _reply(reply: Reply) -> dict[str, Any]:
+    return {
+        "number": reply.seq,
+        "key": reply.id,
+        "run_id": reply.run_id,
+        "channel": reply.channel,
+        "state": reply.state,
+        "attempts": reply.attempts,
+        "provider_id": reply.provider_id,
+        "created_at": reply.created_at,
+        "error": reply.error,
+        "payload": plain(reply.payload),
+    }
+
+
+def _due(tenant: str) -> Program[tuple[int, list[tuple[Partition, str]]]]:
+    now = yield from ask(Now())
+    hits = yield from ask(Find("due", tenant, until=now + _AHEAD_US, limit=_DUE))
+    return now, [(hit.partition, hit.record.key[0]) for hit in hits if hit.record is not None]
+
+
+def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
+    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
+    inbound, outbound = Lane.read(IN, lanes[0]), Lane.read(OUT, lanes[1])
+    run: Run | None = None
+    if inbound.run_id is not None:
+        (found,) = yield from ask(Fetch(partition, (Get(RUN, (inbound.run_id,)),)))
+        run = next(read_each(partition, Run.read, found), None)
+    replies = yield from outbox.replies(partition, _PAGE)
+    return {
+        "queue": lane_shown(inbound),
+        "outbox": {**lane_shown(outbound), "states": dict(Counter(reply.state for reply in replies))},
+        "later_at": lanes[2][0].fields["due_at"] if lanes[2] else None,
+        "open_run": None if run is None else run_shown(run),
+    }
+
+
+async def _with_status(access: Access, status: Any, sees: Sees | None) -> list[dict[str, Any]]:
+    index = ThreadIndex(access.handle, access.tenant, None)
+    out: list[dict[str, Any]] = []
+    async for row in index.search(status=status, sees=sees):
+        out.append(shown(row))
+        if len(out) == _THREADS:
+            break
+    return out

@@ -1,4 +1,4 @@
-"""The pictures of the chat page in docs/images, taken of the real page over a real server.
+"""The pictures of the pages in docs/images, taken of the real pages over real servers.
 
     python -m tools.take_screenshots
 
@@ -18,10 +18,16 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
+import perdure
+from perdure.database.base import handle_of
+from perdure.database.opening import open_for_reading
+from perdure.inspector.access import LocalAccess
+from tests.inspector.browsing import served
+from tests.inspector.staging import fill
 from tests.server.browsing import Site, act, answered, ask, browsing, launched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WIDE = {"width": 1280, "height": 800}
@@ -68,11 +74,13 @@ def main() -> int:
         site = Site(f"sqlite:///{folder}/threads.db", {"chat": graph})
         try:
             how = {"viewport": WIDE, "reduced_motion": "reduce", "device_scale_factor": 1}
-            with launched(chromium) as browser, browsing(browser, **how) as page:
-                page.goto(site.page)
-                page.locator("#graph option").first.wait_for(state="attached")
-                _converse(page)
-                _take(page)
+            with launched(chromium) as browser:
+                with browsing(browser, **how) as page:
+                    page.goto(site.page)
+                    page.locator("#graph option").first.wait_for(state="attached")
+                    _converse(page)
+                    _take(page)
+                _inspect(browser, f"sqlite:///{folder}/inspected.db", how)
         finally:
             site.stop()
     return 0
@@ -111,6 +119,24 @@ def _take(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.locator("#messages").evaluate("() => document.activeElement.blur()")
     page.screenshot(path=PICTURES / "chat-phone.png")
+
+
+def _inspect(browser: Browser, url: str, how: dict[str, Any]) -> None:
+    with perdure.connect_sync(url, migrate=True) as database:
+        fill(database)
+    database = open_for_reading(url)
+    access = LocalAccess(handle_of(database), "", url=url)
+    with served(access) as address, browsing(browser, **how) as page:
+        page.goto(f"{address}#/thread?id=plain")
+        page.locator("a[data-checkpoint]", has_text="update").nth(2).click()
+        page.locator(".change.edited").wait_for()
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=PICTURES / f"inspector-{scheme}.png")
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.screenshot(path=PICTURES / "inspector-phone.png")
+    database.close()
 
 
 if __name__ == "__main__":

@@ -397,6 +397,7 @@ _LISTED = [
     *(_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
     _setting("http.webhook_hosts", HOSTS, ()),
     _setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),
+    _setting("http.inspector", FLAG, False, derived="`true` in development, else `false`"),
     _setting("http.cors.allow_origins", ORIGINS, (), langgraph=True),
     _setting(
         "http.cors.allow_origin_regex",

@@ -141,6 +141,7 @@ def _banner(console: Console, address: str, database: str, model: str, *, moved_
         console.print(f"[yellow]Port {moved_from} is taken, so this is another one.[/]")
     console.print()
     console.print(f"  [bold]Perdure demo[/]  {address}", soft_wrap=True)
+    console.print(f"  [dim]inspector[/]     {address}inspect/", soft_wrap=True)
     console.print(f"  [dim]database[/]      {escape(database)}", soft_wrap=True)
     console.print(f"  [dim]model[/]         {escape(model)}", soft_wrap=True)
     console.print("  [dim]stop[/]          Ctrl-C, or kill -9: the conversations stay either way")

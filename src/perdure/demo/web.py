@@ -29,7 +29,7 @@ def create_app(host: ServerState, *, model: str, database: str, loopback: bool =
         database: The database's name on the page.
         loopback: True if only the loopback address is served.
     """
-    app = api.create_app(None, Http())
+    app = api.create_app(None, Http(inspector=True))
     app.state.perdure = host
     chat.serve_page(app, {"model": model, "database": database, "starts": STARTS})
     app.router.routes.insert(0, Route("/", _to_the_page))

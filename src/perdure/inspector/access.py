@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from langgraph.pregel import Pregel
 
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
 from perdure.model.records import Partition
+from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow, look
 
@@ -19,6 +20,21 @@ Sees = Callable[[Mapping[str, Any]], bool]
 
 PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "export")
 """Permissions of the actions, each granted on its own."""
+
+
+class InterruptAnswer(NamedTuple):
+    """Answer to an interrupt: any JSON value, for one interrupt if several are open."""
+
+    value: Any
+    interrupt_id: str | None = None
+
+
+class RunStart(NamedTuple):
+    """Start of a run without new input: from a checkpoint, the latest without an id, or by an answer."""
+
+    graph: str | None
+    checkpoint_id: str | None = None
+    answer: InterruptAnswer | None = None
 
 
 class Access(Protocol):
@@ -49,6 +65,10 @@ class Access(Protocol):
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         """Open a graph to edit a thread's state; without a name the only graph."""
+        ...
+
+    async def start(self, thread_id: str, start: RunStart) -> str:
+        """Accept a run and return its id."""
         ...
 
     async def permissions(self) -> frozenset[str]:
@@ -105,6 +125,18 @@ class LocalAccess:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
         name = name or (self._graphs[0] if len(self._graphs) == 1 else "")
         return self.runtime.opened(name, "threads.update", config={"configurable": {"thread_id": thread_id}})
+
+    async def start(self, thread_id: str, start: RunStart) -> str:
+        if self.runtime is None:
+            raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
+        if start.answer is not None:
+            value, interrupt_id = start.answer
+            return (await self.runtime.answer(thread_id, value, interrupt_id=interrupt_id)).id
+        options = Options(checkpoint_id=start.checkpoint_id)
+        ticket = await self.runtime.submit(
+            thread_id, None, graph=start.graph, strategy="reject", options=options
+        )
+        return ticket.id
 
     async def permissions(self) -> frozenset[str]:
         return self._allowed if self.runtime is not None else frozenset()

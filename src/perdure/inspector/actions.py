@@ -10,11 +10,10 @@ from langgraph.errors import InvalidUpdateError
 
 from perdure.errors import BadSetting, NotAllowed, NotFound, RunInProgress
 from perdure.inspector import audit_log, timeline
-from perdure.inspector.access import Access
+from perdure.inspector.access import Access, InterruptAnswer, RunStart
 from perdure.langgraph import inspect
 from perdure.model.records import Partition
 from perdure.runtime.encoding import plain
-from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 
@@ -71,19 +70,15 @@ async def _edit(deed: Deed) -> dict[str, Any]:
 async def _run(deed: Deed) -> dict[str, Any]:
     """Run the graph on from a checkpoint; from a past one this makes a fork."""
     config = await _config(deed)
-    options = Options(checkpoint_id=config["configurable"].get("checkpoint_id"))
-    ticket = await deed.runtime.submit(
-        deed.thread_id, None, graph=_graph(deed), strategy="reject", options=options
-    )
-    return {"run_id": ticket.id}
+    checkpoint: str | None = config["configurable"].get("checkpoint_id")
+    return {"run_id": await deed.access.start(deed.thread_id, RunStart(_graph(deed), checkpoint))}
 
 
 async def _answer(deed: Deed) -> dict[str, Any]:
     if "value" not in deed.given:
         raise BadSetting("the value of the answer is missing")
-    interrupt = _text(deed.given, "interrupt_id", "") or None
-    ticket = await deed.runtime.answer(deed.thread_id, deed.given["value"], interrupt_id=interrupt)
-    return {"run_id": ticket.id}
+    answer = InterruptAnswer(deed.given["value"], _text(deed.given, "interrupt_id", "") or None)
+    return {"run_id": await deed.access.start(deed.thread_id, RunStart(_graph(deed), answer=answer))}
 
 
 async def _cancel(deed: Deed) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from perdure.server.routes import (
     chat,
     crons,
     health,
+    inspector,
     memory,
     meta,
     protocol,
@@ -82,6 +83,8 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
         app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)
     if http.page:
         chat.serve_page(app)
+    if http.inspector:
+        inspector.serve_inspector(app)
     app.add_middleware(Bounded)
     app.add_middleware(Outermost)
     _allow_origins(app, http.cors)

@@ -58,7 +58,8 @@ class Http:
     the same authentication as the API's, inside of its middleware, which is what ``middleware_order`` can
     express. ``configurable_headers`` are patterns of the header names that runs can read, and of those
     that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public. With
-    ``page`` there is a chat page at ``/chat``. Port 0 takes a free one.
+    ``page`` there is a chat page at ``/chat``, with ``inspector`` the inspector at ``/inspect``. Port 0
+    takes a free one.
     """
 
     host: str = "127.0.0.1"
@@ -76,6 +77,7 @@ class Http:
     disable_webhooks: bool = False
     webhook_hosts: tuple[str, ...] = ()
     page: bool = False
+    inspector: bool = False
     cors: Cors = field(default_factory=Cors)
 
 
@@ -200,6 +202,8 @@ def _http(settled: ResolvedConfig, is_development: bool) -> Http:
     table = settled.table("http.")
     if "http.page" not in settled:
         table["page"] = is_development
+    if "http.inspector" not in settled:
+        table["inspector"] = is_development
     return Http(**table, cors=_cors(settled, is_development))
 
 

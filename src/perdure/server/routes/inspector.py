@@ -1,0 +1,138 @@
+"""The inspector of a server: its pages, and its API under the rights of the request's user.
+
+The pages' files are open to anyone who reaches the server; their data needs the same rights as the routes of
+threads: searching for lists, reading for a thread, and updating, deleting or creating a run for actions.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from langgraph.pregel import Pregel
+from starlette.responses import Response
+
+from perdure.database.base import handle_of
+from perdure.database.handle import DatabaseHandle
+from perdure.errors import BadSetting, NotFound
+from perdure.inspector import actions, api
+from perdure.inspector.access import PERMISSIONS, RunStart, Sees
+from perdure.inspector.pages import PATH, InspectorFiles
+from perdure.inspector.web import given, json_response
+from perdure.runtime.tenant import TenantRuntime
+from perdure.runtime.threads.index import contains
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.server.auth.identity import Refusal
+from perdure.server.requests import Command, NewRun
+from perdure.server.run_creation import submit
+from perdure.server.state import Caller, CallerNow
+from perdure.server.thread_ids import thread_id_of
+
+_NEEDS = {
+    "tag": "update",
+    "edit": "update",
+    "run": "read",
+    "answer": "read",
+    "cancel": "update",
+    "retry": "update",
+    "delete": "delete",
+    "export": "read",
+}
+"""Right to a thread that a permission stands for. Creating a run is authorised when it is created."""
+
+
+class ServerAccess:
+    """Rights of the user of a request, as the server's gate grants them."""
+
+    def __init__(self, caller: Caller, request: Request) -> None:
+        self._caller = caller
+        self._request = request
+
+    @property
+    def handle(self) -> DatabaseHandle:
+        return handle_of(self._caller.host.runtime.database)
+
+    @property
+    def tenant(self) -> str:
+        return self._caller.user.tenant
+
+    @property
+    def url(self) -> str | None:
+        # It may name the database's user and host.
+        return None
+
+    @property
+    def runtime(self) -> TenantRuntime:
+        return self._caller.runtime
+
+    @property
+    def who(self) -> str:
+        return self._caller.user.identity or "anyone"
+
+    async def permissions(self) -> frozenset[str]:
+        return frozenset(PERMISSIONS)
+
+    async def listed(self) -> Sees | None:
+        value: dict[str, Any] = {"metadata": {}, "values": {}, "status": None, "limit": 10, "offset": 0}
+        conditions = await self._caller.may("threads", "search", value)
+        narrowed = value["metadata"] or {}
+        if conditions is None and not narrowed:
+            return None
+        return lambda metadata: self._caller.sees(conditions, metadata) and contains(metadata, narrowed)
+
+    async def thread(self, thread_id: str) -> ThreadRow:
+        return await self._caller.thread(thread_id_of(thread_id), "read")
+
+    async def act(self, permission: str, thread_id: str) -> ThreadRow:
+        await self.thread(thread_id)
+        return await self._caller.thread(thread_id, _NEEDS[permission])
+
+    def graph(
+        self, name: str | None, thread_id: str
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        return self._caller.graph(self._named(name), "threads.update", thread_id)
+
+    async def start(self, thread_id: str, start: RunStart) -> str:
+        command = None
+        if start.answer is not None:
+            value, interrupt_id = start.answer
+            command = Command(resume=value if interrupt_id is None else {interrupt_id: value})
+        new = NewRun(
+            assistant_id=self._named(start.graph),
+            command=command,
+            checkpoint_id=start.checkpoint_id,
+            multitask_strategy="reject" if command is None else None,
+        )
+        accepted = await submit(self._caller, self._request, thread_id, new, modes=(), is_kept=False)
+        return accepted.run_id
+
+    def _named(self, name: str | None) -> str:
+        graphs = self._caller.host.runtime.graphs
+        if name is None and len(graphs) == 1:
+            return next(iter(graphs))
+        if name is None or name not in graphs:
+            raise NotFound(f"name the graph: one of {sorted(graphs)}")
+        return name
+
+
+def serve_inspector(app: FastAPI) -> None:
+    """Serve the inspector at ``PATH``."""
+
+    @app.get(f"{PATH}/api/{{name}}", include_in_schema=False)
+    async def view(caller: CallerNow, request: Request, name: str) -> Response:
+        try:
+            found = await api.view(ServerAccess(caller, request), name, request.query_params)
+        except BadSetting as error:
+            raise Refusal(422, str(error)) from error
+        return json_response(found)
+
+    @app.post(f"{PATH}/api/actions/{{name}}", include_in_schema=False)
+    async def act(caller: CallerNow, request: Request, name: str) -> Response:
+        try:
+            found = await actions.act(ServerAccess(caller, request), name, await given(request))
+        except BadSetting as error:
+            raise Refusal(422, str(error)) from error
+        return json_response(found)
+
+    app.mount(PATH, InspectorFiles(), name="inspector")

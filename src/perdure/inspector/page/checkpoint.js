@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { bytes, facts, field, fill, make, number, shortId } from "./dom.js";
 import { address } from "./main.js";
-import { change, valueShown } from "./values.js";
+import { change, folded, valueShown } from "./values.js";
 
 let tab = "changes";
 let turn = 0;
@@ -52,7 +52,7 @@ async function changes(body, about, found, where, before = "", after = found.che
     try {
       const diff = await get("diff", { id: where.id, namespace: where.namespace, before: from, after });
       const names = Object.keys(diff.channels);
-      fill(result, names.length ? names.map((name) => change(name, diff.channels[name])) : make("p.quiet", {}, "No channel differs."));
+      fill(result, names.length ? folded(names, (name) => change(name, diff.channels[name])) : make("p.quiet", {}, "No channel differs."));
     } catch (error) {
       fill(result, make("p.problem", { role: "alert" }, error.message));
     }
@@ -62,7 +62,9 @@ async function changes(body, about, found, where, before = "", after = found.che
 
 function state(found, where) {
   if (!found.channels.length) return make("p.quiet", {}, "No channel has a value.");
-  return make("div", {}, found.channels.map((channel) => {
+  const byName = Object.fromEntries(found.channels.map((channel) => [channel.name, channel]));
+  return make("div", {}, folded(Object.keys(byName), (name) => {
+    const channel = byName[name];
     const large = channel.bytes > found.alert_bytes;
     const title = make("summary", {}, make("b", {}, channel.name), " ", make(`span.${large ? "problem" : "quiet"}`, {}, bytes(channel.bytes), large ? `, above the alert line of ${bytes(found.alert_bytes)}` : "", channel.length === null ? "" : `, ${number(channel.length)} items`));
     return make("details.channel", { open: true }, title, "items" in channel ? list(channel, where) : valueShown(channel));

@@ -63,3 +63,14 @@ export function change(name, found) {
   }
   return make("section.channel", {}, make("h3", {}, name), body);
 }
+
+// LangGraph's own channels, by which steps trigger each other, come last and folded.
+export const isTrigger = (name) => name.startsWith("branch:") || name.startsWith("join:") || name.startsWith("__");
+
+export function folded(names, show) {
+  const own = names.filter((name) => !isTrigger(name));
+  const triggers = names.filter(isTrigger);
+  const shownOwn = own.map(show);
+  if (!triggers.length) return shownOwn;
+  return [...shownOwn, make("details.channel.triggers", { open: !own.length }, make("summary", {}, `LangGraph's own channels: ${triggers.join(", ")}`), triggers.map(show))];
+}

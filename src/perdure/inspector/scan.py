@@ -147,7 +147,7 @@ async def _retention(access: Access, partition: Partition, asked: Mapping[str, s
     options = SweepOptions(dry_run=True, share=1.0, rules=rules, only_default=is_given)
     handle = access.handle
     sweeper = RetentionSweeper.of(handle.driver, handle.digest, access.tenant, rules, options)
-    swept = await asyncio.to_thread(sweeper.sweep_thread, partition)
+    swept = await sweeper.sweep_thread(partition)
     if not swept.checkpoints and not swept.expired:
         return []
     return [{"checkpoints": swept.checkpoints, "bytes": swept.bytes, "expired": bool(swept.expired)}]

@@ -104,7 +104,7 @@ class ServerAccess:
             checkpoint_id=start.checkpoint_id,
             multitask_strategy="reject" if command is None else None,
         )
-        accepted = await submit(self._caller, self._request, thread_id, new, modes=(), is_kept=False)
+        accepted = await submit(self._caller, self._request.headers, thread_id, new, modes=(), is_kept=False)
         return accepted.run_id
 
     def _named(self, name: str | None) -> str:

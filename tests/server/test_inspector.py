@@ -37,7 +37,7 @@ from tests.server.tenants import (
 
 @asynccontextmanager
 async def serving(gate: Gate) -> AsyncIterator[Served]:
-    settings = Settings(poll=0.1, drain=0.1)
+    settings = Settings(poll=0.1, drain=0.1, shared_threads=True)
     async with (
         perdure.connect("memory://") as database,
         Runtime(database, graphs(), settings=settings, all_tenants=True) as runtime,
@@ -183,7 +183,9 @@ def test_it_is_the_same_on_postgresql() -> None:
         with EMPTY["postgresql"]() as url:
             async with (
                 perdure.connect(url, migrate=True) as database,
-                Runtime(database, graphs(), settings=Settings(poll=0.1), all_tenants=True) as runtime,
+                Runtime(
+                    database, graphs(), settings=Settings(poll=0.1, shared_threads=True), all_tenants=True
+                ) as runtime,
             ):
                 app = create_app(None, Http(inspector=True))
                 host = ServerState.over(runtime, WAYS["filters"].gate())

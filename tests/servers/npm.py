@@ -33,7 +33,16 @@ def problem(folder: Path) -> str | None:
         npm = shutil.which("npm")
         if npm is None:
             return "install Node.js with npm by your system's packages (Debian: apt-get install nodejs npm)"
-        command = [npm, "ci", "--prefix", folder, "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        command: list[str | Path] = [
+            npm,
+            "ci",
+            "--prefix",
+            folder,
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--silent",
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S)
         except subprocess.TimeoutExpired:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,13 +57,11 @@ def inspect(
 
     Every action is recorded in the database. New runs are for your workers; --work runs them here.
     """
-    try:
-        import starlette  # noqa: F401 - only whether it is there
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f"perdure inspect needs {error.name}, which is not installed; pip install 'perdure[server]'"
-        ) from error
+    for module in ("starlette", "uvicorn"):
+        if find_spec(module) is None:
+            raise MissingExtra(
+                f"perdure inspect needs {module}, which is not installed; pip install 'perdure[server]'"
+            )
     from perdure.inspector.listen import listening
 
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])

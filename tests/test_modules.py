@@ -56,8 +56,6 @@ TESTED_BY = {
     "perdure.server.thread_events": "server/test_thread_stream.py",
     "perdure.server.passing_threads": "server/test_crons.py",
     "perdure.server.routes.crons": "server/test_crons.py",
-    "perdure.config.store_index": "server/test_projects.py",
-    "perdure.engine.search_index": "langgraph/search/test_index.py",
     "perdure.inspector.listen": "cli/test_inspect.py",
     "perdure.inspector.listing": "inspector/test_api.py",
     "perdure.inspector.serve": "cli/test_inspect.py",

@@ -19,7 +19,7 @@ from langgraph.store.base import TTLConfig
 from perdure.config import sources
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
-from perdure.config.store_index import StoreIndex
+from perdure.config.store_index import OFFLINE, StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.loading import named
 from perdure.runtime.module_files import names_file
@@ -181,10 +181,14 @@ class ResolvedConfig:
         given = self.given("store.index.")
         if not given:
             return None
-        if missing := [name for name in ("dims", "embed") if name not in given]:
+        required = [] if given.get("text") else ["embed"]
+        if given.get("embed", OFFLINE) != OFFLINE:
+            required = ["dims"]
+        if missing := [name for name in required if name not in given]:
             raise BadSetting(
                 f"the store's index needs store.index.{missing[0]}: dims is the length of a vector, embed a "
-                "provider and model, e.g. openai:text-embedding-3-small, or a place, e.g. ./embed.py:embed"
+                "provider and model, e.g. openai:text-embedding-3-small, or a place, e.g. ./embed.py:embed, "
+                f"or {OFFLINE}; or store.index.text = true, to compare words without a model"
             )
         return StoreIndex(**self.table("store.index."))
 

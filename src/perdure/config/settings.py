@@ -283,6 +283,7 @@ FLAG = ValueKind("true or false", _flag_of, _flag)
 WORDS = ValueKind("a list of texts", _words_of, _words)
 AMOUNT = ValueKind("a number from 0 on", float, _number)
 SPAN = ValueKind("a number greater than 0", float, lambda value: _number(value, more=True))
+WEIGHT = ValueKind("a number from 0 to 1", float, lambda value: _at_most(_number(value), 1.0))
 ORIGINS = ValueKind(
     "a list of origins without a path, e.g. 'https://chat.example.com', or '*'", _words_of, _origins
 )
@@ -451,6 +452,9 @@ _LISTED = [
     _setting("store.index.embed", PLACE, langgraph=True, is_place=True),
     _setting("store.index.fields", WORDS, ("$",), langgraph=True),
     _setting("store.index.name", TEXT, derived="that of the embedding model"),
+    _setting("store.index.text", FLAG, False),
+    _setting("store.index.language", TEXT, derived="`english`"),
+    _setting("store.index.vector_weight", WEIGHT, derived="0.3"),
     _setting(
         "store.ttl.default_ttl",
         SPAN,

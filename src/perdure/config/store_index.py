@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perdure.errors import BadSetting
 from perdure.runtime.loading import find
@@ -13,21 +13,32 @@ if TYPE_CHECKING:
     from perdure.langgraph.search.index import SearchIndex
 
 
+OFFLINE = "perdure:offline"
+"""The embedding model that needs no network; the length of its vectors is known."""
+
+
 class StoreIndex(NamedTuple):
     """Settings of the index.
 
     Attributes:
-        dims: The length of a vector.
+        dims: The length of a vector; ``None`` without a model, or for one whose length is known.
         embed: The file and name of an ``Embeddings`` or of a function from texts to vectors, or a provider
-            and its model, such as ``openai:text-embedding-3-small``.
-        fields: The paths of the texts that are embedded.
+            and its model, such as ``openai:text-embedding-3-small``, or ``perdure:offline``; ``None`` to
+            compare words alone.
+        fields: The paths of the texts that are indexed.
         name: The name of the embedding model, ``None`` for its own.
+        text: True to compare words.
+        language: The language of the texts, ``None`` for the default.
+        vector_weight: The share of the vectors in the score, ``None`` for the default.
     """
 
-    dims: int
-    embed: str
+    dims: int | None
+    embed: str | None
     fields: tuple[str, ...]
     name: str | None
+    text: bool = False
+    language: str | None = None
+    vector_weight: float | None = None
 
     def load(self, root: Path | None = None) -> SearchIndex:
         """Return the index.
@@ -41,9 +52,10 @@ class StoreIndex(NamedTuple):
         """
         from perdure.langgraph.search.index import SearchIndex
 
-        embed: Any = find(self.embed, root=root).found if names_file(self.embed) else self.embed
-        name = {} if self.name is None else {"name": self.name}
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.embed is not None and names_file(self.embed):
+            given["embed"] = find(self.embed, root=root).found
         try:
-            return SearchIndex({"dims": self.dims, "embed": embed, "fields": list(self.fields), **name})
+            return SearchIndex({**given, "fields": list(self.fields)})
         except ValueError as error:
             raise BadSetting(f"store.index cannot be used: {error}") from error

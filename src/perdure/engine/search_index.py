@@ -26,7 +26,10 @@ _GENERATION: Key = (_COLLECTION, "")
 _OF_ITEM = "="
 _HEADERS = 1000
 _BODIES = 200
-_LOG_COMMITS = 24
+
+LOG_COMMITS = 24
+"""Commits that the record of a generation names at most."""
+
 LOG_BYTES = 900
 """Bytes of the record of a generation at most: with its keys one unit of what DynamoDB bills for a write."""
 
@@ -103,7 +106,7 @@ def logged_generation(before: Record, version: int, keys: Sequence[str]) -> Op:
         version: The new generation, a number that is used once.
         keys: The items whose entries the commit changes.
     """
-    log = [*_log(before), [before.version, list(keys)]][-_LOG_COMMITS:]
+    log = [*_log(before), [before.version, list(keys)]][-LOG_COMMITS:]
     while log and len(body := ormsgpack.packb(log)) > LOG_BYTES:
         log = log[1:]
     fields = {"updated_at": 0}

@@ -15,10 +15,11 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine import search_index
 from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search import index as module
-from perdure.langgraph.search.cache import IndexCache
-from perdure.langgraph.search.index import SearchIndex
+from perdure.langgraph.search.cache import MOST_BYTES, IndexCache
+from perdure.langgraph.search.index import VECTOR_WEIGHT, SearchIndex
 from perdure.langgraph.search.reindex import Reindexed, reindex
 from perdure.model.items import partition_of
 from perdure.model.ops import Fetch
@@ -308,3 +309,24 @@ def test_best_results_need_no_order_of_the_rest(backend: Backend) -> None:
     assert len(everything) == 500
     page = [item.score for item in store.search(("many",), query="ab cd", limit=10, offset=20)]
     assert page == everything[20:30]
+
+
+def test_the_figures_of_the_documentation_are_those_of_the_code() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    for page, figures in {
+        "store.md": (
+            f"{module.MOST_ITEMS:,} vectors or texts",
+            f"{MOST_BYTES >> 20} MB",
+            f"by default {VECTOR_WEIGHT}",
+        ),
+        "errors.md": (f"{module.MOST_ITEMS:,} vectors",),
+        "configuration.md": (f"| – | {VECTOR_WEIGHT} |",),
+        "decisions/0016-vectors-in-the-process.md": (
+            f"{module.MOST_ITEMS:,} vectors",
+            f"{MOST_BYTES >> 20} MB",
+            f"last {search_index.LOG_COMMITS} commits",
+            f"{search_index.LOG_BYTES} bytes",
+        ),
+    }.items():
+        text = " ".join((docs / page).read_text(encoding="utf-8").split())
+        assert not [figure for figure in figures if figure not in text], page

@@ -58,17 +58,21 @@ class Model:
         every = {(p, key): item for p, held in self.items.items() for key, item in held.items()}
         words = bm25({place: item.terms for place, item in every.items()}, query.terms or {})
         out: dict[tuple[Partition, str], float] = {}
+        cosines: dict[tuple[Partition, str], float] = {}
         for place, item in every.items():
-            nearest = None
             if query.vector is not None and item.vectors:
-                nearest = max(cosine(np.frombuffer(v, "<f4"), query.vector) for v in item.vectors)
+                cosines[place] = max(cosine(np.frombuffer(v, "<f4"), query.vector) for v in item.vectors)
+        least, greatest = (min(cosines.values()), max(cosines.values())) if cosines else (0, 0)
+        for place in every:
+            nearest = cosines.get(place)
             if query.terms is None:
                 score = nearest
             elif query.vector is None:
                 score = words[place] or None
             else:
                 share = query.vector_weight
-                both = share * (nearest or 0) + (1 - share) * words[place]
+                spread = 0.0 if nearest is None else (nearest - least) / ((greatest - least) or 1)
+                both = share * spread + (1 - share) * words[place]
                 score = None if nearest is None and not words[place] else both
             if score is not None:
                 out[place] = score

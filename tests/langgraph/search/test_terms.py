@@ -56,6 +56,12 @@ def test_a_syntax_of_queries_is_plain_words() -> None:
     assert PLAIN.terms('tea AND NOT "cof*" OR NEAR(a b)') == PLAIN.terms("tea and not cof or near a b")
 
 
+def test_common_words_of_a_question_are_left_out_unless_it_has_no_others() -> None:
+    assert ENGLISH.query_terms("What is she allergic to?") == ENGLISH.terms("allergic")
+    assert ENGLISH.query_terms("Who is it?") == ENGLISH.terms("who is it")
+    assert PLAIN.query_terms("what tea") == PLAIN.terms("what tea")
+
+
 def test_a_language_has_stems_of_its_own() -> None:
     german = TermExtractor("german")
     assert german.terms("Häuser") == german.terms("Haus")
@@ -73,7 +79,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads_do_not_mix_words_up() -> None:
     words = [f"{'abcdefgh'[n % 8]}{n}running houses walked" for n in range(400)]
-    expected = [TermExtractor("english").terms(word) for word in words]
+    expected = [ENGLISH.terms(word) for word in words]
     shared = TermExtractor("english")
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(shared.terms, words)) == expected

@@ -11,6 +11,7 @@ from langgraph.store.base import ensure_embeddings
 from langgraph.store.base.embed import EmbeddingsLambda
 
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
+from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
 from perdure.langgraph.search.segments import numpy
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class TextEmbedder:
 
     Args:
         embed: An ``Embeddings``, a function from texts to vectors, sync or async, or text such as
-            ``"openai:text-embedding-3-small"``.
+            ``"openai:text-embedding-3-small"``, or ``"perdure:offline"``.
         dims: The length of a vector.
         name: A name for the model, ``None`` for that of the class or function and its model.
 
@@ -118,6 +119,8 @@ class TextEmbedder:
 
 
 def _model(embed: Any) -> Embeddings:
+    if embed == OFFLINE:
+        return OfflineEmbeddings()
     try:
         return ensure_embeddings(embed)
     except Exception as error:
@@ -129,6 +132,8 @@ def _model(embed: Any) -> Embeddings:
 
 
 def _name(embed: Any, embeddings: Embeddings) -> str:
+    if isinstance(embeddings, OfflineEmbeddings):
+        return f"{OFFLINE}:{embeddings.model}"
     if isinstance(embed, str):
         return embed
     if isinstance(embeddings, EmbeddingsLambda):

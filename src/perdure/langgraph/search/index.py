@@ -19,6 +19,7 @@ from perdure.engine.search_index import IndexChanges, IndexEntry
 from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceIndex
 from perdure.langgraph.search.embedding import TextEmbedder
+from perdure.langgraph.search.offline import OFFLINE, OFFLINE_DIMS
 from perdure.langgraph.search.ranking import RankedQuery, ranked
 from perdure.langgraph.search.segments import IndexedItem, numpy
 from perdure.langgraph.search.terms import TermExtractor
@@ -74,7 +75,8 @@ class SearchIndex:
     Args:
         config: LangGraph's ``IndexConfig``: ``dims``, the length of a vector; ``embed``, an ``Embeddings``, a
             function from texts to vectors, sync or async, or text such as
-            ``"openai:text-embedding-3-small"``; ``fields``, the paths of indexed texts, by default ``["$"]``,
+            ``"openai:text-embedding-3-small"``, or ``"perdure:offline"``, a small model without a network
+            whose ``dims`` are known; ``fields``, the paths of indexed texts, by default ``["$"]``,
             the whole value. ``name`` is a name for the embedding model, by default that of the class or
             function and its model: items that were indexed under another name have to be indexed again.
             ``text=True`` compares words; then ``language`` is the one whose words are reduced to their stems,
@@ -83,7 +85,7 @@ class SearchIndex:
 
     Raises:
         ValueError: The configuration is not valid.
-        MissingExtra: The extra ``search`` is not installed.
+        MissingExtra: The extra ``search`` is not installed, or ``memory`` for ``"perdure:offline"``.
     """
 
     def __init__(self, config: SearchConfig | IndexConfig | Mapping[str, Any]) -> None:
@@ -196,7 +198,7 @@ class SearchIndex:
                     "namespace, such as one user's"
                 )
         vector = None if self.embedder is None else numpy().asarray(embedded.queries[op.query or ""])
-        terms = None if self.extractor is None else self.extractor.terms(op.query or "")
+        terms = None if self.extractor is None else self.extractor.query_terms(op.query or "")
         return ranked(
             found, RankedQuery(vector, terms, self.vector_weight), 2 * (op.offset + op.limit) + _READ_AHEAD
         )
@@ -253,6 +255,8 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
             "index needs embed: an Embeddings, a function, or text such as 'openai:MODEL'; or text=True, to "
             "compare words without a model"
         )
+    if config.get("embed") == OFFLINE:
+        config = {"dims": OFFLINE_DIMS, **config}
     dims: Any = config.get("dims")
     if has_model and (isinstance(dims, bool) or not isinstance(dims, int) or dims < 1):
         raise ValueError(f"index needs dims, the length of a vector, from 1 on, not {dims!r}")

@@ -1,8 +1,9 @@
 """Order of the items of namespaces by a query: by vectors, by words, or by both.
 
 The score of vectors is the cosine of an item's nearest one. The score of words is Okapi BM25, divided by the
-most that the query's words can give, so that it lies between 0 and 1 whatever the query. Counts of words are
-those of the searched namespaces: what others store has no influence on a result.
+most that the query's words can give, so that it lies between 0 and 1 whatever the query. For both the cosines
+are spread over the scale from 0 to 1, and the two are added by weight. Counts of words are those of the
+searched namespaces: what others store has no influence on a result.
 """
 
 from __future__ import annotations
@@ -103,8 +104,18 @@ def _scores(
     if cosines is None:
         return _living(np, places, np.where(words > 0, words, np.nan))
     share = query.vector_weight
-    both = share * np.where(np.isnan(cosines), 0, cosines) + (1 - share) * words
+    both = share * _spread(np, _living(np, places, cosines)) + (1 - share) * words
     return _living(np, places, np.where(np.isnan(cosines) & (words <= 0), np.nan, both))
+
+
+def _spread(np: Any, cosines: Scores) -> Scores:
+    """Return cosines on the scale from the least, 0, to the greatest, 1. Models differ in the range of their
+    cosines: in one, unrelated texts have 0.1, in another 0.8."""
+    known = cosines[~np.isnan(cosines)]
+    least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    if least == greatest:
+        return np.zeros_like(cosines)  # type: ignore[no-any-return]
+    return np.where(np.isnan(cosines), 0, (cosines - least) / (greatest - least))  # type: ignore[no-any-return]
 
 
 def _living(np: Any, places: list[_Place], scores: Scores) -> Scores:

@@ -20,6 +20,13 @@ __all__ = ["TermExtractor", "languages"]
 
 _LONGEST = 64
 _STEMS = 50_000
+_COMMON = {
+    "english": "a about after all also am an and any are as at be because been before but by can could did "
+    "do does doing don for from had has have having he her here hers him his how i if in into is it its just "
+    "me more my no not now of off on one or our out over own s she should so some such t than that the "
+    "their them then there these they this those to too under until up us very was we were what when "
+    "where which while who whom whose why will with would you your"
+}
 _ACCENTS = re.compile("[\u0300-\u036f]")
 # Scripts without spaces between words: their texts are cut into characters and pairs of them.
 _UNSPACED = re.compile(
@@ -54,6 +61,7 @@ class TermExtractor:
 
     def __init__(self, language: str | None) -> None:
         self._stem: Callable[[str], str] = str
+        self._common: frozenset[str] = frozenset()
         if language is None:
             return
         if language not in languages():
@@ -63,6 +71,7 @@ class TermExtractor:
             )
         # A stemmer holds the word that it works on: each call of an uncached word has its own.
         self._stem = lru_cache(_STEMS)(lambda word: _snowball().stemmer(language).stemWord(word))
+        self._common = frozenset(self.terms(_COMMON.get(language, "")))
 
     def terms(self, text: str) -> Counter[str]:
         """Return the terms of a text with their counts."""
@@ -75,6 +84,12 @@ class TermExtractor:
             else:
                 found.append(self._stem(word[:_LONGEST]))
         return Counter(found)
+
+    def query_terms(self, text: str) -> Counter[str]:
+        """Return the terms of a query: without words such as "what" and "the", unless it has no others. Such
+        words are few of the words of a text and half of those of a question."""
+        every = self.terms(text)
+        return Counter({term: n for term, n in every.items() if term not in self._common}) or every
 
 
 def _of_unspaced(word: str, stem: Any) -> list[str]:

@@ -1,0 +1,1 @@
+"""Retrieval on a corpus of dialogues: how often a search finds the message that answers a question."""

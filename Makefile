@@ -13,7 +13,8 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Each process takes one part of the files, so that what a file shares is set up once, and helps when it is done.
 SPREAD = -n $(WORKERS) --dist worksteal
 ARGS ?=
-# The database of `make example`.
+# What the examples need, and the database of `make example`.
+EXAMPLE = --group examples --extra server --extra postgres --extra d1
 DB ?= sqlite:///$(NAME).db
 # Which sections `make bench` measures; all when it is empty.
 BACKENDS ?=
@@ -30,8 +31,8 @@ demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs o
 example: $(OWN_UV) ## Run an example over a database of its own: make example NAME=wingman
 	@test -f "examples/$(NAME)/app.py" || { \
 		echo "which example? make example NAME=$$(cd examples && ls -d */ | tr -d / | grep -v __ | paste -sd '|' -)"; exit 2; }
-	$(RUN) --extra server perdure migrate --db "$(DB)"
-	PERDURE_DB="$(DB)" $(RUN) --extra server uvicorn --factory examples.$(NAME).app:create_app $(ARGS)
+	$(RUN) $(EXAMPLE) perdure migrate --db "$(DB)"
+	PERDURE_DB="$(DB)" $(RUN) $(EXAMPLE) uvicorn --factory examples.$(NAME).app:create_app $(ARGS)
 
 test: $(OWN_UV) ## Run the tests, in random order, but for the slow ones
 	$(RUN) --group test --all-extras pytest $(SPREAD) -m "not slow" $(ARGS)

@@ -51,6 +51,8 @@ def test_the_top_level_names_are_these() -> None:
         "TypeNotAllowed",
         "TypeNotFound",
         "Unavailable",
+        "checkpoint_lifespan",
+        "compile_graph",
         "connect",
         "connect_sync",
     }

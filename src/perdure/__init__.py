@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.config.lifespan import checkpoint_lifespan, compile_graph
     from perdure.database.asynchronous import Database
     from perdure.database.blocking import SyncDatabase
     from perdure.database.opening import connect, connect_sync
@@ -80,6 +81,8 @@ __all__ = [
     "TypeNotAllowed",
     "TypeNotFound",
     "Unavailable",
+    "checkpoint_lifespan",
+    "compile_graph",
     "connect",
     "connect_sync",
 ]
@@ -105,6 +108,8 @@ _MODULES = {
     "Survey": "engine.stuck",
     "SyncDatabase": "database.blocking",
     "Thread": "database.thread_entries",
+    "checkpoint_lifespan": "config.lifespan",
+    "compile_graph": "config.lifespan",
     "connect": "database.opening",
     "connect_sync": "database.opening",
 }

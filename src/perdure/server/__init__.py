@@ -15,6 +15,7 @@ if find_spec("fastapi") is None:
     raise MissingExtra("perdure.server needs an extra: pip install 'perdure[server]'")
 
 if TYPE_CHECKING:
+    from perdure.config.lifespan import compile_graph
     from perdure.server.error_handlers import answer as answer_error
     from perdure.server.hosting.embedding import (
         RequestThreadId,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         perdure_router,
         thread_id_of_request,
     )
-    from perdure.server.hosting.lifespan import Opened, OpenedNow, checkpoint_lifespan, compile_graph
+    from perdure.server.hosting.lifespan import Opened, OpenedNow, checkpoint_lifespan
 
 __all__ = [
     "Opened",
@@ -37,21 +38,21 @@ __all__ = [
 ]
 
 _OF = {
-    "answer_error": ("error_handlers", "answer"),
-    "checkpoint_lifespan": ("hosting.lifespan", "checkpoint_lifespan"),
-    "compile_graph": ("hosting.lifespan", "compile_graph"),
-    "Opened": ("hosting.lifespan", "Opened"),
-    "OpenedNow": ("hosting.lifespan", "OpenedNow"),
-    "perdure_app": ("hosting.embedding", "perdure_app"),
-    "perdure_router": ("hosting.embedding", "perdure_router"),
-    "RequestThreadId": ("hosting.embedding", "RequestThreadId"),
-    "thread_id_of_request": ("hosting.embedding", "thread_id_of_request"),
+    "answer_error": ("server.error_handlers", "answer"),
+    "checkpoint_lifespan": ("server.hosting.lifespan", "checkpoint_lifespan"),
+    "compile_graph": ("config.lifespan", "compile_graph"),
+    "Opened": ("server.hosting.lifespan", "Opened"),
+    "OpenedNow": ("server.hosting.lifespan", "OpenedNow"),
+    "perdure_app": ("server.hosting.embedding", "perdure_app"),
+    "perdure_router": ("server.hosting.embedding", "perdure_router"),
+    "RequestThreadId": ("server.hosting.embedding", "RequestThreadId"),
+    "thread_id_of_request": ("server.hosting.embedding", "thread_id_of_request"),
 }
-"""Module of each exported name, and its name there."""
+"""Module of each exported name, below ``perdure``, and its name there."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, own = _OF[name]
-    return getattr(import_module(f"{__name__}.{module}"), own)
+    return getattr(import_module(f"perdure.{module}"), own)

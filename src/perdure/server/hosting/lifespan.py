@@ -12,20 +12,14 @@ import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
-from langgraph.store.base import BaseStore
 
-from perdure.config.resolve import DEVELOPMENT_URL, make_folder_of
-from perdure.config.settings import SETTINGS
-from perdure.config.sources import GivenValue, value_of
+from perdure.config.lifespan import compile_graph, is_development, url_of
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, NotFound
@@ -98,49 +92,6 @@ OpenedNow = Annotated[Opened, Depends(_opened_now)]
 """The open resources, as the type of an endpoint's parameter; 503 before the start and after the stop."""
 
 
-def compile_graph(
-    builder: Builder | Graph,
-    *,
-    checkpointer: BaseCheckpointSaver[Any],
-    store: BaseStore | None = None,
-    allow_in_memory: bool = False,
-    **options: Any,
-) -> Graph:
-    """Return a graph with a checkpointer: a builder is compiled; a compiled graph is copied, and keeps its
-    store unless one is given.
-
-    Args:
-        builder: a graph builder, or a compiled graph.
-        checkpointer: the checkpointer, which the caller closes.
-        store: the store.
-        allow_in_memory: accept a checkpointer that keeps threads in memory; ``LANGGRAPH_DEV`` does so too.
-        options: arguments of the builder's ``compile``.
-
-    Raises:
-        BadSetting: there is no checkpointer, or it keeps threads in this process's memory and that is not
-            allowed.
-    """
-    if not isinstance(cast(object, checkpointer), BaseCheckpointSaver):
-        raise BadSetting(
-            f"compile_graph needs a checkpointer, not {checkpointer!r}: without one nothing is kept; pass "
-            "app.state.perdure.checkpointer, or db.checkpointer()"
-        )
-    forgets = isinstance(checkpointer, InMemorySaver) or (
-        isinstance(checkpointer, PerdureSaver) and not checkpointer.is_kept
-    )
-    if forgets and not allow_in_memory and not _is_development(os.environ):
-        raise BadSetting(
-            f"this {type(checkpointer).__name__} keeps threads in memory: a restart loses them, and no other "
-            "process sees them; use one over a database, or pass allow_in_memory=True"
-        )
-    if isinstance(builder, StateGraph):
-        return builder.compile(checkpointer, store=store, **options)
-    if options:
-        raise TypeError(f"{', '.join(sorted(options))}: options are for a builder; this graph is compiled")
-    update: dict[str, Any] = {"checkpointer": checkpointer}
-    return builder.copy(update if store is None else {**update, "store": store})
-
-
 def checkpoint_lifespan(
     db_url: str | None = None,
     *,
@@ -183,8 +134,8 @@ def checkpoint_lifespan(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        is_development = _is_development(os.environ)
-        url = _url(db_url, os.environ, is_development, encryption_key is not None)
+        development = is_development()
+        url = url_of(db_url, has_key=encryption_key is not None)
         if hasattr(app.state, "perdure"):
             raise BadSetting(
                 "app.state.perdure is taken: one application has one checkpoint_lifespan; give it all graphs"
@@ -192,14 +143,14 @@ def checkpoint_lifespan(
         agents = {
             name: await load_agent(LoadedGraph(f"graphs[{name!r}]", each)) for name, each in named.items()
         }
-        is_migrated = is_development if migrate is None else migrate
+        is_migrated = development if migrate is None else migrate
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(
                 connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key)
             )
             host: ServerState | None = None
             if serve:
-                if gate is None and not is_development:
+                if gate is None and not development:
                     _log.warning(
                         "requests are not authenticated: anyone who reaches the routes is their one user"
                     )
@@ -259,44 +210,3 @@ async def _serving(
     await stack.enter_async_context(Sweeper(runtime))
     stack.push_async_callback(host.close)
     return host
-
-
-def _url(given: str | None, environ: Mapping[str, str], is_development: bool, has_key: bool) -> str:
-    if not has_key and environ.get("PERDURE_KEY_FILE"):
-        raise BadSetting(
-            "PERDURE_KEY_FILE is set, and checkpoint_lifespan was given no key: everything would be stored "
-            "in the clear; pass encryption_key, or unset the variable"
-        )
-    variables = SETTINGS["database_url"].variables
-    url = given or next((environ[name] for name in variables if environ.get(name)), None)
-    if url is None and not is_development:
-        raise BadSetting(
-            "which database? DATABASE_URL is not set; set it to e.g. postgresql://user@host/database, or "
-            f"pass db_url to checkpoint_lifespan; with LANGGRAPH_DEV=true it is {DEVELOPMENT_URL}"
-        )
-    if url is None:
-        url = DEVELOPMENT_URL
-        make_folder_of(url)
-        _log.warning(
-            "DEVELOPMENT: DATABASE_URL is not set, so threads are kept in %s, on this machine alone; set it "
-            "where this is deployed",
-            url,
-        )
-    if url.startswith("memory:"):
-        _log.warning("threads are kept in memory: a restart loses them, and no other process sees them")
-    return _without_client(url)
-
-
-def _without_client(url: str) -> str:
-    """Return SQLAlchemy's form of a URL without the driver's name: applications share their URL with it."""
-    scheme, colon, rest = url.partition("://")
-    name, plus, _ = scheme.partition("+")
-    return f"{name}{colon}{rest}" if plus and name in ("postgresql", "postgres") else url
-
-
-def _is_development(environ: Mapping[str, str]) -> bool:
-    setting = SETTINGS["development"]
-    name = next((name for name in setting.variables if environ.get(name)), None)
-    return name is not None and bool(
-        value_of(setting, GivenValue(environ[name], name, name, Path(), is_text=True))
-    )

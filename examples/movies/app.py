@@ -1,0 +1,147 @@
+"""Users, sessions and messages in tables of their own, and the graph's checkpoints, in one database.
+
+A message is stored before the graph runs, and its id is the run's. So whatever is interrupted goes on when
+the request is sent again, on any replica: a run that has ended is not repeated, and an answer is stored once.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, Field
+from sqlalchemy.exc import OperationalError
+
+import perdure
+from perdure.server import answer_error
+
+from .accounts import Accounts
+from .agent import compile_graph
+from .database import migrate, open_engine
+from .sessions import Sessions
+
+router = APIRouter()
+
+
+class Login(BaseModel):
+    email: str = Field(min_length=3, max_length=320)
+    password: str = Field(min_length=8, max_length=200)
+
+
+class Token(BaseModel):
+    refresh_token: str
+
+
+class Question(BaseModel):
+    text: str = Field(min_length=1)
+
+
+def create_app(db_url: str | None = None, secret: str | None = None) -> FastAPI:
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``DATABASE_URL``.
+    ``MOVIES_SECRET`` signs its access tokens."""
+    url = db_url or os.environ.get("PERDURE_DB") or os.environ["DATABASE_URL"]
+    engine = open_engine(url)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(migrate, engine)
+        async with perdure.checkpoint_lifespan(url) as saver:
+            app.state.graph = compile_graph(checkpointer=saver)
+            yield
+        engine.dispose()
+
+    app = FastAPI(title="Movies", lifespan=lifespan)
+    app.state.accounts = Accounts(engine, secret or os.environ["MOVIES_SECRET"])
+    app.state.sessions = Sessions(engine)
+    app.exception_handler(perdure.PerdureError)(answer_error)
+    app.exception_handler(OperationalError)(_unavailable)
+    app.include_router(router)
+    return app
+
+
+async def _unavailable(request: Request, error: Exception) -> Any:
+    return await answer_error(request, perdure.Unavailable("the database does not answer"))
+
+
+def _accounts(request: Request) -> Accounts:
+    return request.app.state.accounts
+
+
+def _sessions(request: Request) -> Sessions:
+    return request.app.state.sessions
+
+
+AccountsNow = Annotated[Accounts, Depends(_accounts)]
+SessionsNow = Annotated[Sessions, Depends(_sessions)]
+
+
+def _user(held: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())], accounts: AccountsNow) -> str:
+    return accounts.user_of(held.credentials)
+
+
+User = Annotated[str, Depends(_user)]
+
+
+def _session(session_id: str, user_id: User, sessions: SessionsNow) -> str:
+    sessions.require(session_id, user_id)
+    return session_id
+
+
+Session = Annotated[str, Depends(_session)]
+
+
+@router.post("/users", status_code=201)
+def register(login: Login, accounts: AccountsNow) -> dict[str, str]:
+    return {"user_id": accounts.register(login.email, login.password)}
+
+
+@router.post("/login")
+def log_in(login: Login, accounts: AccountsNow) -> dict[str, str]:
+    return accounts.log_in(login.email, login.password)
+
+
+@router.post("/refresh")
+def refresh(token: Token, accounts: AccountsNow) -> dict[str, str]:
+    return accounts.refresh(token.refresh_token)
+
+
+@router.post("/logout", status_code=204)
+def log_out(token: Token, accounts: AccountsNow) -> None:
+    accounts.log_out(token.refresh_token)
+
+
+@router.post("/sessions", status_code=201)
+def begin(user_id: User, sessions: SessionsNow) -> dict[str, str]:
+    return {"session_id": sessions.begin(user_id)}
+
+
+@router.get("/sessions/{session_id}/messages")
+def history(session: Session, sessions: SessionsNow) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in ("question", "answer")} for row in sessions.rows(session)]
+
+
+@router.post("/sessions/{session_id}/messages")
+async def ask(
+    request: Request,
+    session: Session,
+    sessions: SessionsNow,
+    question: Question,
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> dict[str, str]:
+    """Answer a message, after those before it that were left without an answer."""
+    message_id = f"{session}:{idempotency_key or uuid.uuid4()}"
+    await run_in_threadpool(sessions.add, session, message_id, question.text)
+    for row in await run_in_threadpool(sessions.rows, session):
+        if row["answer"] is None:
+            config = {"configurable": {"thread_id": session}, "metadata": {"run_id": row["id"]}}
+            said = {"messages": [{"role": "user", "content": row["question"], "id": row["id"]}]}
+            state = await request.app.state.graph.ainvoke(said, config, durability="sync")
+            await run_in_threadpool(sessions.answer, row["id"], state["messages"][-1].text)
+    held = {row["id"]: row["answer"] for row in await run_in_threadpool(sessions.rows, session)}
+    return {"answer": held[message_id]}

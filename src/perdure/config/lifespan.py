@@ -1,0 +1,163 @@
+"""Checkpointer of the configured database for applications of any kind, and graphs compiled with it.
+
+    async with checkpoint_lifespan() as saver:
+        graph = compile_graph(builder, checkpointer=saver)
+
+Nothing is opened before the block, and everything is closed at its end. No web framework is imported; an
+application with FastAPI finds a form of ``checkpoint_lifespan`` for it in ``perdure.server``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
+
+from perdure.config.resolve import DEVELOPMENT_URL, make_folder_of
+from perdure.config.settings import SETTINGS
+from perdure.config.sources import GivenValue, value_of
+from perdure.database.opening import connect
+from perdure.errors import BadSetting
+from perdure.langgraph.saver import PerdureSaver
+from perdure.storage.url import redacted
+
+Graph: TypeAlias = Pregel[Any, Any, Any, Any]
+Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
+
+_log = logging.getLogger("perdure.server")
+
+
+@asynccontextmanager
+async def checkpoint_lifespan(
+    db_url: str | None = None,
+    *,
+    migrate: bool | None = None,
+    tenant: str = "",
+    encryption_key: bytes | Collection[bytes] | None = None,
+) -> AsyncIterator[PerdureSaver]:
+    """Open the database for a block, and yield a checkpointer over it.
+
+    Args:
+        db_url: The database; by default ``PERDURE_DB`` or ``DATABASE_URL``. Without any it is an error,
+            except in development (``LANGGRAPH_DEV=true``), where threads are kept in ``.perdure/dev.db``.
+            The driver in a URL of SQLAlchemy is ignored.
+        migrate: Migrate a database without this release's schema, as is the default in development;
+            otherwise it raises ``MigrationRequired``, which names the command.
+        tenant: The tenant that owns the threads.
+        encryption_key: Key, or keys, that encrypt stored data.
+
+    Raises:
+        BadSetting: No database is set.
+        MigrationRequired: The database has not this release's schema.
+    """
+    url = url_of(db_url, has_key=encryption_key is not None)
+    is_migrated = is_development() if migrate is None else migrate
+    async with connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key) as database:
+        _log.info("threads are kept in %s", redacted(url))
+        yield database.checkpointer()
+
+
+def compile_graph(
+    builder: Builder | Graph,
+    *,
+    checkpointer: BaseCheckpointSaver[Any],
+    store: BaseStore | None = None,
+    allow_in_memory: bool = False,
+    **options: Any,
+) -> Graph:
+    """Return a graph with a checkpointer: a builder is compiled; a compiled graph is copied, and keeps its
+    store unless one is given.
+
+    Args:
+        builder: a graph builder, or a compiled graph.
+        checkpointer: the checkpointer, which the caller closes.
+        store: the store.
+        allow_in_memory: accept a checkpointer that keeps threads in memory; ``LANGGRAPH_DEV`` does so too.
+        options: arguments of the builder's ``compile``.
+
+    Raises:
+        BadSetting: there is no checkpointer, or it keeps threads in this process's memory and that is not
+            allowed.
+    """
+    if not isinstance(cast(object, checkpointer), BaseCheckpointSaver):
+        raise BadSetting(
+            f"compile_graph needs a checkpointer, not {checkpointer!r}: without one nothing is kept; pass "
+            "that of checkpoint_lifespan, or db.checkpointer()"
+        )
+    forgets = isinstance(checkpointer, InMemorySaver) or (
+        isinstance(checkpointer, PerdureSaver) and not checkpointer.is_kept
+    )
+    if forgets and not allow_in_memory and not is_development():
+        raise BadSetting(
+            f"this {type(checkpointer).__name__} keeps threads in memory: a restart loses them, and no other "
+            "process sees them; use one over a database, or pass allow_in_memory=True"
+        )
+    if isinstance(builder, StateGraph):
+        return builder.compile(checkpointer, store=store, **options)
+    if options:
+        raise TypeError(f"{', '.join(sorted(options))}: options are for a builder; this graph is compiled")
+    update: dict[str, Any] = {"checkpointer": checkpointer}
+    return builder.copy(update if store is None else {**update, "store": store})
+
+
+def url_of(given: str | None = None, *, has_key: bool = False) -> str:
+    """Return the URL of the database: the given one, or that of the environment.
+
+    Args:
+        given: The URL, if the caller names one.
+        has_key: True if stored data is encrypted.
+
+    Raises:
+        BadSetting: There is none, or a key of the environment would not be used.
+    """
+    environ = os.environ
+    development = is_development(environ)
+    if not has_key and environ.get("PERDURE_KEY_FILE"):
+        raise BadSetting(
+            "PERDURE_KEY_FILE is set, and checkpoint_lifespan was given no key: everything would be stored "
+            "in the clear; pass encryption_key, or unset the variable"
+        )
+    variables = SETTINGS["database_url"].variables
+    url = given or next((environ[name] for name in variables if environ.get(name)), None)
+    if url is None and not development:
+        raise BadSetting(
+            "which database? DATABASE_URL is not set; set it to e.g. postgresql://user@host/database, or "
+            f"pass db_url to checkpoint_lifespan; with LANGGRAPH_DEV=true it is {DEVELOPMENT_URL}"
+        )
+    if url is None:
+        url = DEVELOPMENT_URL
+        make_folder_of(url)
+        _log.warning(
+            "DEVELOPMENT: DATABASE_URL is not set, so threads are kept in %s, on this machine alone; set it "
+            "where this is deployed",
+            url,
+        )
+    if url.startswith("memory:"):
+        _log.warning("threads are kept in memory: a restart loses them, and no other process sees them")
+    return _without_client(url)
+
+
+def _without_client(url: str) -> str:
+    """Return SQLAlchemy's form of a URL without the driver's name: applications share their URL with it."""
+    scheme, colon, rest = url.partition("://")
+    name, plus, _ = scheme.partition("+")
+    return f"{name}{colon}{rest}" if plus and name in ("postgresql", "postgres", "sqlite") else url
+
+
+def is_development(environ: Mapping[str, str] | None = None) -> bool:
+    """Return True if the environment, by default the process's own, says that this is development."""
+    environ = os.environ if environ is None else environ
+    setting = SETTINGS["development"]
+    name = next((name for name in setting.variables if environ.get(name)), None)
+    return name is not None and bool(
+        value_of(setting, GivenValue(environ[name], name, name, Path(), is_text=True))
+    )

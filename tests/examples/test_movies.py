@@ -1,0 +1,197 @@
+"""The movies' application: accounts, sessions and checkpoints in one database, over restarts and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import inspect
+
+import perdure
+from examples.movies import app as movies
+from examples.movies.database import migrate, open_engine
+from tests.servers import postgres
+
+SECRET = "a secret of the tests, of enough bytes"
+LOGIN = {"email": "Ada@example.com", "password": "correct horse"}
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database with Perdure's tables, and none of the application's."""
+    if request.param == "sqlite":
+        found = f"sqlite:///{tmp_path / 'movies.db'}"
+        _migrated(found)
+        yield found
+    else:
+        name = f"movies_{uuid.uuid4().hex}"
+        with psycopg.connect(postgres.shared().url(), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        found = postgres.shared().url(name)
+        _migrated(found)
+        yield found
+
+
+def _migrated(url: str) -> None:
+    async def main() -> None:
+        async with perdure.connect(url, migrate=True):
+            pass
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def replica(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, FastAPI]]:
+    """One process of the application, as far as it keeps something."""
+    app = movies.create_app(url, SECRET)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+    ):
+        yield client, app
+
+
+async def logged_in(client: httpx.AsyncClient) -> dict[str, str]:
+    await client.post("/users", json=LOGIN)
+    answer = await client.post("/login", json=LOGIN)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def bearing(tokens: dict[str, str]) -> dict[str, str]:
+    return {"Authorization": f"Bearer {tokens['access_token']}"}
+
+
+def test_accounts_refresh_once_and_a_stolen_token_revokes_all(url: str) -> None:
+    async def main() -> None:
+        async with replica(url) as (client, _):
+            assert (await client.post("/users", json=LOGIN)).status_code == 201
+            assert (await client.post("/users", json=LOGIN)).status_code == 409
+            wrong = await client.post("/login", json={**LOGIN, "password": "wrong horse"})
+            unknown = await client.post("/login", json={**LOGIN, "email": "bob@example.com"})
+            assert wrong.status_code == unknown.status_code == 401
+            assert wrong.json() == unknown.json()
+            first = (await client.post("/login", json=LOGIN)).json()
+            second = (await client.post("/refresh", json=first)).json()
+            assert second["refresh_token"] != first["refresh_token"]
+            assert (await client.post("/refresh", json=first)).status_code == 401
+            assert (await client.post("/refresh", json=second)).status_code == 401, "its family is revoked"
+            other = (await client.post("/login", json=LOGIN)).json()
+            assert (await client.post("/logout", json=other)).status_code == 204
+            assert (await client.post("/refresh", json=other)).status_code == 401
+            for wrong_token in ({}, {"Authorization": "Bearer x.y.z"}):
+                refused = await client.post("/sessions", headers=wrong_token)
+                assert refused.status_code in (401, 403)
+
+    asyncio.run(main())
+
+
+def test_a_conversation_goes_on_over_replicas_and_restarts(url: str) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as two:
+            one, _ = await two.enter_async_context(replica(url))
+            other, _ = await two.enter_async_context(replica(url))
+            tokens = await logged_in(one)
+            headers = bearing(tokens)
+            session = (await one.post("/sessions", headers=headers)).json()["session_id"]
+            path = f"/sessions/{session}/messages"
+            answers = []
+            for number, client in enumerate((one, other, one)):
+                given = {**headers, "Idempotency-Key": str(number)}
+                for _ in range(2):  # the second is sent again
+                    answer = await client.post(path, json={"text": f"which? {number}"}, headers=given)
+                    assert answer.status_code == 200, answer.text
+                answers.append(answer.json()["answer"])
+            assert [text.partition(":")[0] for text in answers] == ["1", "2", "3"]
+            await one.post("/users", json={**LOGIN, "email": "eve@example.com"})
+            eve = (await one.post("/login", json={**LOGIN, "email": "eve@example.com"})).json()
+            assert (await one.get(path, headers=bearing(eve))).status_code == 404
+        async with replica(url) as (again, _):
+            shown = (await again.get(path, headers=headers)).json()
+            assert [row["answer"] for row in shown] == answers
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("dies", ["before the run", "after the run"])
+def test_a_message_whose_request_died_is_answered_once_before_the_next(
+    url: str, dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with replica(url) as (client, app):
+            headers = bearing(await logged_in(client))
+            session = (await client.post("/sessions", headers=headers)).json()["session_id"]
+            path = f"/sessions/{session}/messages"
+            if dies == "after the run":
+                monkeypatch.setattr(app.state.sessions, "answer", _dies)
+            else:
+                monkeypatch.setattr(type(app.state.graph), "ainvoke", _dies)
+            first = {**headers, "Idempotency-Key": "1"}
+            died = await client.post(path, json={"text": "which?"}, headers=first)
+            assert died.status_code == 500
+            monkeypatch.undo()
+        async with replica(url) as (client, app):
+            second = await client.post(path, json={"text": "and then?"}, headers=headers)
+            assert second.json()["answer"].startswith("2:")
+            again = await client.post(path, json={"text": "which?"}, headers=first)
+            assert again.json()["answer"].startswith("1:")
+            shown = (await client.get(path, headers=headers)).json()
+            assert [row["answer"][0] for row in shown] == ["1", "2"]
+            at: Any = {"configurable": {"thread_id": session}}
+            assert len((await app.state.graph.aget_state(at)).values["messages"]) == 4
+
+    asyncio.run(main())
+
+
+def _dies(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the process dies here")
+
+
+def test_its_own_migrations_are_applied_once_by_several_processes(url: str) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as several:
+            await asyncio.gather(*(several.enter_async_context(replica(url)) for _ in range(4)))
+
+    asyncio.run(main())
+    engine = open_engine(url)
+    migrate(engine)
+    tables = set(inspect(engine).get_table_names())
+    engine.dispose()
+    assert {"movie_users", "movie_refresh_tokens", "movie_sessions", "movie_messages"} <= tables
+
+
+@pytest.mark.slow
+def test_an_outage_is_a_503_and_afterwards_nothing_is_lost() -> None:
+    server = postgres.Postgres(durable=True)
+    _migrated(server.url())
+
+    async def main() -> None:
+        async with replica(server.url()) as (client, _):
+            headers = bearing(await logged_in(client))
+            session = (await client.post("/sessions", headers=headers)).json()["session_id"]
+            path = f"/sessions/{session}/messages"
+            given = {**headers, "Idempotency-Key": "1"}
+            assert (await client.post(path, json={"text": "which?"}, headers=given)).status_code == 200
+            server.stop(signal.SIGQUIT)
+            answer = await client.post(path, json={"text": "and then?"}, headers=headers)
+            assert answer.status_code == 503, answer.text
+            server.start()
+            answer = await client.post(path, json={"text": "and then?"}, headers=headers)
+            assert answer.json()["answer"].startswith("2:")
+            shown = (await client.get(path, headers=headers)).json()
+            assert [row["answer"][0] for row in shown] == ["1", "2"]
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.close()

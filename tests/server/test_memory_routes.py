@@ -20,6 +20,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Http
 from perdure.server.state import ServerState
+from tests.backends import BACKENDS, EMPTY
 from tests.conversation.models import Scripted
 from tests.runtime.test_memories import graph, policy, settled
 
@@ -32,8 +33,8 @@ class ByHeader(Open):
 
 
 @asynccontextmanager
-async def serving(agent: Agent) -> AsyncIterator[tuple[Runtime, httpx.AsyncClient]]:
-    async with perdure.connect("memory://") as db, Runtime(db, agent, all_tenants=True) as runtime:
+async def serving(agent: Agent, url: str = "memory://") -> AsyncIterator[tuple[Runtime, httpx.AsyncClient]]:
+    async with perdure.connect(url, migrate=True) as db, Runtime(db, agent, all_tenants=True) as runtime:
         host = ServerState.over(runtime, ByHeader())
         app = create_app(None, Http())
         app.state.perdure = host
@@ -122,3 +123,26 @@ def test_a_run_of_the_lanes_graph_cannot_be_asked_for() -> None:
         assert [each["graph_id"] for each in found] == ["agent"]
 
     run(agent(), body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lane_is_in_no_listing(backend: str) -> None:
+    async def main(url: str) -> None:
+        async with asyncio.timeout(60), serving(agent(), url) as (runtime, http):
+            for number in range(3):
+                await http.post("/threads", json={"thread_id": f"t{number}"}, headers=ADA)
+                said = {
+                    "assistant_id": "agent",
+                    "input": {"messages": [{"role": "user", "content": "I sing"}]},
+                }
+                await http.post(f"/threads/t{number}/runs/wait", json=said, headers=ADA)
+            await settled(runtime, "ada", 3)
+            for asked in ({}, {"sort_by": "thread_id"}, {"status": "idle"}, {"offset": 1}):
+                found = (await http.post("/threads/search", json=asked, headers=BOB)).json()
+                names = {each["thread_id"] for each in found}
+                assert len(names) == 3 - asked.get("offset", 0)
+                assert names <= {"t0", "t1", "t2"}
+            assert (await http.post("/threads/count", json={}, headers=BOB)).json() == 3
+
+    with EMPTY[backend]() as url:
+        asyncio.run(main(url))

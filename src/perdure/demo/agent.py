@@ -21,6 +21,8 @@ from langchain_core.messages import (
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from perdure.memory import RECALL_ID
+
 ANSWER = "answer"
 """Name of the node that writes an answer."""
 
@@ -53,12 +55,15 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
 
 
 def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMessage]:
-    """Return the instructions and the latest messages that fit, the first of them the user's.
+    """Return the instructions and the latest messages that fit, the first of them the user's. What is
+    recalled of the user is a part of the instructions.
 
     If the user's last message is too long by itself, the prompt has its end: without a question a model would
     invent one.
     """
-    instructions = SystemMessage(INSTRUCTIONS)
+    recalled = [str(message.text) for message in messages if message.id == RECALL_ID]
+    messages = [message for message in messages if message.id != RECALL_ID]
+    instructions = SystemMessage("\n\n".join([INSTRUCTIONS, *recalled]))
     fitting = trim_messages(
         [instructions, *messages],
         max_tokens=context_tokens,

@@ -18,8 +18,10 @@ from rich.console import Console
 
 import perdure
 from perdure.demo.agent import build_agent
+from perdure.demo.memory import demo_policy
 from perdure.demo.models import OpenModel, choose_model, open_model
-from perdure.runtime import Runtime, Settings
+from perdure.langgraph.search.index import SearchConfig
+from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.observe import Logs
 from perdure.server.auth.identity import Open
 from perdure.server.state import ServerState
@@ -29,6 +31,10 @@ GRAPH = "chat"
 
 SETTINGS = Settings(lease=5.0, poll=0.25, drain=0.0, attempts=1000)
 """Settings for a demo that may be killed any number of times."""
+
+
+BY_WORDS: SearchConfig = {"text": True, "fields": ["text"]}
+"""Index of the demo's store: words alone, so that no model is needed."""
 
 
 class HandedOver:
@@ -81,9 +87,11 @@ async def opened(url: str, asked: str | None, console: Console) -> AsyncIterator
 
 async def started_with(stack: AsyncExitStack, db: perdure.Database, model: OpenModel) -> Demo:
     """Start a demo with an open model and return it; ``stack`` closes it."""
-    agent = build_agent(model.chat, context_tokens=model.context_tokens)
+    graph = build_agent(model.chat, context_tokens=model.context_tokens)
+    agent = Agent(graph, memory=demo_policy())
     handed_over = HandedOver()
-    runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=(Logs(), handed_over))
+    observers = (Logs(), handed_over)
+    runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=observers, store_index=BY_WORDS)
     await stack.enter_async_context(runtime)
     host = ServerState.over(runtime, Open(db.tenant))
     stack.push_async_callback(host.close)

@@ -176,8 +176,8 @@ class Find(Effect[tuple[IndexHit, ...]]):
     ``due_at`` are promised). A partition may be found empty.
 
     ``"listed"``, if ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``, those
-    with the status ``value`` if one is given, past the first ``skip``. No other index orders partitions by
-    anything but their names.
+    with the status ``value`` if one is given, past the first ``skip``, without the runtime's
+    own (``INTERNAL``). No other index orders partitions by anything but their names.
 
     ``"items"``, if ``perdure.storage.port.searches_items``, finds the store's items with their bodies, in
     the namespaces whose name starts with ``prefix``, last written first and past the first ``skip``: those

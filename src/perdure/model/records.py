@@ -19,6 +19,11 @@ SESSIONS = "session"
 SPACES = (THREADS, STORE, SERVER, SESSIONS)
 """Spaces of the partitions of a database."""
 
+INTERNAL = "perdure.memory:"
+"""Beginning of the names of threads that belong to the runtime itself; listings for clients omit them."""
+INTERNAL_END = "perdure.memory;"
+"""Name behind all of them."""
+
 OF_ITEMS = (STORE, SESSIONS)
 """Spaces whose partitions consist of items."""
 

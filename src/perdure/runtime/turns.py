@@ -9,21 +9,20 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from perdure.errors import Corrupt
+from perdure.model.records import INTERNAL
 
 MEMORY = "perdure.memory"
 """Name of the lanes' graph, and of the channel that leads to them."""
 
-_PREFIX = f"{MEMORY}:"
-
 
 def lane_of(user: str) -> str:
     """Return the id of the thread that is a user's lane."""
-    return f"{_PREFIX}{user}"
+    return f"{INTERNAL}{user}"
 
 
 def is_lane(thread_id: str) -> bool:
     """Return True if a thread is some user's lane, which clients may not address."""
-    return thread_id.startswith(_PREFIX)
+    return thread_id.startswith(INTERNAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from perdure.database.handle import DatabaseHandle
 from perdure.model.ops import Find, IndexHit, ListedThread
 from perdure.model.program import ask
-from perdure.model.records import Partition
+from perdure.model.records import INTERNAL, Partition
 from perdure.runtime.threads.rows import Status, ThreadRow, look
 
 SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
@@ -173,7 +173,12 @@ async def _scanned(database: DatabaseHandle, tenant: str) -> AsyncIterator[Sorte
             return
         after = page[-1].partition
         for place in await _read(
-            database, [SortedThread(f.partition, ListedThread(0, 0, UNSURE)) for f in page]
+            database,
+            [
+                SortedThread(f.partition, ListedThread(0, 0, UNSURE))
+                for f in page
+                if not f.partition.thread.startswith(INTERNAL)
+            ],
         ):
             if place is not None:
                 yield place._replace(row=None)

@@ -62,6 +62,8 @@ async function listed(wanted, name, ask) {
   }
 }
 
+export const memory = () => json("GET", "memory");
+export const forget = (id) => request("DELETE", `memory/${encodeURIComponent(id)}`);
 export const alive = () => request("GET", "ok?check_db=1");
 export const graphs = () => json("GET", "chat/graphs.json");
 
@@ -80,7 +82,7 @@ export const firstMessages = async (ids) => {
   const found = [];
   for (let start = 0; start < ids.length; start += size) {
     const some = ids.slice(start, start + size);
-    const body = { ids: some, limit: some.length, select: ["thread_id"], extract: { first: "values.messages[0].content" } };
+    const body = { ids: some, limit: some.length, select: ["thread_id"], extract: { first: "values.messages[0].content", second: "values.messages[1].content", kind: "values.messages[0].type" } };
     found.push(...(await json("POST", "threads/search", { body })));
   }
   return found;

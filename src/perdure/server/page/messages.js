@@ -3,6 +3,7 @@
 import { isAnswer, isUser, textOf } from "./conversation.js";
 import { at, copy, element, iconButton } from "./dom.js";
 import { show } from "./markdown.js";
+import { RECALLED, makeMemory } from "./memory.js";
 import { questionsOf } from "./questions.js";
 
 const area = at("messages");
@@ -53,7 +54,8 @@ function listed(conversation) {
   messages.forEach((message, place) => {
     const fork = forks.get(place);
     const isLast = !messages[place + 1] || isUser(messages[place + 1]);
-    if (isUser(message)) add(message.id ?? `at ${place}`, { role: "user", message, place, fork, isBusy });
+    if (message.id === RECALLED) add(RECALLED, { role: "memory", message, place });
+    else if (isUser(message)) add(message.id ?? `at ${place}`, { role: "user", message, place, fork, isBusy });
     else if (isAnswer(message)) add(message.id ?? `at ${place}`, { role: "assistant", message, place, fork, isBusy, isLast });
     else if (message.type === "tool") add(message.id ?? `at ${place}`, { role: "tool", message, place });
     else if (message.type !== "system" && message.type !== "remove") add(message.id ?? `at ${place}`, { role: "tool", message, place });
@@ -88,6 +90,7 @@ function listed(conversation) {
 
 function make(entry, conversation, actions) {
   if (entry.role === "tool") return makeTool();
+  if (entry.role === "memory") return makeMemory();
   const body = element("div", { className: "body" });
   const calls = element("div", { className: "calls" });
   const state = element("span", { className: "state" });

@@ -40,7 +40,7 @@ export async function refresh() {
   const unnamed = found.rows.filter((row) => !row.metadata?.title && !row.metadata?.name && !titles.has(row.thread_id));
   if (unnamed.length) {
     for (const { thread_id: id, extracted } of await api.firstMessages(unnamed.map((row) => row.thread_id))) {
-      const first = extracted?.first;
+      const first = extracted?.kind === "system" ? extracted.second : extracted?.first; // the user's
       const text = Array.isArray(first) ? first.map((part) => part.text ?? "").join(" ") : first;
       if (typeof text === "string" && text.trim()) titles.set(id, titleOf(text));
     }

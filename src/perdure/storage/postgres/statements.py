@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import cast
 
 from perdure.model.ops import Find
-from perdure.model.records import INDEXED, ITEM, LANE, RESERVED
+from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, LANE, RESERVED
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
@@ -106,9 +106,10 @@ class Statements:
         )
 
     def _listed(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where, parameters = ["l.tenant = $1"], cast("list[str | int | bytes]", [effect.tenant])
+        where = ["l.tenant = $1", "NOT (p.thread >= $2 AND p.thread < $3)"]
+        parameters = cast("list[str | int | bytes]", [effect.tenant, INTERNAL, INTERNAL_END])
         if effect.value:
-            where.append("l.status = $2")
+            where.append("l.status = $4")
             parameters.append(effect.value)
         parameters += [effect.limit, effect.skip]
         direction, last = "DESC" if effect.reverse else "ASC", len(parameters)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from perdure.model.ops import Bound, Delete, Find, IndexHit, ListedThread, Put, Range
-from perdure.model.records import INDEXED, ITEM, RESERVED, Kind, Partition, Record
+from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.schema import PREFIX, table
 
@@ -59,7 +59,8 @@ def select_threads(effect: Find) -> Statement:
 
 def select_listed(effect: Find) -> Statement:
     """Return the statement for a page of the listing, ordered by a time."""
-    where, parameters = ["l.tenant = ?"], [effect.tenant]
+    where = ["l.tenant = ?", "NOT (p.thread >= ? AND p.thread < ?)"]
+    parameters = [effect.tenant, INTERNAL, INTERNAL_END]
     if effect.value:
         where.append("l.status = ?")
         parameters.append(effect.value)

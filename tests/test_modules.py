@@ -17,6 +17,7 @@ TESTED_BY = {
     "perdure.channels.sessions": "channels/test_telegram.py",
     "perdure.channels.telegram_updates": "channels/test_telegram.py",
     "perdure.channels.webhook": "channels/test_telegram.py",
+    "perdure.channels.whatsapp_updates": "channels/test_whatsapp.py",
     "perdure.audit.declarations": "audit/test_examine.py",
     "perdure.audit.interrupts": "audit/test_examine.py",
     "perdure.audit.reducers": "audit/test_examine.py",

@@ -52,8 +52,11 @@ def test_a_server_answers_a_chat_by_its_configuration_alone(
 
 def test_each_provider_has_its_own_settings() -> None:
     table = {"token": "xoxb-1", "signing_secret": "s", "in_doubt": "hold", "groups": "all"}
-    telegram, slack = configured({"telegram": TELEGRAM, "slack": table}, ["one"])
-    assert (telegram.name, slack.name, slack.options.groups) == ("telegram", "slack", "all")
+    phone = {"phone_id": "1", "token": "t", "app_secret": "s", "verify_token": "v"}
+    tables = {"telegram": TELEGRAM, "slack": table, "whatsapp": phone}
+    telegram, slack, whatsapp = configured(tables, ["one"])
+    assert (telegram.name, slack.name, whatsapp.name) == ("telegram", "slack", "whatsapp")
+    assert slack.options.groups == "all"
     assert slack.channels["slack"].in_doubt == "hold"
 
 

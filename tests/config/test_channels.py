@@ -47,6 +47,7 @@ def test_a_table_and_variables_are_one_channel_for_servers_and_workers() -> None
         ("[channels.telegram]\ndebounce = -1", "channels.telegram.debounce"),
         ('[channels.slack]\ntoken = "xoxb-1"', "PERDURE_CHANNELS_SLACK_SIGNING_SECRET"),
         ('[channels.slack]\nin_doubt = "guess"', "channels.slack.in_doubt"),
+        ('[channels.whatsapp]\nphone_id = "1"', "PERDURE_CHANNELS_WHATSAPP_TOKEN"),
         ("[channels.pigeon]\nx = 1", "channels"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Chat channels: messages of Telegram and Slack become turns of threads, and replies go back.
+"""Chat channels: messages of Telegram, Slack and WhatsApp become turns of threads, and replies go back.
 
-Each provider is an extra: ``perdure[telegram]``, ``perdure[slack]``. The classes are
+Each provider is an extra: ``perdure[telegram]``, ``perdure[slack]``, ``perdure[whatsapp]``. The classes are
 imported on first use.
 """
 
@@ -15,10 +15,11 @@ from perdure.channels.options import ChatOptions
 if TYPE_CHECKING:
     from perdure.channels.slack import SlackApp
     from perdure.channels.telegram import TelegramBot
+    from perdure.channels.whatsapp import WhatsAppPhone
 
-__all__ = ["ChatAddress", "ChatOptions", "SlackApp", "TelegramBot"]
+__all__ = ["ChatAddress", "ChatOptions", "SlackApp", "TelegramBot", "WhatsAppPhone"]
 
-_OF = {"SlackApp": "slack", "TelegramBot": "telegram"}
+_OF = {"SlackApp": "slack", "TelegramBot": "telegram", "WhatsAppPhone": "whatsapp"}
 """Module of each class that needs an extra."""
 
 

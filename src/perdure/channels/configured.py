@@ -51,4 +51,8 @@ def _made(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
         from perdure.channels.slack import SlackApp
 
         return SlackApp(own.pop("token"), options=options, **own)
+    if name == "whatsapp":
+        from perdure.channels.whatsapp import WhatsAppPhone
+
+        return WhatsAppPhone(own.pop("phone_id"), options=options, **own)
     raise BadSetting(f"channels.{name} is no known provider")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -81,7 +82,12 @@ class SlackApp(ChatChannel):
         super().__init__(name, options, in_doubt)
         # A repeated request of the client would be a second message, so it repeats none.
         self.client = AsyncWebClient(
-            token, base_url=api_url or _API, timeout=_TIMEOUT_S, retry_handlers=[], trust_env_in_session=False
+            token,
+            base_url=api_url or _API,
+            timeout=_TIMEOUT_S,
+            retry_handlers=[],
+            trust_env_in_session=False,
+            logger=_client_log(),
         )
         self._verifier = SignatureVerifier(signing_secret)
 
@@ -215,6 +221,13 @@ class SlackApp(ChatChannel):
         if code in _TOKEN_ERRORS:
             return NotSent("Slack refused the bot's token", retry_after=_PATIENCE_S)
         return Undeliverable(f"Slack refused it ({code})")
+
+
+def _client_log() -> logging.Logger:
+    """Return the logger of the client, without its debug messages, which contain texts."""
+    log = logging.getLogger("perdure.channels.slack.client")
+    log.setLevel(logging.INFO)
+    return log
 
 
 def _blocks(text: str, payload: Any) -> list[dict[str, Any]] | None:

@@ -11,6 +11,7 @@ from perdure.errors import BadSetting
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "telegram": ("token", "secret"),
     "slack": ("token", "signing_secret"),
+    "whatsapp": ("phone_id", "token", "app_secret", "verify_token"),
 }
 """Settings without which a provider's table is incomplete."""
 

@@ -484,6 +484,15 @@ _LISTED = [
         ("signing_secret", True),
         ("api_url", False),
     ),
+    *_chat(
+        "whatsapp",
+        ("resend", "hold"),
+        ("phone_id", False),
+        ("token", True),
+        ("app_secret", True),
+        ("verify_token", True),
+        ("api_url", False),
+    ),
     _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
     _setting("metrics.port", _whole(0, _PORT_MAX), flag="--metrics-port"),
 ]

@@ -86,8 +86,9 @@ def made(storage: Storage, reach: OutboundPolicy = NEAR, **options: Any) -> Runt
 
 
 def opened(database: Any, reach: OutboundPolicy = NEAR, **options: Any) -> Runtime:
-    hooks = Webhooks(reach)
-    served, quick = options.pop("graphs", None) or graphs(), options.pop("settings", settings())
+    hooks = Webhooks(reach, options.pop("secrets", ()))
+    served = options.pop("graphs", None) or graphs()
+    quick = options.pop("settings", settings(shared_threads=True))
     more: dict[str, Any] = {"observers": [], "channels": hooks.channels(quick), **options}
     runtime = Runtime(database, served, settings=quick, **more)
     hooks.serve(runtime)

@@ -153,7 +153,10 @@ def test_a_run_that_is_cancelled_before_it_begins_is_told(memory: Storage) -> No
 
 def test_a_deadline_is_told(memory: Storage) -> None:
     async def main() -> None:
-        async with receiving() as receiver, made(memory, settings=settings(deadline=0.3)) as runtime:
+        async with (
+            receiving() as receiver,
+            made(memory, settings=settings(shared_threads=True, deadline=0.3)) as runtime,
+        ):
             await begun(runtime, receiver.url, "slow", "60")
             (told,) = await receiver.told()
         assert told["status"] == "timeout"
@@ -165,7 +168,10 @@ def test_the_values_are_those_of_the_run_when_others_have_gone_on(memory: Storag
     """The receiver is away for a while; the thread is not."""
 
     async def main() -> None:
-        async with receiving(500) as receiver, made(memory, settings=settings(max_backoff=5.0)) as runtime:
+        async with (
+            receiving(500) as receiver,
+            made(memory, settings=settings(shared_threads=True, max_backoff=5.0)) as runtime,
+        ):
             first = await begun(runtime, receiver.url, "chat", "one")
             await receiver.told()
             failed = await begun(runtime, receiver.url, "boom", "two")
@@ -185,7 +191,7 @@ def test_a_run_that_stored_nothing_has_the_values_that_it_found(memory: Storage)
     async def main() -> None:
         async with (
             receiving(200, 500) as receiver,
-            made(memory, settings=settings(max_backoff=5.0)) as runtime,
+            made(memory, settings=settings(shared_threads=True, max_backoff=5.0)) as runtime,
         ):
             await begun(runtime, receiver.url, "chat", "one")
             await receiver.told()
@@ -304,7 +310,7 @@ def test_a_process_that_dies_leaves_the_notice_to_the_next_one_under_the_same_ke
 
     async def main() -> None:
         database, line = storage.open()
-        short = settings(lease=2.0)
+        short = settings(shared_threads=True, lease=2.0)
         ends = Ends(lambda: line.die_at(1, when) if mark == "sending" else None)
         async with receiving() as receiver:
             receiver.taken = lambda: line.die_at(1, when) if mark == "sent" else None

@@ -187,7 +187,8 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
         if config.webhook_hosts:
             _log.warning("no webhook is called from here, although hosts are allowed: %s", error)
         return None
-    return Webhooks(OutboundPolicy.of(config.webhook_hosts, loopback=config.development))
+    reach = OutboundPolicy.of(config.webhook_hosts, loopback=config.development)
+    return Webhooks(reach, config.webhook_secrets)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from urllib.parse import urlsplit
 
 from perdure.config.hosts import hosts
+from perdure.config.webhook_secrets import key_of
 from perdure.model.retention_policy import Retention, duration_us
 from perdure.runtime.settings import Settings
 
@@ -161,6 +162,13 @@ def _hosts(value: Any) -> tuple[str, ...]:
     return hosts(_words(value))
 
 
+def _secrets(value: Any) -> tuple[str, ...]:
+    secrets = _words(value)
+    for secret in secrets:
+        key_of(secret)
+    return secrets
+
+
 def _graphs(value: Any) -> dict[str, tuple[str, str | None]]:
     if not isinstance(value, dict) or not value:
         raise ValueError
@@ -291,6 +299,7 @@ PATTERN = ValueKind("a regular expression", str, _pattern)
 PREFIX = ValueKind("a path without a slash at its end, e.g. '/api'", str, _prefix)
 KEYS_URL = ValueKind("an https:// URL", str, _https)
 HOSTS = ValueKind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
+SECRETS = ValueKind("a list of texts, each whsec_ and 24 to 64 random bytes in base64", _words_of, _secrets)
 GRAPHS = ValueKind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
 HEADERS = ValueKind(
     "a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers
@@ -397,6 +406,7 @@ _LISTED = [
     _setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
     *(_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
     _setting("http.webhook_hosts", HOSTS, ()),
+    _setting("http.webhook_secrets", SECRETS, (), secret=True),
     _setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),
     _setting("http.inspector", FLAG, False, derived="`true` in development, else `false`"),
     _setting("http.cors.allow_origins", ORIGINS, (), langgraph=True),

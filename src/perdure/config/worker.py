@@ -36,8 +36,9 @@ class WorkerConfig:
     ``agents`` are schemas and policies of conversations by graph. ``channels`` is the place of a mapping of
     names to ``Channel``, ``chats`` are the settings of chat channels by provider, ``store`` is the argument
     for ``Runtime(store_ttl=…)``. ``webhook_hosts`` are hosts that webhooks may call although they are not
-    public; ``None`` disables webhooks. ``metrics`` is the address at which they are served, if at all.
-    ``env``, ``root``, ``sources`` and ``ignored`` are those of ``perdure.config.resolve.ResolvedConfig``.
+    public; ``None`` disables webhooks; ``webhook_secrets`` sign them. ``metrics`` is the address at which
+    they are served, if at all. ``env``, ``root``, ``sources`` and ``ignored`` are those of
+    ``perdure.config.resolve.ResolvedConfig``.
     """
 
     database_url: str = field(repr=False)
@@ -53,6 +54,7 @@ class WorkerConfig:
     retention: Sweeping
     development: bool
     webhook_hosts: tuple[str, ...] | None
+    webhook_secrets: tuple[str, ...] = field(repr=False)
     metrics: HostPort | None
     env: Mapping[str, str] = field(repr=False)
     import_folders: tuple[Path, ...]
@@ -117,6 +119,7 @@ def load(
         retention=sweeping(settled),
         development=bool(settled["development"]),
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
+        webhook_secrets=settled["http.webhook_secrets"],
         metrics=_metrics(settled),
         env=settled.env,
         import_folders=settled.import_folders(),

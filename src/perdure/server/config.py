@@ -57,9 +57,9 @@ class Http:
     ``app`` is the place of a custom ASGI application; with ``enable_custom_route_auth`` its routes need
     the same authentication as the API's, inside of its middleware, which is what ``middleware_order`` can
     express. ``configurable_headers`` are patterns of the header names that runs can read, and of those
-    that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public. With
-    ``page`` there is a chat page at ``/chat``, with ``inspector`` the inspector at ``/inspect``. Port 0
-    takes a free one.
+    that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public;
+    ``webhook_secrets`` sign what is sent. With ``page`` there is a chat page at ``/chat``, with ``inspector``
+    the inspector at ``/inspect``. Port 0 takes a free one.
     """
 
     host: str = "127.0.0.1"
@@ -76,6 +76,7 @@ class Http:
     disable_meta: bool = False
     disable_webhooks: bool = False
     webhook_hosts: tuple[str, ...] = ()
+    webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
     page: bool = False
     inspector: bool = False
     cors: Cors = field(default_factory=Cors)

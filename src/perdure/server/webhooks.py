@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
@@ -33,6 +34,7 @@ from perdure.server.config import Http
 from perdure.server.outbound_policy import OutboundPolicy, Unreachable
 from perdure.server.snapshots import config_of
 from perdure.server.state import Caller
+from perdure.server.webhook_signature import signed
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -50,8 +52,9 @@ class Webhooks:
     """Sends the notices of one runtime's database, each to addresses that ``reach`` permits. The runtime
     is created with its ``channels`` and then passed to ``serve``."""
 
-    def __init__(self, reach: OutboundPolicy) -> None:
+    def __init__(self, reach: OutboundPolicy, secrets: Sequence[str] = ()) -> None:
         self.reach = reach
+        self._secrets = tuple(secrets)
         self._runtime: Runtime | None = None
 
     def channels(self, settings: Settings) -> dict[str, Channel]:
@@ -72,7 +75,9 @@ class Webhooks:
         except OSError as error:
             raise NotSent(f"the webhook's host is not known ({type(error).__name__})") from error
         body = encoded(await self._notice(partition, reply)).encode()
-        status = await self._post(url, addresses, body, reply.id)
+        # The receiver compares it with its own clock, so it is this host's, not the database's.
+        headers = signed(self._secrets, reply.id, round(time.time()), body) | {IDEMPOTENCY_KEY: reply.id}
+        status = await self._post(url, addresses, body, headers)
         if 200 <= status < 300:
             return
         if 400 <= status < 500 and status not in _AGAIN:
@@ -101,20 +106,22 @@ class Webhooks:
         notice["webhook_sent_at"] = responses.when(await runtime.now())
         return notice
 
-    async def _post(self, url: httpx.URL, addresses: list[str], body: bytes, key: str) -> int:
+    async def _post(
+        self, url: httpx.URL, addresses: list[str], body: bytes, headers: Mapping[str, str]
+    ) -> int:
         """Send a notice and return the response's status. Nothing else of the response is read, no
         redirect is followed, and no proxy is used: it would resolve the name again."""
         refused: Exception | None = None
         for address in addresses:
             try:
-                return await self._post_to(address, url, body, key)
+                return await self._post_to(address, url, body, headers)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 refused = error
             except httpx.HTTPError as error:
                 raise NotSent(f"the webhook did not answer ({type(error).__name__})") from error
         raise NotSent("no connection to the webhook's host") from refused
 
-    async def _post_to(self, address: str, url: httpx.URL, body: bytes, key: str) -> int:
+    async def _post_to(self, address: str, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
         request = httpx.Request(
             "POST",
             url.copy_with(host=address),
@@ -123,7 +130,7 @@ class Webhooks:
                 "User-Agent": f"perdure/{version('perdure')}",
                 "Content-Type": "application/json",
                 "Accept": "*/*",
-                IDEMPOTENCY_KEY: key,
+                **headers,
             },
             content=body,
             extensions={
@@ -207,15 +214,16 @@ def webhooks(http: Http, *, development: bool) -> Webhooks | None:
     """Return the webhooks of a configuration, None if they are disabled."""
     if http.disable_webhooks:
         return None
-    return Webhooks(OutboundPolicy.of(http.webhook_hosts, loopback=development))
+    return Webhooks(OutboundPolicy.of(http.webhook_hosts, loopback=development), http.webhook_secrets)
 
 
 def of_variables(environ: Mapping[str, str]) -> Webhooks | None:
     """Return the webhooks of a process that is configured by environment variables alone. ``BadSetting``
     if one of them cannot be used."""
     values = of_environment(environ, {}, Path()).entries
-    keys = ("http.webhook_hosts", "http.disable_webhooks", "development")
-    allowed, is_disabled, is_development = (
+    keys = ("http.webhook_hosts", "http.webhook_secrets", "http.disable_webhooks", "development")
+    allowed, secrets, is_disabled, is_development = (
         value_of(SETTINGS[key], values[key]) if key in values else SETTINGS[key].default for key in keys
     )
-    return webhooks(Http(webhook_hosts=allowed, disable_webhooks=is_disabled), development=is_development)
+    http = Http(webhook_hosts=allowed, webhook_secrets=secrets, disable_webhooks=is_disabled)
+    return webhooks(http, development=is_development)

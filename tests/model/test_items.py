@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +78,7 @@ SOME = st.lists(st.sampled_from(["a", "b", "*"]), max_size=3).map(tuple)
 
 
 @given(SOME, st.lists(st.tuples(st.sampled_from(["prefix", "suffix"]), SOME), max_size=3))
-def test_conditions_match_as_in_the_stock_store(labels: tuple[str, ...], conditions: list) -> None:
+def test_conditions_match_as_in_the_stock_store(labels: tuple[str, ...], conditions: list[Any]) -> None:
     stock = all(_does_match(MatchCondition(kind, path), labels) for kind, path in conditions)
     ours = [Condition(kind, path) for kind, path in conditions]
     assert matches(labels, ours) == stock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -16,7 +18,9 @@ AT = Partition("", "thread")
 VERSIONED: list[tuple[Kind, Key]] = [(HEAD, ("",)), (HEAD, ("sub",)), (GC, ()), (EPOCH, ())]
 CHUNKS: list[tuple[Kind, Key]] = [(CHUNK, (b"one",)), (CHUNK, (b"two",))]
 
-expectations = st.sampled_from([Expect.ANY, Expect.ABSENT, Expect.PRESENT, 1, 2, 3])
+expectations: st.SearchStrategy[Expect | int] = st.sampled_from(
+    [Expect.ANY, Expect.ABSENT, Expect.PRESENT, 1, 2, 3]
+)
 versions = st.integers(1, 3)
 
 
@@ -35,7 +39,11 @@ def operations(draw: st.DrawFn) -> Op:
 
 
 def put(kind: Kind, key: Key, expect: Expect | int, version: int) -> Put:
-    fields = {HEAD: {"checkpoint_id": f"at {version}", "seq": version}, EPOCH: {"open_run": None}, GC: {}}
+    fields: dict[Kind, dict[str, Any]] = {
+        HEAD: {"checkpoint_id": f"at {version}", "seq": version},
+        EPOCH: {"open_run": None},
+        GC: {},
+    }
     return Put(kind, key, fields[kind], expect=expect, version=version)
 
 

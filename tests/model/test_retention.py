@@ -141,7 +141,7 @@ def test_nothing_else_of_the_root_survives(
     roots = sorted((c for c in found if c.namespace == ""), key=lambda c: -c.seq)
     by_name = {(c.namespace, c.id): c for c in found}
     needed = {c.id for c in roots[:last]} | {heads[""]} | {i for n, i in tags if n == ""}
-    needed |= {by_name[name].root for name in tags if name[0]}
+    needed |= {root for name in tags if name[0] and (root := by_name[name].root) is not None}
     left = survivors(found, plan_retention(found, heads, tags, keep_newest(last)))
     assert {i for n, i in left if n == ""} == {c.id for c in roots if c.id in needed}
 

@@ -99,7 +99,10 @@ class Scale:
 
     def written(self, params: Item) -> tuple[float, float]:
         if "TransactItems" in params:
-            return 0.0, sum(self._action(*one, 2) for a in params["TransactItems"] for one in a.items())
+            return 0.0, sum(
+                (self._action(name, part, 2) for a in params["TransactItems"] for name, part in a.items()),
+                0.0,
+            )
         if "RequestItems" in params:
             requests = params["RequestItems"][self._table]
             if isinstance(requests, dict):

@@ -117,7 +117,7 @@ class Postgres:
             raise RuntimeError(f"{program} failed: {done.stderr}")
 
     def _ready(self) -> bool:
-        command = [self._binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        command = [str(self._binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(command, env=self._env).returncode == 0
 
 
@@ -137,7 +137,7 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def empty(server: Postgres | None = None, **parameters: object) -> Iterator[str]:
+def empty(server: Postgres | None = None, **parameters: Any) -> Iterator[str]:
     """The URL of a schema that nobody has used; it is removed afterwards."""
     import psycopg
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.channels import ChatAddress
 from perdure.runtime import Runtime
 from perdure.testing.channels import DeliveryFaults, ProviderFault, TelegramDouble
 from perdure.testing.channels.provider import WebhookCall
 from tests.channels.serving import at_work, echo, telegram
-from tests.runtime.graphs import HOUR_US, Storage, go, stored, vanish
+from tests.runtime.graphs import HOUR_US, Storage, eventually_stored, go, stored, vanish
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 CHATS, MESSAGES, KILLS = (50, 20, 12) if FULL else (5, 4, 2)
@@ -92,6 +94,43 @@ def test_killed_at_any_step_from_a_message_to_its_reply_nothing_is_lost_or_run_t
         steps = [(number, when) for number in range(1, total + 1) for when in ("before", "after")]
         for chat, (number, when) in enumerate(steps if FULL else steps[1::4], 100):
             await _killed_at(sqlite, chat, number, when)
+
+    go(main())
+
+
+def test_a_queued_message_is_not_stranded_when_the_process_ends_that_works_on_the_one_before(
+    sqlite: Storage,
+) -> None:
+    gate = asyncio.Event()
+
+    async def hold(state: MessagesState) -> dict[str, Any]:
+        await gate.wait()
+        return {"messages": [AIMessage(state["messages"][-1].text)]}
+
+    graph = StateGraph(MessagesState).add_node(hold).add_edge(START, "hold").compile()
+
+    async def main() -> None:
+        async with TelegramDouble() as double:
+            database, line = sqlite.open()
+            async with at_work(database, graph, telegram(double)) as first:
+                double.webhook = first.webhook
+                await double.say(1, "first")
+                thread_id = ChatAddress("telegram", "1").thread_id
+
+                async def is_open() -> bool:
+                    return bool(await first.runtime.runs(thread_id))
+
+                await eventually_stored(is_open)
+                await double.say(1, "queued")
+                vanish(first.runtime, line)
+            database, line = sqlite.open()
+            line.ahead_us = HOUR_US
+            gate.set()
+            async with at_work(database, graph, telegram(double)) as second:
+                # Nobody writes again: the queued message is found by itself.
+                await double.until_shown(2)
+                assert double.texts(1) == ["first", "queued"]
+                assert await heard(second.runtime, 1) == ["first", "queued"]
 
     go(main())
 

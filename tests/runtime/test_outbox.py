@@ -387,3 +387,52 @@ def test_replies_are_counted_from_where_they_were_kept(memory: Storage) -> None:
         assert (lane.fields["last"], lane.fields["bound"], lane.fields["due_at"]) == (3, 3, None)
 
     go(main())
+
+
+def test_a_pause_that_a_provider_asks_for_uses_up_no_attempt_and_delays_no_other_thread(
+    memory: Storage,
+) -> None:
+    limits = iter([NotSent("limited", retry_after=0.3)] * 3)
+
+    def refuse(reply: Reply) -> Exception | None:
+        return next(limits, None) if reply.payload["content"].endswith("slow") else None
+
+    post = Post(refuse=refuse)
+
+    async def main() -> None:
+        channels = {"post": post.channel(attempts=2)}
+        async with working(memory.database(), Talk().graph, channels=channels) as runtime:
+            await runtime.accept("ada", "slow", channel="post")
+            await runtime.accept("bob", "quick", channel="post")
+            (reply,) = await settled(runtime, "sent")
+        assert reply.attempts == 1
+        assert post.texts == ["echo: quick", "echo: slow"]
+
+    go(main())
+
+
+def test_a_channel_divides_replies_and_asks_questions(memory: Storage) -> None:
+    post = Post()
+    shown: list[str] = []
+
+    def split(payload: Any) -> list[Any]:
+        return [{**payload, "content": word} for word in payload["content"].split()]
+
+    async def indicate(partition: Any, message: Any) -> None:
+        shown.append(partition.thread)
+        raise RuntimeError("an indicator has no effect on the run")
+
+    async def main() -> None:
+        ask: Any = lambda name, value: {"content": f"{value} {len(name)}"}  # noqa: E731
+        channel = post.channel(split=split, ask=ask, indicate=indicate)
+        async with working(memory.database(), Talk().graph, channels={"post": channel}) as runtime:
+            await runtime.accept("ada", "one two", channel="post")
+            await settled(runtime, "sent", "sent", "sent")
+            await runtime.accept("ada", "ask", channel="post")
+            await settled(runtime, *["sent"] * 4)
+            await runtime.answer("ada", "yes")
+            await settled(runtime, *["sent"] * 8)
+        assert post.texts == ["echo:", "one", "two", "really? 32", "echo:", "you", "said", "yes"]
+        assert shown == ["ada"] * 3
+
+    go(main())

@@ -48,7 +48,7 @@ class ChatChannel(ABC):
         self.name = name
         self.options = options or ChatOptions()
         self.backoff = ChatBackoff()
-        self._in_doubt = in_doubt
+        self._in_doubt: InDoubt = in_doubt
         self._receivers: dict[int, Receiver] = {}
 
     async def __aenter__(self) -> Self:

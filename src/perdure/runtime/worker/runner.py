@@ -239,7 +239,7 @@ class Runner:
         try:
             await channel.indicate(held.partition, held.messages[-1])
         except Exception as error:
-            self._emit("channel.indicator_failed", held, error=type(error).__name__)
+            self._emit("run.indicator_failed", held, error=type(error).__name__)
 
     def _replied(self, held: HeldRun, ending: Ending) -> Ending:
         """Return the ending of a run with its replies as they are stored."""

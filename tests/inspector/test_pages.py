@@ -15,7 +15,7 @@ from tests.backends import EMPTY
 from tests.inspector import staging
 from tests.inspector.browsing import findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
-from tests.server.browsing import browsing, launched
+from tests.server.browsing import Site, browsing, launched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -132,7 +132,9 @@ def tab_to(page: Page, words: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("place", ["#/threads", "#/thread?id=plain", "#/thread?id=waiting"])
+@pytest.mark.parametrize(
+    "place", ["#/threads", "#/thread?id=plain", "#/thread?id=waiting", "#/queue", "#/care", "#/log"]
+)
 def test_axe_finds_nothing_serious(page: Page, address: str, scheme: str, place: str) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(address + place)
@@ -163,3 +165,86 @@ def test_a_narrow_page_shows_one_thing_at_a_time(page: Page, address: str) -> No
 def test_an_unknown_thread_is_an_error(page: Page, address: str) -> None:
     page.goto(f"{address}#/thread?id=none")
     page.get_by_role("alert").get_by_text("there is no thread 'none'").wait_for()
+
+
+def test_queue_and_care_are_shown(page: Page, address: str) -> None:
+    page.goto(f"{address}#/queue")
+    page.get_by_text("Nothing is due, and no run is open.").wait_for()
+    page.get_by_role("link", name="waiting", exact=True).wait_for()
+    page.get_by_role("link", name="Care").click()
+    page.get_by_text("which is this release's").wait_for()
+    page.get_by_role("button", name="Largest threads").click()
+    page.get_by_text("4 threads examined, which is all.").wait_for()
+    assert page.locator("tbody tr").count() == 4
+    assert page.locator("tbody tr td").first.inner_text() == "plain"
+    page.get_by_role("button", name="Check all threads").click()
+    page.get_by_text("No damage was found.").wait_for()
+    page.get_by_role("button", name="Failed runs").click()
+    page.get_by_text("Nothing was given up.").wait_for()
+    page.get_by_label("Keep the newest").fill("1")
+    page.get_by_role("button", name="Preview").click()
+    removed = page.locator("tbody tr", has_text="plain").locator("td").nth(1)
+    removed.wait_for()
+    assert removed.inner_text() == "13"
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_threads_are_changed_from_the_page(browser: Browser, backend: str) -> None:
+    with EMPTY[backend]() as url:
+        site = Site(url, {"agent": staging.graph().compile()})
+        try:
+            sent = {"messages": [{"role": "user", "content": "send it"}], "notes": [], "facts": {}}
+            site.ask("POST", "/threads", json={"thread_id": ID})
+            site.ask("POST", f"/threads/{ID}/runs/wait", json={"assistant_id": "agent", "input": sent})
+            with browsing(browser, reduced_motion="reduce") as page:
+                page.set_default_timeout(20_000)
+                act(page, site)
+        finally:
+            site.stop()
+
+
+ID = "5f0f5b2e-0000-4000-8000-000000000001"
+
+
+def act(page: Page, site: Site) -> None:
+    page.goto(f"{site.page.replace('/chat/', '/inspect/')}#/thread?id={ID}")
+    page.locator(".facts .status", has_text="interrupted").wait_for()
+    page.get_by_text("Answer the interrupt").click()
+    page.get_by_label("Answer, as JSON or text").fill("yes")
+    page.get_by_role("button", name="Answer", exact=True).click()
+    page.locator("#announcer", has_text="Answer the interrupt: done").wait_for(state="attached")
+    messages: list[str] = []
+    for _ in range(200):
+        messages = site.said()[0]
+        if len(messages) == 3:
+            break
+        page.wait_for_timeout(100)
+    assert messages[-1] == "sent: yes"
+
+    page.reload()
+    page.locator("a[data-checkpoint]").nth(1).click()
+    page.get_by_role("heading", name="Checkpoint").wait_for()
+    page.get_by_text("Tag", exact=True).click()
+    page.get_by_label("Name").fill("approved")
+    page.get_by_role("button", name="Tag the checkpoint").click()
+    page.locator("a[data-checkpoint]").nth(1).locator(".tag", has_text="approved").wait_for()
+    page.get_by_text("Edit and fork").click()
+    page.get_by_label("Values by channel").fill('{"notes": ["by hand"]}')
+    page.get_by_label("As the node").fill("plan")
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.locator(".change.added", has_text="by hand").wait_for()
+    page.get_by_role("button", name="Branches").click()
+    page.get_by_text("in 3 branches.").wait_for()
+    page.get_by_text("Delete", exact=True).click()
+    page.get_by_label("Type the thread's id").fill("another")
+    page.get_by_role("button", name="Delete the thread").click()
+    page.get_by_role("alert").get_by_text("confirm has to be the thread's id").wait_for()
+    page.get_by_label("Type the thread's id").fill(ID)
+    page.get_by_role("button", name="Delete the thread").click()
+    page.get_by_text("No thread matches.").wait_for()
+    page.get_by_role("link", name="Log").click()
+    page.get_by_role("heading", name="Log of actions").wait_for()
+    page.locator("tbody tr").first.wait_for()
+    actions = page.locator("tbody td:nth-child(3)").all_inner_texts()
+    assert actions == ["delete", "delete", "edit", "tag", "answer"]
+    assert findings(page) == []

@@ -100,7 +100,7 @@ class Site:
                 yield
                 await self.host.close()
 
-        return create_app(lifespan, Http(page=True))
+        return create_app(lifespan, Http(page=True, inspector=True))
 
 
 @contextmanager

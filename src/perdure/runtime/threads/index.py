@@ -18,7 +18,7 @@ from perdure.engine import documents
 from perdure.engine.documents import Change, Document
 from perdure.model.ops import Expect, ListedThread
 from perdure.model.records import SERVER, Partition
-from perdure.runtime.threads.order import Order, SortedThread, count, places, rows, sort_rows
+from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
 from perdure.runtime.threads.rows import Status, ThreadRow
 from perdure.runtime.threads.ttl import ThreadTtl, is_expired, stored_ttl
 
@@ -149,7 +149,7 @@ class ThreadIndex:
                     for place in batch
                     if (entry := entries.get(place.partition.thread)) is None or matches(entry["metadata"])
                 ]
-            for row in await rows(self._database, wanted):
+            async for row in self._rows(wanted):
                 if not is_asked_for(row):
                     continue
                 if passed >= skip:
@@ -197,6 +197,12 @@ class ThreadIndex:
         fresh = self._database.fresh()
         program = documents.change(self._partition, _COLLECTION, thread_id, change, now, fresh)
         await self._database.arun(program)
+
+    async def _rows(self, wanted: Sequence[SortedThread]) -> AsyncIterator[ThreadRow]:
+        """Yield threads as they are now, read a few at a time, as the caller may need no more."""
+        for at in range(0, len(wanted), AT_ONCE):
+            for row in await rows(self._database, wanted[at : at + AT_ONCE]):
+                yield row
 
     async def _entries(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
         """Return the copies of threads' documents, by name, without those that cannot be read, or that a

@@ -23,7 +23,8 @@ SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
 UNSURE = "unsure"
 
 _FIRST_PAGE, _PAGE = 100, 1000
-_AT_ONCE = 64
+AT_ONCE = 64
+"""Threads that are read at the same time."""
 
 
 class SortedThread(NamedTuple):
@@ -103,8 +104,8 @@ async def _size(database: DatabaseHandle, tenant: str, status: str) -> int:
 async def rows(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[ThreadRow]:
     """Return the threads at these places as they are now."""
     out: list[ThreadRow] = []
-    for at in range(0, len(found), _AT_ONCE):
-        looks = (database.arun(look(place.partition)) for place in found[at : at + _AT_ONCE])
+    for at in range(0, len(found), AT_ONCE):
+        looks = (database.arun(look(place.partition)) for place in found[at : at + AT_ONCE])
         out += [row for row in await asyncio.gather(*looks) if row is not None]
     return out
 
@@ -188,8 +189,8 @@ async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list
     """Return the same places with rows, and times and statuses read from them; None for threads that no
     longer exist."""
     out: list[SortedThread | None] = []
-    for at in range(0, len(found), _AT_ONCE):
-        some = found[at : at + _AT_ONCE]
+    for at in range(0, len(found), AT_ONCE):
+        some = found[at : at + AT_ONCE]
         read = await asyncio.gather(*(database.arun(look(place.partition)) for place in some))
         out += [
             None

@@ -1,0 +1,182 @@
+"""Large databases: what a page reads does not grow with the number of threads or checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.database.handle import DatabaseHandle
+from perdure.database.opening import open_for_reading
+from perdure.inspector.access import LocalAccess
+from perdure.inspector.web import create_app
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.ops import Commit, Expect, Fetch, Put, Range
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, Partition
+from perdure.storage.port import Driver, WrappingDriver
+from tests.inspector import staging
+
+R = TypeVar("R")
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+THREADS, CHECKPOINTS = (50_000, 10_000) if FULL else (400, 600)
+KINDS = (HEAD, GC, CHECKPOINT, CHUNK)
+
+
+class Counting(WrappingDriver):
+    """Counts the requests and the records that they return."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.requests = self.records = 0
+
+    def perform(self, effect: Effect[R]) -> R:
+        answer = self._inner.perform(effect)
+        self._count(answer)
+        return answer
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        answer = await self._inner.aperform(effect)
+        self._count(answer)
+        return answer
+
+    def _count(self, answer: Any) -> None:
+        self.requests += 1
+        if isinstance(answer, tuple):
+            self.records += sum(len(each) if type(each) is tuple else 1 for each in answer)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with many threads, and one that has many checkpoints."""
+    path = tmp_path_factory.mktemp("large") / "threads.db"
+    with perdure.connect_sync(f"sqlite:///{path}", migrate=True) as database:
+        staging.say(staging.compiled(database), "model", "tides")
+        driver = handle_of(database).driver
+        found = driver.perform(Fetch(Partition("", "model"), tuple(Range(kind) for kind in KINDS)))
+        puts = [
+            Put(each.kind, each.key, each.fields, each.body, Expect.ABSENT, each.version)
+            for answer in found
+            for each in answer
+        ]
+
+        async def copies() -> None:
+            for at in range(0, THREADS, 500):
+                names = [f"thread-{n:06d}" for n in range(at, min(at + 500, THREADS))]
+                await asyncio.gather(*(driver.aperform(Commit(Partition("", n), tuple(puts))) for n in names))
+
+        asyncio.run(copies())
+        _lengthen(handle_of(database), [CheckpointRecord.read(each) for each in found[2]])
+    return path
+
+
+def _lengthen(handle: DatabaseHandle, records: list[CheckpointRecord]) -> None:
+    """Put a long chain onto the thread with the last name."""
+    at = Partition("", "zz-long")
+    (chunks,) = handle.driver.perform(Fetch(Partition("", "model"), (Range(CHUNK),)))
+    ops = [Put(each.kind, each.key, each.fields, each.body, Expect.ABSENT, each.version) for each in chunks]
+    last = max(records, key=lambda record: record.seq)
+    prefix, parent = last.id[:-12], None
+    for seq in range(1, CHECKPOINTS + 1):
+        own = last._replace(id=f"{prefix}{seq:012x}", seq=seq, parent_id=parent, step=seq, prior=None)
+        ops.append(own.put())
+        parent = own.id
+    head = {"checkpoint_id": parent, "seq": CHECKPOINTS}
+    ops.append(Put(HEAD, ("",), head, expect=Expect.ABSENT, version=1))
+    ops.append(Put(GC, (), expect=Expect.ABSENT, version=1))
+    handle.driver.perform(Commit(at, tuple(ops)))
+
+
+class Site:
+    def __init__(self, path: Path) -> None:
+        self.database = open_for_reading(f"sqlite:///{path}")
+        handle = handle_of(self.database)
+        self.driver = handle.driver = Counting(handle.driver)
+        self.app = create_app(LocalAccess(handle, ""))
+
+    def get(self, view: str, **asked: Any) -> Any:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                return await client.get(f"/inspect/api/{view}", params=asked)
+
+        self.driver.requests = self.driver.records = 0
+        began = time.monotonic()
+        response = asyncio.run(send())
+        took = time.monotonic() - began
+        assert response.status_code == 200, response.text
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(  # the measurement of a full run
+            f"{view} {asked}: {took * 1000:.0f} ms, {self.driver.requests} requests, "
+            f"{self.driver.records} records, {len(response.content):,} bytes, peak {peak} MB"
+        )
+        return response.json()
+
+
+@pytest.fixture(scope="module")
+def site(large: Path) -> Iterator[Site]:
+    made = Site(large)
+    yield made
+    made.database.close()
+
+
+def test_a_page_of_threads_reads_a_page_of_threads(site: Site) -> None:
+    for asked in (
+        {},
+        {"cursor": str(THREADS - 60)},
+        {"sort": "age"},
+        {"status": "idle"},
+        {"id": "thread-0001"},
+    ):
+        assert len(site.get("threads", **asked)["threads"]) >= 50
+        assert site.driver.requests <= 330
+        assert site.driver.records <= 1500
+
+
+def test_a_page_of_a_long_timeline_reads_a_page(site: Site) -> None:
+    first = site.get("timeline", id="zz-long")
+    assert len(first["checkpoints"]) == 100
+    assert site.driver.requests <= 8
+    assert site.driver.records <= 110
+    middle = site.get("timeline", id="zz-long", before=CHECKPOINTS // 2)
+    assert middle["checkpoints"][0]["seq"] == CHECKPOINTS // 2 - 1
+    assert site.driver.records <= 110
+    site.get("checkpoint", id="zz-long")
+    assert site.driver.records <= 100
+
+
+def test_all_checkpoints_are_reached_page_by_page(site: Site) -> None:
+    cursor, seen = None, []
+    while True:
+        page = site.get("timeline", id="zz-long", before=cursor or "")
+        seen += [each["seq"] for each in page["checkpoints"]]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    assert seen == list(range(CHECKPOINTS, 0, -1))
+
+
+def test_the_branches_of_a_long_thread_are_one_chain(site: Site) -> None:
+    tree = site.get("branches", id="zz-long")
+    assert [branch["count"] for branch in tree["branches"]] == [CHECKPOINTS]
+    assert site.driver.records <= CHECKPOINTS + 10
+
+
+def test_a_scan_is_cut_into_parts_that_cover_every_thread(site: Site) -> None:
+    cursor, examined = "", 0
+    for _ in range(3 if FULL else 1000):
+        page = site.get("scan", what="dead", cursor=cursor)
+        examined += page["examined"]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    assert examined == THREADS + 2 or (FULL and cursor is not None)

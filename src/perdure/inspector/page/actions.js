@@ -2,7 +2,7 @@
 
 import { act } from "./api.js";
 import { announce, field, fill, make } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 
 // `where` returns the selected checkpoint; `done` shows the thread anew, at a checkpoint if one is given.
 export function actions(about, where, done) {

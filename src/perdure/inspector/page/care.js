@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { bytes, facts, field, fill, make, number, status, table, time } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 
 const MOST = 100;
 

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { bytes, facts, field, fill, make, number, shortId } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 import { change, folded, valueShown } from "./values.js";
 
 let tab = "changes";

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { fill, make, table, time } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 
 export async function showLog(main) {
   const found = await get("log");

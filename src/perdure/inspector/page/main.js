@@ -12,11 +12,6 @@ const VIEWS = { threads: showThreads, thread: showThread, queue: showQueue, care
 let leave = () => {};
 let current = "";
 
-export function address(view, asked = {}) {
-  const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value));
-  return query.size ? `#/${view}?${query}` : `#/${view}`;
-}
-
 function parts() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   return [Object.hasOwn(VIEWS, path) ? path : "threads", Object.fromEntries(new URLSearchParams(query || ""))];

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { announce, fill, make, number, shortId, span, status, table, time } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 
 const EVERY_MS = 4000;
 

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { facts, field, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 import { actions } from "./actions.js";
 import { showCheckpoint } from "./checkpoint.js";
 import { messages } from "./messages.js";

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { announce, at, field, fill, make, status, time, whenSeen } from "./dom.js";
-import { address } from "./main.js";
+import { address } from "./address.js";
 
 const EVERY_MS = 4000;
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];

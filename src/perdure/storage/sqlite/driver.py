@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import apsw
 
-from perdure.errors import BadUrl, Corrupt, PerdureError, TooLarge, Unavailable
+from perdure.errors import BadUrl, Corrupt, Unavailable
 from perdure.model.ops import (
     Check,
     Commit,
@@ -43,6 +43,7 @@ from perdure.storage.port import CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
+from perdure.storage.sqlite.faults import translate, translated
 from perdure.storage.sqlite.file_watch import FileWatch
 from perdure.storage.sqlite.host_clock import HostClock
 from perdure.storage.sqlite.reader import SqliteReader, open_connection
@@ -135,7 +136,7 @@ class SqliteDriver:
                 try:
                     self._transact([job], trusting=False)
                 except Exception as error:
-                    job.error = _translate(error, self._path, _partition(job.effect))
+                    job.error = translate(error, self._path, _partition(job.effect))
 
     def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
         """Write a group in one transaction. With ``trusting``, the tables' constraints check that the records
@@ -383,50 +384,3 @@ def _is_small(effect: Fetch) -> bool:
 
 def _partition(effect: Effect[Any]) -> Partition | None:
     return getattr(effect, "partition", None)
-
-
-@contextmanager
-def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
-    """Translate SQLite's exceptions to Perdure's; the only place that does so."""
-    try:
-        yield
-    except (apsw.Error, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise _translate(error, path, partition) from error
-
-
-def _translate(error: Exception, path: Path, partition: Partition | None = None) -> Exception:
-    if isinstance(error, PerdureError):
-        return error
-    where = "" if partition is None else f"{checksums.described(partition)}: "
-    if isinstance(error, apsw.FullError):
-        new: PerdureError = Unavailable(
-            f"{path}: the disk is full; nothing of this write was stored. Free space and try again"
-        )
-    elif isinstance(error, apsw.ReadOnlyError):
-        new = Unavailable(f"{path} is read-only; make it writable for this process and try again")
-    elif isinstance(error, apsw.BusyError):
-        new = Unavailable(
-            f"{path} was locked by another process for {_BUSY_MS // 1000} s; end the long transaction there"
-        )
-    elif isinstance(error, apsw.NotADBError):
-        new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
-    elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
-        # Its own tables and statements contradict each other, or stored text is invalid.
-        new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
-    elif isinstance(error, apsw.CantOpenError | OSError):
-        new = Unavailable(
-            f"{path} cannot be opened: {error}; check that it exists and may be read and written"
-        )
-    elif isinstance(error, apsw.TooBigError | OverflowError):
-        new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
-    elif isinstance(error, apsw.Error):
-        new = Unavailable(f"{where}{path}: SQLite failed: {error}")
-    else:
-        return error
-    new.__cause__ = error
-    return new
-
-
-def _reason(error: Exception) -> str:
-    # The invalid text itself may be a user's.
-    return "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

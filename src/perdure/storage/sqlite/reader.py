@@ -25,6 +25,7 @@ from perdure.model.program import Effect
 from perdure.model.records import Partition
 from perdure.storage.port import CommitLimits
 from perdure.storage.sqlite import integrity, rows
+from perdure.storage.sqlite.faults import translated
 
 R = TypeVar("R")
 
@@ -88,9 +89,6 @@ class SqliteReader:
 
     @contextmanager
     def _connection(self, partition: Partition | None) -> Iterator[apsw.Connection]:
-        # The driver imports this module for its URLs.
-        from perdure.storage.sqlite.driver import translated
-
         with self._lock:
             if self._closed:
                 raise Unavailable(f"{self._path} was closed")

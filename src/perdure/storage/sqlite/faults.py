@@ -1,0 +1,61 @@
+"""Translation of SQLite's exceptions to Perdure's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable
+from perdure.model.records import Partition
+from perdure.storage.sql import checksums
+
+
+@contextmanager
+def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
+    """Translate SQLite's exceptions to Perdure's; the only place that does so."""
+    try:
+        yield
+    except (apsw.Error, OSError, OverflowError, UnicodeDecodeError) as error:
+        raise translate(error, path, partition) from error
+
+
+def translate(error: Exception, path: Path, partition: Partition | None = None) -> Exception:
+    """Return Perdure's exception for one of SQLite's; any other is returned as it is."""
+    if isinstance(error, PerdureError):
+        return error
+    where = "" if partition is None else f"{checksums.described(partition)}: "
+    if isinstance(error, apsw.FullError):
+        new: PerdureError = Unavailable(
+            f"{path}: the disk is full; nothing of this write was stored. Free space and try again"
+        )
+    elif isinstance(error, apsw.ReadOnlyError):
+        new = Unavailable(f"{path} is read-only; make it writable for this process and try again")
+    elif isinstance(error, apsw.BusyError):
+        new = Unavailable(
+            f"{path} was locked by another process for too long; end the long transaction there"
+        )
+    elif isinstance(error, apsw.NotADBError):
+        new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
+    elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
+        # Its own tables and statements contradict each other, or stored text is invalid.
+        new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
+    elif isinstance(error, apsw.CantOpenError | OSError):
+        new = Unavailable(
+            f"{path} cannot be opened: {error}; check that it exists and may be read and written"
+        )
+    elif isinstance(error, apsw.TooBigError | OverflowError):
+        new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
+    elif isinstance(error, apsw.Error):
+        new = Unavailable(f"{where}{path}: SQLite failed: {error}")
+    else:
+        return error
+    new.__cause__ = error
+    return new
+
+
+def _reason(error: Exception) -> str:
+    # The invalid text itself may be a user's.
+    return "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -281,3 +281,19 @@ def test_the_database_may_be_named_in_perdure_toml(shell: Shell, tmp_path: Path)
     done = shell("threads", "ls")
     assert done.returncode == 1
     assert "perdure.toml" in done.stderr
+
+
+def test_fsck_counts_and_checks_histories(shell: Shell, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/threads.db"
+    words = [[{"role": "user", "content": "hello " * 500}], [{"role": "assistant", "content": "hi"}]]
+    with perdure.connect_sync(url, migrate=True) as db:
+        for name in ("one", "two"):
+            for turn in words * 80:
+                db.history().commit(db.history().load(name), turn)
+    done = shell("fsck", "--db", url)
+    assert (done.returncode, done.stdout.strip()) == (0, "0 threads and 2 histories are sound")
+    with closing(sqlite3.connect(tmp_path / "threads.db")) as connection, connection:
+        connection.execute("DELETE FROM perdure_item WHERE key <> ''")
+    done = shell("fsck", "--db", url)
+    assert done.returncode == 1
+    assert "a part of its history is missing" in done.stderr

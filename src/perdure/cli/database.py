@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.progress import track
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, url_of
 from perdure.errors import Conflict, Corrupt, MigrationRequired, Unreadable
-from perdure.model.records import THREADS
+from perdure.model.records import SESSIONS, THREADS, Partition
 from perdure.storage.url import backend_of, redacted
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def fsck(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the database and its threads: links, heads, tags, references, checksums, and the queue.
+    """Check the database and its threads: links, heads, tags, references, checksums, and the queue; and that
+    every history can be read.
 
     With --types, a thread is also reported whose latest state the graph cannot build: because a class is gone
     or not allowed, or because a newer schema version stored it. Exit code 0 when everything is sound (or was
@@ -91,8 +93,9 @@ def fsck(
     from perdure import admin
 
     with opened(db, tenant, key_file) as database:
-        threads = (p.thread for p in admin.partitions(database, tenant) if p.space == THREADS)
-        names = thread_ids or list(threads)
+        places = [] if thread_ids else admin.partitions(database, tenant)
+        names = thread_ids or [place.thread for place in places if place.space == THREADS]
+        histories = [place for place in places if place.space == SESSIONS]
         damaged = 0
         for detail in [] if thread_ids else admin.examine(database):
             if as_json:
@@ -133,10 +136,37 @@ def fsck(
                 else:
                     err.print(f"thread {name!r}: {escape(unreadable)}", soft_wrap=True)
             damaged += bool(findings) or unreadable is not None
+        damaged += _damaged_histories(database, histories, as_json=as_json)
     if damaged:
         raise typer.Exit(1)
     if not as_json:
-        out.print("1 thread is sound" if len(names) == 1 else f"{len(names)} threads are sound")
+        out.print(_sound(len(names), len(histories)))
+
+
+def _damaged_histories(database: SyncDatabase, places: Sequence[Partition], *, as_json: bool) -> int:
+    """Read every history, report those that are damaged, and return their number."""
+    from perdure.database.base import handle_of
+    from perdure.engine import sessions
+
+    damaged = 0
+    for place in places:
+        try:
+            # As of the beginning of time: expired ones are checked, too.
+            handle_of(database).run(sessions.load(place, 0))
+        except Corrupt as error:
+            damaged += 1
+            if as_json:
+                print_json({"session_id": place.thread, "kind": "history", "detail": str(error)})
+            else:
+                err.print(escape(str(error)), soft_wrap=True)
+    return damaged
+
+
+def _sound(threads: int, histories: int) -> str:
+    counts = [f"{threads} thread{'s' * (threads != 1)}"]
+    if histories:
+        counts.append(f"{histories} {'history' if histories == 1 else 'histories'}")
+    return f"{' and '.join(counts)} {'is' if threads + histories == 1 else 'are'} sound"
 
 
 def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from perdure.engine.threads import lost_head, missing_head
+from perdure.engine.threads import lost_head, missing_head, refuse_headless
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
@@ -18,9 +18,16 @@ PAGE = 64
 
 
 def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
-    """Return the namespaces of a thread that have a head, in order."""
+    """Return the namespaces of a thread that have a head, in order.
+
+    Raises:
+        Corrupt: the root has checkpoints, and its head is missing.
+    """
     (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
-    return tuple(record.key[0] for record in heads)
+    found = tuple(record.key[0] for record in heads)
+    if "" not in found:
+        yield from refuse_headless(partition, "")
+    return found
 
 
 def page(

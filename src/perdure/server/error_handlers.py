@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from perdure.errors import (
     Conflict,
+    Corrupt,
     EmbeddingFailed,
     NotAllowed,
     NotFound,
@@ -118,6 +119,11 @@ def sentence_of(kind: str, text: str) -> str:
 
 
 def _plain(kind: type[PerdureError]) -> str:
+    if issubclass(kind, Corrupt):
+        return (
+            f"Stored data is missing or damaged ({kind.__name__}); nothing was changed. Run `perdure fsck` "
+            "with the thread's id to see what is left, and `perdure fsck --repair` to go on from that."
+        )
     return next((text for known, text in _SENTENCES if issubclass(kind, known)), _somewhere(kind))
 
 

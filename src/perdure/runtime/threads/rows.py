@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from langgraph.checkpoint.serde.types import INTERRUPT
 
 from perdure.engine.documents import Document
+from perdure.engine.threads import refuse_headless
 from perdure.errors import Corrupt
 from perdure.langgraph import inspect
 from perdure.model.checkpoint import CheckpointRecord
@@ -102,6 +103,11 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
             row = yield from _with_state(partition, heads[0].fields["checkpoint_id"], row)
         except Corrupt as error:
             fault = fault or error
+    elif run is not None and fault is None:
+        try:
+            yield from refuse_headless(partition, "")
+        except Corrupt as error:
+            fault = error
     return row if fault is None else row._replace(fault=fault, status="error")
 
 

@@ -205,7 +205,12 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     target: str = value["thread_id"]
     if await caller.threads.create(target, value["metadata"]) is None:
         raise Conflict(f"Thread {target!r} already exists.")
-    await caller.threads.copy(thread_id, target)
+    try:
+        await caller.threads.copy(thread_id, target)
+    except Exception:
+        # What cannot be copied leaves no thread behind.
+        await caller.threads.remove(target)
+        raise
     return Json(await _shown(caller, await caller.threads.get(target)))
 
 

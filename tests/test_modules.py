@@ -63,6 +63,7 @@ TESTED_BY = {
     "perdure.langgraph.cache.decoding": "langgraph/test_handing_out.py",
     "perdure.langgraph.checkpoint_ids": "engine/test_forking.py",
     "perdure.langgraph.object_building": "langgraph/test_serde.py",
+    "perdure.config.value_kinds": "server/test_config.py",
     "perdure.langgraph.object_packing": "langgraph/test_serde.py",
     "perdure.langgraph.saver_programs": "langgraph/test_contract.py",
     "perdure.langgraph.delta_channels": "langgraph/test_schema_migration.py",

@@ -1,0 +1,265 @@
+"""Kinds of values of settings: how each is read from text, and what is valid.
+
+A check returns a value in the form in which it is used, or raises ``ValueError`` with advice. It never
+repeats the value, as only the caller knows whether it is a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from perdure.config.hosts import hosts
+from perdure.config.webhook_secrets import key_of
+from perdure.model.retention_policy import Retention, duration_us
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class ValueKind(NamedTuple):
+    """Kind of a value: a description, the parser for text of the environment, and the check."""
+
+    wants: str
+    read: Callable[[str], Any]
+    check: Callable[[Any], Any]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
+
+
+def _place(value: Any) -> str:
+    before, colon, after = _text(value).rpartition(":")
+    if not colon or not before or not after:
+        raise ValueError
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _flag_of(text: str) -> bool:
+    if text.lower() not in (*_YES, *_NO):
+        raise ValueError
+    return text.lower() in _YES
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """Return a list of texts; a single text counts as a list, as in some keys of LangGraph's files."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple):
+        raise ValueError
+    return tuple(_text(word) for word in given)
+
+
+def _words_of(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def number(value: Any, least: float = 0.0, *, more: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    if value < least or (more and value <= least):
+        raise ValueError
+    return float(value)
+
+
+def _at_most(value: float, most: float) -> float:
+    if value > most:
+        raise ValueError
+    return value
+
+
+def whole(least: int, most: int | None = None) -> ValueKind:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError
+        if most is not None and value > most:
+            raise ValueError
+        return value
+
+    span = f"from {least} on" if most is None else f"from {least} to {most}"
+    return ValueKind(f"a whole number {span}", int, check)
+
+
+def one_of(*names: str) -> ValueKind:
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return ValueKind(" or ".join(repr(name) for name in names), str, check)
+
+
+def _origins(value: Any) -> tuple[str, ...]:
+    for origin in (found := _words(value)):
+        parts = urlsplit(origin)
+        is_origin = parts.scheme and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
+        if origin != "*" and not is_origin:
+            raise ValueError
+    return found
+
+
+def _pattern(value: Any) -> str:
+    try:
+        re.compile(_text(value))
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    return str(value)
+
+
+def _prefix(value: Any) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", _text(value)):
+        raise ValueError
+    return str(value)
+
+
+def _https(value: Any) -> str:
+    parts = urlsplit(_text(value))
+    is_near = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or parts.scheme not in (("https", "http") if is_near else ("https",)):
+        raise ValueError
+    return str(value)
+
+
+def _hosts(value: Any) -> tuple[str, ...]:
+    return hosts(_words(value))
+
+
+def _secrets(value: Any) -> tuple[str, ...]:
+    secrets = _words(value)
+    for secret in secrets:
+        key_of(secret)
+    return secrets
+
+
+def _graphs(value: Any) -> dict[str, tuple[str, str | None]]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError
+    return {graph_name(name): _graph(name, graph) for name, graph in value.items()}
+
+
+def graph_name(name: Any) -> str:
+    if not _text(name) == name.strip():
+        raise ValueError(f"the name {name!r} has to be without blanks around it")
+    return str(name)
+
+
+def _graph(name: str, graph: Any) -> tuple[str, str | None]:
+    place, description = (
+        (graph.get("path"), graph.get("description")) if isinstance(graph, dict) else (graph, None)
+    )
+    if isinstance(graph, dict) and (unknown := set(graph) - {"path", "description"}):
+        raise ValueError(f"{name} has {min(unknown)!r}; a graph has path and description")
+    if description is not None and not isinstance(description, str):
+        raise ValueError(f"the description of {name} has to be text")
+    try:
+        return _place(place), description
+    except ValueError:
+        raise ValueError(f"{name} has to be {PLACE.wants}") from None
+
+
+def _graphs_of(text: str) -> dict[str, str]:
+    from perdure.runtime.loading import named
+
+    return named(_words_of(text))
+
+
+def _headers(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the patterns of names to include and of names to exclude, in lower case."""
+    if not isinstance(value, dict):
+        raise ValueError
+    if unknown := set(value) - {"includes", "include", "excludes", "exclude"}:
+        raise ValueError(f"it has {min(unknown)!r}; there is includes and excludes")
+    return _patterns(value, "include"), _patterns(value, "exclude")
+
+
+def _patterns(value: dict[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(each.lower() for each in _words(value.get(f"{name}s") or value.get(name) or ()))
+
+
+def _configs(value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise ValueError
+    for name, config in value.items():
+        if not isinstance(config, dict) or not isinstance(config.get("configurable") or {}, dict):
+            raise ValueError(f'{name} has to be a config, e.g. {{"configurable": {{"model": "small"}}}}')
+    return dict(value)
+
+
+def _env(value: Any) -> str | dict[str, str]:
+    if isinstance(value, dict) and all(isinstance(held, str) and name for name, held in value.items()):
+        return dict(value)
+    return _text(value)
+
+
+def _duration(value: Any) -> str | float:
+    duration_us(value)
+    return value if isinstance(value, str) else float(value)
+
+
+def _policies(value: Any) -> dict[str, Retention]:
+    if not isinstance(value, dict):
+        raise ValueError
+    out: dict[str, Retention] = {}
+    for name, table in value.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"the policy {name!r} has to be a table, e.g. {{ keep_last = 50 }}")
+        try:
+            out[graph_name(name)] = Retention.of(table)
+        except ValueError as error:
+            raise ValueError(f"the policy {name!r}: {error}") from None
+    return out
+
+
+def _names(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return {_text(name): _text(held) for name, held in value.items()}
+
+
+def _schemas(value: Any) -> str | dict[str, str]:
+    if not isinstance(value, dict):
+        return _place(value)
+    return {graph_name(name): _place(place) for name, place in value.items()}
+
+
+TEXT = ValueKind("text", str, _text)
+PLACE = ValueKind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
+FLAG = ValueKind("true or false", _flag_of, _flag)
+WORDS = ValueKind("a list of texts", _words_of, _words)
+AMOUNT = ValueKind("a number from 0 on", float, number)
+SPAN = ValueKind("a number greater than 0", float, lambda value: number(value, more=True))
+WEIGHT = ValueKind("a number from 0 to 1", float, lambda value: _at_most(number(value), 1.0))
+ORIGINS = ValueKind(
+    "a list of origins without a path, e.g. 'https://chat.example.com', or '*'", _words_of, _origins
+)
+PATTERN = ValueKind("a regular expression", str, _pattern)
+PREFIX = ValueKind("a path without a slash at its end, e.g. '/api'", str, _prefix)
+KEYS_URL = ValueKind("an https:// URL", str, _https)
+HOSTS = ValueKind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
+SECRETS = ValueKind("a list of texts, each whsec_ and 24 to 64 random bytes in base64", _words_of, _secrets)
+GRAPHS = ValueKind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
+HEADERS = ValueKind(
+    "a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers
+)
+CONFIGS = ValueKind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
+DURATION = ValueKind("a duration, e.g. '12h', '30d' or seconds above 0", str, _duration)
+POLICIES = ValueKind("a table of names, each with the fields of a retention policy", json.loads, _policies)
+NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _names)
+SHARE = ValueKind(
+    "a number above 0 and at most 1", float, lambda value: _at_most(number(value, more=True), 1.0)
+)
+SCHEMAS = ValueKind(
+    "a place, e.g. './agent.py:schema', or a table of graphs' names and places", str, _schemas
+)
+ENV = ValueKind("the path of a .env file, or a table of names and texts", str, _env)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
 
 from perdure.care.expiring import ExpiringDriver
 from perdure.database.asynchronous import Database
@@ -16,7 +17,7 @@ from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
-from perdure.storage.url import open_driver, redacted
+from perdure.storage.url import has_one_thread, open_driver, redacted
 
 
 def open_database(
@@ -131,16 +132,19 @@ async def connect(
         MigrationRequired: The schema is not this release's, and ``migrate`` is false.
         DecryptionError: The database is encrypted with other keys, or not at all.
     """
-    opening = asyncio.create_task(
-        asyncio.to_thread(
-            open_database,
-            url,
-            migrate=migrate,
-            tenant=tenant,
-            encryption_key=encryption_key,
-            retention=retention,
-        )
+    opened_with = partial(
+        open_database,
+        url,
+        migrate=migrate,
+        tenant=tenant,
+        encryption_key=encryption_key,
+        retention=retention,
     )
+    if has_one_thread(url):
+        with closing(opened_with()) as only:
+            yield Database(handle_of(only))
+        return
+    opening = asyncio.create_task(asyncio.to_thread(opened_with))
     try:
         opened = await asyncio.shield(opening)
     except asyncio.CancelledError:

@@ -47,6 +47,7 @@ _BACKENDS = {
     "redis+cluster": ("perdure.storage.redis.driver", "redis"),
     "dynamodb": ("perdure.storage.dynamodb.driver", "dynamodb"),
     "d1": ("perdure.storage.d1.driver", "d1"),
+    "d1+binding": ("perdure.storage.d1.driver", "d1"),
 }
 SCHEMES = frozenset(_BACKENDS)
 """The schemes of database URLs."""
@@ -62,6 +63,11 @@ def open_driver(url: str, *, migrate: bool = False) -> Driver:
     if migrate and backend.SCHEMA_VERSION:
         backend.migrate(url)
     return backend.open_driver(url)
+
+
+def has_one_thread(url: str) -> bool:
+    """Return True if a database is used in the thread that opens it, and no other may be started."""
+    return urlsplit(url).scheme == "d1+binding"
 
 
 def backend_of(url: str) -> BackendModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, Optional, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AnyMessage, SystemMessage
@@ -52,5 +52,6 @@ def route_with(model: BaseChatModel, workers: Mapping[str, str] | None = None, *
 
 def _schema(workers: Mapping[str, str]) -> type[BaseModel]:
     """Return ``Route`` with the names of the workers as the only values of ``worker``."""
-    named: Any = Literal[tuple(workers)] | None if workers else None
+    names: Any = Literal[tuple(workers)] if workers else None
+    named: Any = Optional[names]  # noqa: UP045 - made of values
     return cast("type[BaseModel]", create_model("Route", __base__=Route, worker=(named, None)))

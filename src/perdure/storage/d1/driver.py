@@ -19,6 +19,7 @@ from perdure.model.program import Effect
 from perdure.model.records import Record
 from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.d1 import reading, schema, writing
+from perdure.storage.d1.binding import SCHEME, BindingUrl, InlineBatcher
 from perdure.storage.d1.columns import Rows, Statement, weight
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, gave_up, translated
@@ -42,14 +43,23 @@ class D1Driver:
     searches_items = True
 
     def __init__(
-        self, transport: Transport, name: str, *, sleep: Callable[[float], object] = time.sleep
+        self,
+        transport: Transport,
+        name: str,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        has_threads: bool = True,
     ) -> None:
         self._transport = transport
         self._name = name
         self._sleep = sleep
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
-        self._batcher = Batcher(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
+        self._batcher: Batcher | InlineBatcher
+        if has_threads:
+            self._batcher = Batcher(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
+        else:
+            self._batcher = InlineBatcher(self._execute)
 
     @property
     def limits(self) -> CommitLimits:
@@ -305,19 +315,23 @@ def _taken(waiting: list[_Part]) -> list[_Part]:
 
 def open_driver(url: str) -> D1Driver:
     """Open the database of a URL; it must have this release's schema."""
-    target = D1Url.of(url)
+    target = _target(url)
     transport = target.connect()
     try:
         schema.check(transport, target.name)
     except BaseException:
         transport.close()
         raise
-    return D1Driver(transport, target.name)
+    return D1Driver(transport, target.name, has_threads=isinstance(target, D1Url))
+
+
+def _target(url: str) -> D1Url | BindingUrl:
+    return BindingUrl.of(url) if url.startswith(f"{SCHEME}:") else D1Url.of(url)
 
 
 def schema_version(url: str) -> int:
     """Return the database's schema version, 0 when there is none."""
-    target = D1Url.of(url)
+    target = _target(url)
     with target.session() as transport:
         return schema.version(transport, target.name)
 
@@ -329,6 +343,6 @@ def pending(url: str) -> list[str]:
 
 def migrate(url: str) -> int:
     """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
-    target = D1Url.of(url)
+    target = _target(url)
     with target.session() as transport:
         return schema.apply(transport, target.name)

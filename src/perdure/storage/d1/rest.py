@@ -55,7 +55,7 @@ class AnswerLost(Exception):
         self.after = after
 
 
-_PASSING = re.compile(
+PASSING = re.compile(
     r"overloaded|connection lost|internal error|storage operation exceeded|to be reset|code was updated"
     r"|cannot resolve d1 db|starting up|timed? ?out|too many requests|rate limit",
     re.IGNORECASE,
@@ -124,7 +124,7 @@ class RestTransport:
             raise self._unknown()
         if status == _TOO_LARGE:
             raise Rejected("too big: the request is larger than Cloudflare takes")
-        if "SQLITE_" in message or (400 <= status < 500 and message and not _PASSING.search(message)):
+        if "SQLITE_" in message or (400 <= status < 500 and message and not PASSING.search(message)):
             raise Rejected(message)
         raise AnswerLost(
             f"status {status}: {message or 'an answer that is not from D1'}", after=_retry_after(response)

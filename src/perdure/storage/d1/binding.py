@@ -1,0 +1,162 @@
+"""Runs a batch of statements through a D1 binding: the object that a Cloudflare Worker has for its database.
+
+A binding answers with promises. Everything here runs in the one thread of a Worker, so a promise is waited
+for where it is needed: by Pyodide's ``run_sync``, or by the function that the caller gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, TypeVar, cast
+
+from perdure.errors import BadUrl
+from perdure.model.program import Effect
+from perdure.storage.batching import PendingRequest
+from perdure.storage.d1.columns import Rows, Statement
+from perdure.storage.d1.rest import PASSING, AnswerLost, Rejected
+
+R = TypeVar("R")
+Wait = Callable[[Any], Any]
+"""Returns the value of a promise of the binding."""
+
+SCHEME = "d1+binding"
+
+
+class Binding(Protocol):
+    """A D1 database as Workers see it: ``prepare(sql).bind(*values)`` makes a statement, and ``batch`` runs
+    statements in one transaction."""
+
+    def prepare(self, sql: str, /) -> Any: ...
+
+    def batch(self, statements: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    binding: Binding
+    wait: Wait
+    pack: Callable[[Sequence[Any]], Any]
+
+
+_bound: dict[str, _Bound] = {}
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def bound(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
+    """Yield the URL of a binding for ``perdure.connect``, valid during the block and in this process alone.
+
+    Args:
+        binding: The binding, such as ``env.DB``.
+        wait: Returns the value of a promise of the binding; by default Pyodide's ``run_sync``.
+
+    Raises:
+        BadUrl: This is no Python Worker, and no ``wait`` was given.
+    """
+    pack: Callable[[Sequence[Any]], Any] = list
+    waits = wait
+    if waits is None:
+        try:
+            ffi = import_module("pyodide.ffi")
+        except ModuleNotFoundError as error:
+            raise BadUrl(
+                "a D1 binding is there in a Python Worker only; elsewhere use d1://ACCOUNT_ID/DATABASE_ID, "
+                "or pass wait=…"
+            ) from error
+        waits, pack = cast(Wait, ffi.run_sync), ffi.to_js
+    name = f"{next(_numbers)}"
+    _bound[name] = _Bound(binding, waits, pack)
+    try:
+        yield f"{SCHEME}://{name}"
+    finally:
+        del _bound[name]
+
+
+class BindingTransport:
+    """Transport over a binding."""
+
+    def __init__(self, bound_to: _Bound) -> None:
+        self._to = bound_to
+
+    def batch(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Run the statements as ``Transport.batch`` does."""
+        to = self._to
+        try:
+            prepared = [to.binding.prepare(sql).bind(*given) for sql, given in statements]
+            answers = _plain(to.wait(to.binding.batch(to.pack(prepared))))
+        except Exception as error:
+            message = str(error).removeprefix("Error: ").removeprefix("D1_ERROR: ")[:300]
+            if "D1_ERROR" in str(error) and ("SQLITE_" in message or not PASSING.search(message)):
+                raise Rejected(message) from error
+            raise AnswerLost(message or type(error).__name__) from error
+        if not isinstance(answers, list) or len(answers) != len(statements):
+            raise AnswerLost("an answer to another number of statements")
+        return [_rows(answer) for answer in answers]
+
+    def close(self) -> None:
+        """Leave the binding to the Worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindingUrl:
+    """The URL of a binding that ``bound`` has yielded."""
+
+    name: str
+    to: _Bound
+
+    @classmethod
+    def of(cls, url: str) -> BindingUrl:
+        """Read a URL; raise ``BadUrl`` if nothing is bound under it."""
+        found = _bound.get(url.removeprefix(f"{SCHEME}://"))
+        if found is None:
+            raise BadUrl(
+                f"{url}: no D1 binding is open under this URL; take the one that bound(env.DB) yields"
+            )
+        return cls(url, found)
+
+    def connect(self) -> BindingTransport:
+        """Return a transport over the binding."""
+        return BindingTransport(self.to)
+
+    @contextmanager
+    def session(self) -> Iterator[BindingTransport]:
+        """A transport for a ``with`` block."""
+        yield self.connect()
+
+
+class InlineBatcher:
+    """Executes each request where it is made, without threads."""
+
+    def __init__(self, execute: Callable[[Sequence[PendingRequest]], None]) -> None:
+        self._execute = execute
+
+    def perform(self, effect: Effect[R]) -> R:
+        """Return the answer of a request, or raise its error."""
+        request = PendingRequest(effect)
+        self._execute([request])
+        if request.error is not None:
+            raise request.error
+        return cast(R, request.answer)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        """Return the same as ``perform``."""
+        return self.perform(effect)
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+def _plain(answer: Any) -> Any:
+    """Return a value of JavaScript as one of Python."""
+    return answer.to_py() if hasattr(answer, "to_py") else answer
+
+
+def _rows(answer: Any) -> list[list[Any]]:
+    found = answer.get("results") if isinstance(answer, dict) and answer.get("success") is True else None
+    if not isinstance(found, list):
+        raise AnswerLost("an answer of which a part is missing")
+    return [list(row.values()) for row in found]

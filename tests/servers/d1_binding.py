@@ -1,0 +1,74 @@
+"""A stand-in for a Worker's D1 binding over D1's own engine: the same calls and the same answers, without
+JavaScript's promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from perdure.storage.d1.binding import bound
+from tests.servers import d1
+
+
+class Promise:
+    """An answer that is there when it is waited for."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Prepared:
+    def __init__(self, sql: str, values: tuple[Any, ...] = ()) -> None:
+        self.sql, self.values = sql, values
+
+    def bind(self, *values: Any) -> Prepared:
+        return Prepared(self.sql, values)
+
+
+class StandIn:
+    """``lose`` makes the answers to the next batches disappear after they were carried out. With
+    ``one_thread`` calls from other threads fail, as a Worker has none."""
+
+    def __init__(self, database: str, *, one_thread: bool) -> None:
+        server = d1.started()
+        self._url = f"{server.endpoint}/accounts/{d1.ACCOUNT}/d1/database/{database}/query"
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {server.token}"}, trust_env=False, timeout=60
+        )
+        self._thread = threading.get_ident() if one_thread else None
+        self.lose = 0
+        self.batches = 0
+
+    def prepare(self, sql: str) -> Prepared:
+        return Prepared(sql)
+
+    def batch(self, statements: Sequence[Prepared]) -> Promise:
+        assert self._thread in (None, threading.get_ident()), "a Worker has one thread"
+        self.batches += 1
+        body = {"batch": [{"sql": one.sql, "params": one.values} for one in statements]}
+        answer = self._client.post(self._url, json=body).json()
+        if not answer["success"]:
+            raise RuntimeError(f"D1_ERROR: {answer['errors'][0]['message']}")
+        if self.lose:
+            self.lose -= 1
+            raise RuntimeError("Network connection lost.")
+        return Promise(answer["result"])
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def empty(*, one_thread: bool = True) -> Iterator[tuple[str, StandIn]]:
+    """The URL of a binding to a database without tables, and the binding."""
+    with d1.database() as database:
+        binding = StandIn(database, one_thread=one_thread)
+        try:
+            with bound(binding, lambda promise: promise.value) as url:
+                yield url, binding
+        finally:
+            binding.close()

@@ -1,0 +1,79 @@
+"""The binding of a Worker keeps the driver's contract, in one thread, on D1's own engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.care.sweeper import SweepOptions
+from perdure.errors import BadUrl
+from perdure.storage.d1.binding import bound
+from perdure.storage.port import Driver
+from perdure.storage.url import open_driver
+from perdure.testing.conformance import Awaited, DriverContract
+from tests.servers import d1_binding
+
+
+@pytest.mark.slow
+class TestContract(DriverContract):
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        # The contract has writers in threads of its own.
+        with (
+            d1_binding.empty(one_thread=False) as (url, _),
+            closing(open_driver(url, migrate=True)) as driver,
+        ):
+            yield Awaited(driver)
+
+
+def answer(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(str(len(state["messages"])))]}
+
+
+BUILDER = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer")
+
+
+def test_a_worker_s_requests_and_its_scheduled_compaction_use_one_thread_and_lose_nothing() -> None:
+    at: Any = {"configurable": {"thread_id": "ada"}}
+
+    async def fetch(url: str) -> str:
+        async with perdure.connect(url, migrate=True) as db:
+            graph = BUILDER.compile(checkpointer=db.checkpointer())
+            state = await graph.ainvoke({"messages": [("user", "hi")]}, at, durability="sync")
+            return str(state["messages"][-1].text)
+
+    async def scheduled(url: str) -> int:
+        kept = perdure.Retention(keep_last=2)
+        async with perdure.connect(url, retention=kept) as db:
+            swept = await db.sweeper(SweepOptions(share=1.0)).sweep()
+            assert await db.fsck("ada") == []
+            assert swept is not None
+            return swept.checkpoints
+
+    with d1_binding.empty() as (url, binding):
+        before = threading.active_count()
+        assert asyncio.run(fetch(url)) == "1"
+        binding.lose = 1
+        assert asyncio.run(fetch(url)) == "3", "an answer was lost, and nothing was stored twice"
+        assert binding.lose == 0
+        assert asyncio.run(scheduled(url)) > 0
+        assert asyncio.run(fetch(url)) == "5"
+        assert binding.batches > 10
+        assert not [t for t in threading.enumerate() if t.name.startswith("perdure-")], before
+
+
+def test_a_url_is_good_for_its_block_alone() -> None:
+    with d1_binding.empty() as (url, _):
+        pass
+    with pytest.raises(BadUrl, match="no D1 binding is open"):
+        open_driver(url)
+    with pytest.raises(BadUrl, match="in a Python Worker only"), bound(object()):  # type: ignore[arg-type]
+        pass

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.channels import ChatAddress, ChatOptions, TelegramBot
 from perdure.model.messages import SENT, UNKNOWN
-from perdure.testing.channels import ProviderFault, TelegramDouble
+from perdure.testing.channels import DeliveryFaults, ProviderFault, TelegramDouble
 from perdure.testing.channels.telegram import SECRET, TOKEN
 from tests.channels.serving import QUICK, asking, at_work, echo, telegram, telegram_at_work
 from tests.runtime.graphs import Storage, eventually, eventually_stored, go, stored
@@ -93,6 +93,22 @@ def test_an_update_that_is_sent_again_is_one_turn_also_after_a_restart(memory: S
                     await double.say(2, "another chat")
                     await double.until_shown(1, 2)
             assert double.texts(1) == ["once"]
+
+    go(main())
+
+
+def test_messages_that_come_in_another_order_and_twice_are_each_one_turn(memory: Storage) -> None:
+    async def main() -> None:
+        async with telegram_at_work(memory.database(), echo()) as (double, line):
+            double.deliveries = DeliveryFaults(shuffle=4, copies=2, delay=0.01, seed=3)
+            for text in "abcd":
+                await double.say(1, text)
+            while sorted("".join(double.texts(1)).replace(" + ", "")) != list("abcd"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            messages = await line.runtime.messages(thread(1))
+            contents = [each.message.payload["message"]["content"] for each in reversed(messages)]
+            assert contents != list("abcd")
+            assert sorted(contents) == list("abcd")
 
     go(main())
 

@@ -101,7 +101,7 @@ class Talk:
                 config = {"configurable": {"thread_id": "t"}}
                 before: list[BaseMessage] = self.histories.broken()
                 if before:
-                    await app.graph("agent").aupdate_state(config, {"messages": before}, as_node="model")
+                    await app.graph("agent").aupdate_state(config, {"messages": before}, as_node="__start__")
             states: list[str] = []
             for number in range(first, last):
                 ticket = await app.accept("t", f"question {number} " * 12, dedupe_key=str(number))

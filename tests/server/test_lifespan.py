@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -25,6 +26,7 @@ from perdure.runtime import Agent, Runtime
 from perdure.schema import Schema
 from perdure.server import checkpoint_lifespan, compile_graph, perdure_app
 from perdure.server.auth.identity import Open, User
+from tests.langgraph import graphs as made
 from tests.server.applications import (
     PLACES,
     QUICK,
@@ -401,3 +403,26 @@ def test_one_application_has_one_lifespan(near: str) -> None:
             assert app.state.perdure is before
 
     run(work())
+
+
+def test_a_policy_is_applied_to_the_threads(near: str) -> None:
+    with perdure.connect_sync(near, migrate=True) as db:
+        graph = made.chat(db.checkpointer())
+        for n in range(3):
+            graph.invoke(made.message(n), {"configurable": {"thread_id": "ada"}})
+        before = len(db.timeline("ada"))
+
+    async def work() -> None:
+        policy = perdure.Retention(keep_last=1)
+        app = FastAPI(lifespan=checkpoint_lifespan(near, retention=policy))
+        async with app.router.lifespan_context(app):
+            database = app.state.perdure.database
+            assert database.retention.default == policy
+            for _ in range(200):
+                left = len(await database.timeline("ada"))
+                if left == 1:
+                    break
+                await asyncio.sleep(0.05)
+            assert (before > 2, left) == (True, 1)
+
+    asyncio.run(work())

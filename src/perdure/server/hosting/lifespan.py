@@ -19,16 +19,20 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
+from perdure.care.sweeper import SweepOptions
 from perdure.config.lifespan import compile_graph, is_development, url_of
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
+from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import savers_for
 from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
+from perdure.runtime.observe import Logs, Observers
+from perdure.runtime.retention import RetentionLoop
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.crons import CronStarter
 from perdure.server.hosting.sweeper import Sweeper
@@ -92,6 +96,10 @@ OpenedNow = Annotated[Opened, Depends(_opened_now)]
 """The open resources, as the type of an endpoint's parameter; 503 before the start and after the stop."""
 
 
+_SWEEP_S = 3600.0
+"""Seconds between two sweeps of the threads."""
+
+
 def checkpoint_lifespan(
     db_url: str | None = None,
     *,
@@ -102,6 +110,7 @@ def checkpoint_lifespan(
     gate: Gate | None = None,
     settings: Settings | None = None,
     encryption_key: bytes | Collection[bytes] | None = None,
+    retention: Retention | RetentionRules | None = None,
 ) -> Lifespan:
     """Return a lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own. An
     ``Opened`` is at ``app.state.perdure`` while it lasts. Every start opens new resources, and none are
@@ -120,6 +129,8 @@ def checkpoint_lifespan(
         gate: authenticates and authorises requests to the routes; without one anyone may use them.
         settings: settings of the runtime.
         encryption_key: key, or keys, that encrypt stored data.
+        retention: what is kept of the threads; everything by default. With it the application sweeps the
+            tenant's threads once an hour, for 5% of its time; of several processes one sweeps.
 
     Raises:
         BadSetting: arguments that do not fit together.
@@ -146,8 +157,17 @@ def checkpoint_lifespan(
         is_migrated = development if migrate is None else migrate
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(
-                connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key)
+                connect(
+                    url,
+                    migrate=is_migrated,
+                    tenant=tenant,
+                    encryption_key=encryption_key,
+                    retention=retention,
+                )
             )
+            if retention is not None:
+                sweeps = RetentionLoop(database, Observers((Logs(),)), every=_SWEEP_S, options=SweepOptions())
+                await stack.enter_async_context(sweeps)
             host: ServerState | None = None
             if serve:
                 if gate is None and not development:

@@ -60,7 +60,7 @@ class Demo:
         assert process.stdout is not None
         for line in process.stdout:
             self.banner += line
-            if "http://" in line:
+            if "Perdure demo" in line:
                 self.address = line[line.index("http://") :].strip().rstrip("/")
             if "Ctrl-C" in line:
                 return

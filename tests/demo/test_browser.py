@@ -51,3 +51,25 @@ def test_an_open_page_outlives_the_process(page: Page, tmp_path: Path) -> None:
         (thread,) = demo.threads()
         assert [kind for kind, _ in demo.said(thread)] == ["human", "ai"] * 3
         assert [text for _, text in demo.said(thread)[::2]] == bodies(page)[::2]
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_was_remembered_and_forgets_it(page: Page, tmp_path: Path) -> None:
+    with running(tmp_path / "demo.db", free_port()) as demo:
+        page.goto(demo.address)
+        page.locator("#model", has_text=re.compile("^SmolLM2")).wait_for()
+        ask(page, "My name is Ada. What is the capital of France?")
+        answered(page, 1)
+        known = page.request
+        while not known.get(f"{demo.address}/memory").json()["facts"]:
+            page.wait_for_timeout(100)
+        page.locator("#new-thread").click()
+        ask(page, "Hello!")
+        answered(page, 1)
+        remembered = page.locator(".message.memory li")
+        remembered.get_by_text("My name is Ada.").wait_for()
+        remembered.get_by_role("button", name="Forget").click()
+        page.locator(".message.memory li", has_text="Forgotten").wait_for()
+        assert known.get(f"{demo.address}/memory").json()["facts"] == []
+        page.reload()
+        page.locator(".message.memory li", has_text="Forgotten").wait_for()

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, SystemMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
+from perdure.conversation import Conversation, Limit
 from perdure.database.base import DatabaseBase
 from perdure.memory import (
     RECALL_ID,
@@ -252,3 +253,101 @@ def test_the_last_turn_is_the_users_last_messages_and_what_followed() -> None:
     ]
     assert [each.text for each in last_turn(messages)] == ["c", "d", "e"]
     assert last_turn(messages[:1]) == []
+
+
+def test_the_running_summary_of_a_thread_reaches_the_users_next_thread() -> None:
+    model = Scripted(answers=[AIMessage("y" * 60)])
+
+    def summarize(summary: str, messages: Sequence[Any]) -> str:
+        return "They counted words together."
+
+    async def body(app: Runtime) -> None:
+        for number in range(14):
+            await say(app, "one", f"{number} " + "x" * 60)
+            await app._worker.runner.conversations.settled()
+        await settled(app, "ada", 1)
+        memory = Memory(app.store(), "ada")
+
+        async def is_there() -> bool:
+            return bool(await memory.asummaries())
+
+        await eventually_stored(is_there)
+        (summary,) = await memory.asummaries()
+        assert (summary.thread, summary.text) == ("one", "They counted words together.")
+        await say(app, "two", "Hello")
+
+    conversation = Conversation(limit=Limit(700, summary=350), summarize=summarize)
+    run(Agent(graph(model), conversation=conversation, memory=policy(extract=None)), body)
+    recalled, hello = model.sent[-1]
+    assert recalled.id == RECALL_ID
+    assert "They counted words together." in recalled.text
+    assert hello.text == "Hello"
+
+
+def test_short_threads_are_summarised_on_the_lane_and_each_summary_extends_the_last() -> None:
+    model, seen = Scripted(answers=[AIMessage("Noted.")]), []
+
+    async def summarize(summary: str, messages: Sequence[Any]) -> str:
+        seen.append((summary, [message.text for message in messages]))
+        return f"{summary} {messages[0].text}".strip()
+
+    async def body(app: Runtime) -> None:
+        await say(app, "one", "Hello")
+        await settled(app, "ada", 1)
+        await say(app, "one", "Again")
+        await settled(app, "ada", 2)
+        (summary,) = await Memory(app.store(), "ada").asummaries()
+        assert summary.text == "Hello Again"
+
+    run(Agent(graph(model), memory=policy(extract=None, summarize=summarize)), body)
+    assert seen == [("", ["Hello", "Noted."]), ("Hello", ["Again", "Noted."])]
+
+
+def test_a_search_that_fails_or_takes_long_leaves_the_newest_and_is_reported() -> None:
+    model, events = Scripted(answers=[AIMessage("Hi.")]), Events()
+
+    def embed(texts: list[str]) -> list[list[float]]:
+        if "Hello" in texts:
+            raise ConnectionError("the provider's own words")
+        return [[1.0, 0.0] for _ in texts]
+
+    async def main() -> None:
+        async with (
+            perdure.connect("memory://") as db,
+            working(
+                db,
+                Agent(graph(model), memory=policy(extract=None)),
+                events,
+                store_index={"dims": 2, "embed": embed},
+            ) as app,
+        ):
+            await Memory(app.store(), "ada").aremember("She sings.")
+            assert await say(app, "t", "Hello") == "done"
+
+    asyncio.run(main())
+    assert "She sings." in model.sent[0][0].text
+    (failed,) = events.named("memory.recall_failed")
+    assert set(failed) == {"tenant", "thread", "run", "graph", "error"}
+
+
+def test_what_is_near_to_the_first_message_is_recalled_although_it_is_old() -> None:
+    model = Scripted(answers=[AIMessage("Hi.")])
+
+    async def main() -> None:
+        index: Any = {"text": True, "fields": ["text"]}
+        async with (
+            perdure.connect("memory://") as db,
+            working(
+                db, Agent(graph(model), memory=policy(extract=None, nearest=1, newest=2)), store_index=index
+            ) as app,
+        ):
+            memory = Memory(app.store(), "ada")
+            for text in ("Her cat is called Moss.", "She sings.", "She dances.", "She cooks."):
+                await memory.aremember(text)
+            await say(app, "t", "What does my cat eat?")
+
+    asyncio.run(main())
+    recalled = model.sent[0][0].text
+    assert "Moss" in recalled
+    assert "She cooks." in recalled
+    assert "She sings." not in recalled

@@ -54,7 +54,7 @@ def main_demo(
         open_browser: True to open the page in a browser.
     """
     try:
-        require("dotenv", "fastapi", "jwt", "sse_starlette", "uvicorn")
+        require("dotenv", "fastapi", "jwt", "numpy", "sse_starlette", "snowballstemmer", "uvicorn")
         if once is not None:
             from perdure.demo.once import answer_once
 

@@ -1,0 +1,102 @@
+"""Each part of the memory, unplugged by itself: the check of the whole has to notice it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+
+import perdure
+from perdure import admin
+from perdure.database.base import handle_of
+from perdure.memory import Memory, memory
+from perdure.memory.policy import MemoryPolicy
+from perdure.model.ops import Fetch, Range
+from perdure.model.program import ask
+from perdure.model.records import ITEM, STORE
+from perdure.runtime import Agent, memories, memory_lane
+from tests.conversation.models import Scripted
+from tests.runtime.test_memories import graph, policy, say, settled, working
+
+
+async def whole() -> None:
+    """Two users teach an agent something; each next thread knows its own user's, and items expire."""
+    model = Scripted(answers=[AIMessage("Noted.")])
+
+    async def summarize(summary: str, messages: Sequence[Any]) -> str:
+        return "They talked about songs."
+
+    agent = Agent(graph(model), memory=policy(summarize=summarize))
+    ttl: Any = {"default_ttl": 60.0}
+    async with perdure.connect("memory://") as db, working(db, agent, store_ttl=ttl) as app:
+        for user, text in (("a.b", "I sing"), ("a_b", "I dance")):
+            await say(app, f"first of {user}", text, user)
+            async with asyncio.timeout(3):
+                await settled(app, user, 1)
+        for user, text in (("a.b", "I sing"), ("a_b", "I dance")):
+            await say(app, f"second of {user}", "Hello", user)
+            recalled = str(model.sent[-1][0].text)
+            assert text in recalled
+            assert "They talked about songs." in recalled
+            assert "I sing I dance".replace(text, "").strip() not in recalled
+            assert len(await Memory(app.store(), user).afacts()) == 1
+        records = [record async for record in expiring(db)]
+        assert records
+        assert all(record is not None for record in records)
+
+
+async def expiring(db: perdure.Database) -> Any:
+    """Yield the time to live of each stored item."""
+    for place in admin.partitions(db, ""):
+        if place.space == STORE:
+            (found,) = await handle_of(db).arun(ask(Fetch(place, (Range(ITEM),))))
+            for record in found:
+                yield record.fields["ttl"]
+
+
+async def _given(self: Any, policy: Any, graph: Any, config: Any, held: Any, given: Any) -> Any:
+    return given
+
+
+async def _nothing(*args: Any, **kwargs: Any) -> Any:
+    return ()
+
+
+async def _empty(*args: Any, **kwargs: Any) -> Any:
+    return {"facts": [], "summary": "They talked about songs."}
+
+
+async def _no_summary(
+    policy: Any, memory: Any, turns: Any, *, has_index: bool, real: Any = memory_lane._found
+) -> Any:
+    return {**await real(policy, memory, turns, has_index=has_index), "summary": None}
+
+
+MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "recall": (memories.Memories, "input", _given),
+    "hand-over": (memories.Memories, "ended", _nothing),
+    "extraction": (memory_lane, "_found", _empty),
+    "summary": (memory_lane, "_found", _no_summary),
+    "time to live": (memory, "_timed", lambda store, ops: list(ops)),
+    "user isolation": (
+        memory,
+        "namespace_of",
+        lambda user, root: (*root, user.replace(".", "_")),
+    ),
+    "identity": (MemoryPolicy, "user_of", lambda self, configurable: "a_b"),
+}
+
+
+def test_the_whole_works() -> None:
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_an_unplugged_part_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, attribute, replacement = MUTANTS[name]
+    monkeypatch.setattr(where, attribute, replacement)
+    with pytest.raises((AssertionError, TimeoutError)):
+        asyncio.run(whole())

@@ -65,6 +65,7 @@ def test_a_thread_is_found_and_read(page: Page, address: str) -> None:
     page.get_by_role("link", name="plain", exact=True).click()
     page.get_by_role("heading", name="plain", level=1).wait_for()
     links = page.locator("a[data-checkpoint]")
+    links.nth(14).wait_for()
     assert links.count() == 15
     assert links.first.locator(".tag").inner_text() == "latest"
     # The newest step forked, and added a note to its parent's state.

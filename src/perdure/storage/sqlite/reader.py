@@ -68,7 +68,7 @@ class SqliteReader:
 
     async def aperform(self, effect: Effect[R]) -> R:
         loop = asyncio.get_running_loop()
-        return cast(R, await loop.run_in_executor(self._pool, self.perform, effect))
+        return await loop.run_in_executor(self._pool, self.perform, effect)
 
     def examine(self, partition: Partition | None) -> list[str]:
         """Return the damage found in the records of a partition, or, with ``None``, in the file."""

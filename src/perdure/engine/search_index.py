@@ -107,10 +107,11 @@ def logged_generation(before: Record, version: int, keys: Sequence[str]) -> Op:
         keys: The items whose entries the commit changes.
     """
     log = [*_log(before), [before.version, list(keys)]][-LOG_COMMITS:]
-    while log and len(body := ormsgpack.packb(log)) > LOG_BYTES:
+    body = ormsgpack.packb(log)
+    while len(body) > LOG_BYTES:
         log = log[1:]
-    fields = {"updated_at": 0}
-    return Put(DOCUMENT, _GENERATION, fields, body if log else b"", expect=before.version, version=version)
+        body = ormsgpack.packb(log) if log else b""
+    return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, body, expect=before.version, version=version)
 
 
 def _log(record: Record) -> list[list[Any]]:

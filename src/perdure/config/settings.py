@@ -107,9 +107,15 @@ def _runtime() -> list[Setting]:
     """Return the settings of ``perdure.runtime.Settings``, which checks their ranges itself."""
     hints = get_type_hints(Settings)
     return [
-        _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), field.default)
+        _setting(
+            f"runtime.{field.name}", _kind_of(hints[field.name]), _DEFAULTS.get(field.name, field.default)
+        )
         for field in fields(Settings)
     ]
+
+
+# Clients of LangGraph's server may run another graph on a thread, so servers and their workers let them.
+_DEFAULTS = {"shared_threads": True}
 
 
 def _kind_of(hint: Any) -> ValueKind:

@@ -213,7 +213,7 @@ async def _serving(
     """Open the runtime and the state of the routes. They close before the database does, streams first: a
     run that is still under way when its subscribers are disconnected can be stored."""
     hooks = of_variables(os.environ)
-    settings = settings or Settings()
+    settings = settings or Settings(shared_threads=True)
     channels = {} if hooks is None else hooks.channels(settings)
     try:
         runtime = Runtime(

@@ -60,7 +60,6 @@ async def test_every_route_names_the_damage_and_the_command(name: str, tmp_path:
         shown = (await http.get("/threads/ada")).json()
         assert (shown["status"], shown["values"], shown["error"]["error"]) == ("error", None, name)
         assert "fsck" in shown["error"]["message"]
-        if name == "MissingChunk":
-            waited = (await http.post("/threads/ada/runs/wait", json=again)).json()
-            assert waited["__error__"]["error"] == name
-            assert "perdure fsck" in waited["__error__"]["message"]
+        waited = (await http.post("/threads/ada/runs/wait", json=again)).json()
+        assert waited["__error__"]["error"] == name
+        assert "perdure fsck" in waited["__error__"]["message"]

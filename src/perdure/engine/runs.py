@@ -91,7 +91,15 @@ class Claim:
             Range(RUN, by="first", reverse=True, limit=1),
         )
         guess = () if known is None or known.run_id is not None else (self._rows(known.bound, self.most),)
-        lanes, followed, epochs, heads, runs, *rows = yield from ask(Fetch(self.partition, (*items, *guess)))
+        try:
+            fetched = yield from ask(Fetch(self.partition, (*items, *guess)))
+        except Corrupt:
+            # The head may be what is damaged. The run begins then, and ends with the error: a thread whose
+            # runs could not be claimed would leave its callers waiting.
+            without = tuple(item for item in (*items, *guess) if item.kind is not HEAD)
+            found = yield from ask(Fetch(self.partition, without))
+            fetched = (*found[:3], (), *found[3:])
+        lanes, followed, epochs, heads, runs, *rows = fetched
         lane = Lane.read(IN, lanes)
         epoch = epochs[0].version if epochs else 0
         head = heads[0].fields["checkpoint_id"] if heads else None

@@ -411,7 +411,7 @@ class Runner:
         reason."""
         try:
             await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
-        except CannotTakeBack as error:
+        except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
             return {"not_taken_back": error_note(error)}
         return {}

@@ -79,6 +79,40 @@ def test_a_user_lists_and_forgets_what_is_known_of_that_user_alone() -> None:
     run(agent(), body)
 
 
+def test_the_store_s_routes_show_nobody_the_memory_of_another_user() -> None:
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        await Memory(runtime.store(), "bob").aremember("Dances.")
+        await Memory(runtime.store(), "ada").aremember("Sings.")
+        theirs, hers = ["memories", "bob", "facts"], ["memories", "ada", "facts"]
+        searches = [[], ["memories"], ["memories", "bob"], theirs]
+        for asked in searches:
+            answer = await http.post("/store/items/search", json={"namespace_prefix": asked}, headers=ADA)
+            assert (answer.status_code, "Dances" in answer.text) == (403, False), asked
+            listed = await http.post("/store/namespaces", json={"prefix": asked or None}, headers=ADA)
+            assert (listed.status_code, "bob" in listed.text) == (403, False), asked
+        for asked in (["*", "bob"], ["memories", "*"], ["*"]):
+            listed = await http.post("/store/namespaces", json={"prefix": asked}, headers=ADA)
+            assert (listed.status_code, "bob" in listed.text) == (403, False), asked
+        item = {"namespace": theirs, "key": "k", "value": {"text": "false"}}
+        assert (await http.put("/store/items", json=item, headers=ADA)).status_code == 403
+        asked_for = {"namespace": ".".join(theirs), "key": "k"}
+        assert (await http.get("/store/items", params=asked_for, headers=ADA)).status_code == 403
+        gone = await http.request(
+            "DELETE", "/store/items", json={"namespace": theirs, "key": "k"}, headers=ADA
+        )
+        assert gone.status_code == 403
+        # Her own, and what is no memory, she may read.
+        found = await http.post("/store/items/search", json={"namespace_prefix": hers}, headers=ADA)
+        assert (found.status_code, "Sings" in found.text) == (200, True)
+        assert (
+            await http.put("/store/items", json={**item, "namespace": ["notes"]}, headers=ADA)
+        ).status_code == 204
+        notes = await http.post("/store/items/search", json={"namespace_prefix": ["notes"]}, headers=ADA)
+        assert len(notes.json()["items"]) == 1
+
+    run(agent(), body)
+
+
 def test_a_server_without_a_memory_answers_not_found() -> None:
     async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
         for method in ("GET", "DELETE"):

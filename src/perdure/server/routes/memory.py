@@ -10,12 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from perdure.errors import NotFound
-from perdure.memory.memory import Memory
-from perdure.memory.policy import VERIFIED_USER
 from perdure.runtime.turns import lane_of
-from perdure.server.auth.identity import Refusal
+from perdure.server.memories import memories_of
 from perdure.server.responses import Json
-from perdure.server.state import Caller, CallerNow
+from perdure.server.state import CallerNow
 
 router = APIRouter(tags=["memory"])
 
@@ -25,7 +23,7 @@ EntryId = Annotated[str, Path(min_length=1, max_length=256)]
 @router.get("/memory")
 async def list_memory(caller: CallerNow) -> Json:
     """Return all that is known of the user, with its history."""
-    exported = [await memory.aexport() for memory in _memories(caller)]
+    exported = [await memory.aexport() for memory in memories_of(caller)]
     return Json({kind: [each for one in exported for each in one[kind]] for kind in ("facts", "summaries")})
 
 
@@ -33,7 +31,7 @@ async def list_memory(caller: CallerNow) -> Json:
 async def forget_all(caller: CallerNow) -> Json:
     """Remove all that is known of the user, and the turns that wait for their extraction."""
     removed = 0
-    for memory in _memories(caller):
+    for memory in memories_of(caller):
         await caller.runtime.delete(lane_of(memory.user))
         removed += await memory.aforget()
     return Json({"removed": removed})
@@ -43,7 +41,7 @@ async def forget_all(caller: CallerNow) -> Json:
 async def forget(caller: CallerNow, entry_id: EntryId) -> Response:
     """Remove a fact in all its versions, or the summary of a thread."""
     missing: NotFound | None = None
-    for memory in _memories(caller):
+    for memory in memories_of(caller):
         try:
             await memory.aforget(entry_id)
         except NotFound as error:
@@ -51,18 +49,3 @@ async def forget(caller: CallerNow, entry_id: EntryId) -> Response:
         else:
             return Response(status_code=204)
     raise missing or NotFound(f"nothing of the id {entry_id!r} is known")
-
-
-def _memories(caller: Caller) -> list[Memory]:
-    """Return the user's memories, one for each namespace that the graphs have. ``Refusal`` with 404 if no
-    graph has a memory, or the user has none."""
-    found: dict[tuple[str, ...], Memory] = {}
-    verified = {VERIFIED_USER: caller.user.dict()}
-    for agent in caller.host.runtime.graphs.values():
-        user = None if agent.memory is None else agent.memory.user_of(verified)
-        if agent.memory is not None and user is not None:
-            memory = Memory(caller.runtime.store(), user, root=agent.memory.root)
-            found[memory.namespace] = memory
-    if not found:
-        raise Refusal(404, "no graph of this server has a memory of this user; see memory.enabled")
-    return list(found.values())

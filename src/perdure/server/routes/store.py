@@ -4,7 +4,8 @@ It is the store of all graphs that were compiled without one. A ``query`` needs 
 ``store.index`` describes; without one it is refused.
 
 Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
-narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored.
+narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. What
+graphs remember of a user is that user's alone, whatever the handlers say.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from perdure.langgraph.store import PerdureStore
 from perdure.server.auth.identity import Refusal
+from perdure.server.memories import require_own
 from perdure.server.requests import Body, Mapped, Offset, Page
 from perdure.server.responses import Json
 from perdure.server.state import Caller, CallerNow
@@ -153,7 +155,9 @@ async def _narrowed(caller: Caller, action: str, value: dict[str, Any]) -> Label
             "The authorization handler answered with a filter, and items of the store have no metadata; "
             'narrow value["namespace"] in a handler for the store instead',
         )
-    return _labels(value["namespace"] or ())
+    labels = _labels(value["namespace"] or ())
+    require_own(caller, labels)
+    return labels
 
 
 def _labels(given: Sequence[str]) -> Labels:

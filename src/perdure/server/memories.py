@@ -1,0 +1,59 @@
+"""Memories of the user of a request, and the part of the store that holds those of other users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.memory.memory import Memory
+from perdure.memory.policy import VERIFIED_USER
+from perdure.server.auth.identity import Refusal
+from perdure.server.state import Caller
+
+_ANY = "*"
+"""Label with which the listing of namespaces matches every label."""
+
+
+def memories_of(caller: Caller) -> list[Memory]:
+    """Return the user's memories, one for each namespace that the graphs have. ``Refusal`` with 404 if no
+    graph has a memory, or the user has none."""
+    found = _found(caller)
+    if not found:
+        raise Refusal(404, "no graph of this server has a memory of this user; see memory.enabled")
+    return list(found.values())
+
+
+def require_own(caller: Caller, labels: Sequence[str]) -> None:
+    """Raise ``Refusal`` with 403 if a namespace of the store, or one below it, holds what is remembered of
+    other users. Without authentication there is only one user.
+
+    Args:
+        caller: the authenticated user of the request.
+        labels: the namespace, or the prefix of namespaces; a label may be ``*``.
+    """
+    if caller.is_program or not caller.user.identity:
+        return
+    roots = {agent.memory.root for agent in caller.host.runtime.graphs.values() if agent.memory is not None}
+    own = [namespace for namespace in _found(caller) if tuple(labels[: len(namespace)]) == namespace]
+    if own or not any(_meet(labels, root) for root in roots):
+        return
+    raise Refusal(
+        403,
+        f"namespaces below {'.'.join(min(roots))!r} hold what is remembered of users; name another one, or "
+        "read your own memory at /memory",
+    )
+
+
+def _found(caller: Caller) -> dict[tuple[str, ...], Memory]:
+    found: dict[tuple[str, ...], Memory] = {}
+    verified = {VERIFIED_USER: caller.user.dict()}
+    for agent in caller.host.runtime.graphs.values():
+        user = None if agent.memory is None else agent.memory.user_of(verified)
+        if agent.memory is not None and user is not None:
+            memory = Memory(caller.runtime.store(), user, root=agent.memory.root)
+            found[memory.namespace] = memory
+    return found
+
+
+def _meet(labels: Sequence[str], root: Sequence[str]) -> bool:
+    """Return True if one of two namespaces lies within the other."""
+    return all(_ANY in (mine, theirs) or mine == theirs for mine, theirs in zip(labels, root, strict=False))

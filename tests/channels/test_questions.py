@@ -153,3 +153,18 @@ def test_an_answer_that_is_not_taken_tells_what_to_send(value: Any, decision: An
 )
 def test_what_is_shown(value: Any, shown: str) -> None:
     assert question(ID, value)["content"] == shown
+
+
+def test_a_long_question_is_shown_whole_and_what_is_not_shown_cannot_be_approved() -> None:
+    long = requests("sql", query="x" * 10_000)
+    assert question(ID, long)["content"].count("x") == 10_000
+    assert "approve" in decisions(long)
+    endless = requests("sql", query="y" * 30_000)
+    shown = question(ID, endless)["content"]
+    assert shown.endswith("y\n\n[10032 more characters are not shown. It cannot be approved here.]")
+    assert decisions(endless) == ["reject"]
+    assert [each.text for each in buttons(question(ID, endless))] == ["Reject"]
+    with pytest.raises(UnusableAnswer):
+        resume_value(endless, "approve")
+    assert resume_value(endless, "reject") == {"decisions": [{"type": "reject"}]}
+    assert question(ID, "z" * 20_001)["content"].endswith("[1 more characters are not shown.]")

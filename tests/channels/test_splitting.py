@@ -35,6 +35,17 @@ def test_the_best_place_is_taken(text: str, parts: list[str]) -> None:
     assert split_text(text, 10) == parts
 
 
+def test_no_more_than_a_part_is_measured_at_a_time() -> None:
+    measured: list[int] = []
+
+    def length(text: str) -> int:
+        measured.append(len(text))
+        return len(text)
+
+    assert len(split_text("word " * 10_000, 100, length)) == 500
+    assert max(measured) <= 101
+
+
 def test_a_length_in_utf_16_is_telegram_s() -> None:
     assert utf16_length("a🙂") == 3
     assert split_text("🙂🙂🙂", 4, utf16_length) == ["🙂🙂", "🙂"]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,7 +70,7 @@ class ChatChannel(ABC):
             self.name: Channel(
                 send_in=self._send,
                 in_doubt=self._in_doubt,
-                find=self.find if self._in_doubt == "reconcile" else None,
+                find=self._find if self._in_doubt == "reconcile" else None,
                 split=self._split,
                 ask=questions.question,
                 indicate=self._indicate,
@@ -131,8 +132,9 @@ class ChatChannel(ABC):
         reply = Reply(0, "notice", 0, self.name, {"content": text})
         try:
             async with asyncio.timeout(10):
-                self.backoff.check(address.chat)
-                await self.deliver(address, text, reply)
+                for part in split_text(text, self.length, self.measure):
+                    self.backoff.check(address.chat)
+                    await self.deliver(address, part, reply)
         except (NotSent, Undeliverable, SendUncertain, TimeoutError) as error:
             _log.warning("%s: a notice was not sent (%s)", self.name, type(error).__name__)
 
@@ -146,19 +148,37 @@ class ChatChannel(ABC):
             found = self._receivers[id(runtime)] = Receiver(runtime, self.name, self.options)
         return found
 
+    async def _find(self, thread_id: str, reply: Reply) -> str | None:
+        self.backoff.check(ChatAddress.of(thread_id).chat)
+        return await self.find(thread_id, reply)
+
     async def _send(self, partition: Partition, reply: Reply) -> str | None:
         try:
             address = ChatAddress.of(partition.thread)
         except ValueError as error:
             raise Undeliverable(str(error)) from error
-        text = text_of(reply.payload)
-        if text is None:
+        if text_of(reply.payload) is None:
             raise Undeliverable("the reply has no text")
         sent: str | None = None
         # One part, unless the run was executed by a process that does not have this channel.
-        for part in self._parts(text, reply.payload):
-            self.backoff.check(address.chat)
-            sent = await self.deliver(address, part, reply)
+        parts = self._split(reply.payload)
+        for number, part in enumerate(parts, 1):
+            is_last = number == len(parts)
+            # Only the last part has the id of the reply: a search for it takes no other part for the whole.
+            run_id = reply.run_id if is_last else f"{reply.run_id}.{number}"
+            try:
+                self.backoff.check(address.chat)
+                sent = await self.deliver(
+                    address, text_of(part) or "", replace(reply, payload=part, run_id=run_id)
+                )
+            except (NotSent, SendUncertain) as error:
+                if number == 1:
+                    raise
+                # Another attempt would repeat the parts before this one.
+                raise Undeliverable(
+                    f"{number - 1} of its {len(parts)} parts were sent, and the next one failed ({error}); "
+                    "give all workers this channel, so that parts are stored and tried again one by one"
+                ) from error
         return sent
 
     async def _indicate(self, partition: Partition, message: Message) -> None:
@@ -166,8 +186,10 @@ class ChatChannel(ABC):
 
     def _split(self, payload: Any) -> Sequence[Any]:
         text = text_of(payload)
-        if text is None or not isinstance(payload, Mapping):
+        if text is None:
             return [payload]
+        if not isinstance(payload, Mapping):
+            return self._parts(text, payload)
         *front, last = self._parts(text, payload)
         plain = {name: held for name, held in payload.items() if name != "question"}
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]

@@ -16,7 +16,8 @@ DECISIONS: Mapping[Decision, str] = {"approve": "Approve", "edit": "Edit", "reje
 
 _PREFIX = "perdure"
 _LETTERS: Mapping[str, Decision] = {"a": "approve", "e": "edit", "r": "reject"}
-_SHOWN_MAX = 3000
+_SHOWN_MAX = 20_000
+"""Maximum length of a question. The rest of a longer one is counted, and it takes no approval in the chat."""
 _PRESS = "Please press one of the buttons."
 
 
@@ -58,7 +59,15 @@ def pressed(data: str) -> tuple[str, Decision] | None:
 
 
 def decisions(value: Any) -> list[Decision]:
-    """Return the decisions that an interrupt takes, none if it is answered by text."""
+    """Return the decisions that an interrupt takes in a chat, none if it is answered by text."""
+    taken = _taken(value)
+    if taken and len(_whole(value)) > _SHOWN_MAX:
+        # What was not shown is not approved.
+        return [each for each in taken if each == "reject"]
+    return taken
+
+
+def _taken(value: Any) -> list[Decision]:
     if (requests := _requests(value)) is not None:
         allowed = set.intersection(*(_allowed(value, request) for request in requests))
         known: list[Decision] = [each for each in DECISIONS if each in allowed]
@@ -182,6 +191,15 @@ def _arguments(value: Any) -> Mapping[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    whole = _whole(value)
+    left = len(whole) - _SHOWN_MAX
+    if left <= 0:
+        return whole
+    hint = " It cannot be approved here." if _taken(value) else ""
+    return f"{whole[:_SHOWN_MAX]}\n\n[{left} more characters are not shown.{hint}]"
+
+
+def _whole(value: Any) -> str:
     if (requests := _requests(value)) is not None:
         return "\n\n".join(_action(each.get("description"), each.get("name"), each) for each in requests)
     if (human := _human(value)) is not None:
@@ -190,14 +208,12 @@ def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         for name in ("question", "message", "prompt", "text"):
             if isinstance(value.get(name), str):
-                return str(value[name])[:_SHOWN_MAX]
-    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))[
-        :_SHOWN_MAX
-    ]
+                return str(value[name])
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
     if isinstance(description, str) and description.strip():
-        return description[:_SHOWN_MAX]
+        return description
     arguments = json.dumps(request.get("args") or {}, ensure_ascii=False, default=str)
-    return f"May I do this? {name}\n{arguments}"[:_SHOWN_MAX]
+    return f"May I do this? {name}\n{arguments}"

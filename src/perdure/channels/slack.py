@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 from collections.abc import Awaitable, Mapping
@@ -160,10 +161,13 @@ class SlackApp(ChatChannel):
 
     # What Slack gets
 
+    def measure(self, text: str) -> int:
+        return len(_escaped(text))
+
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         call = self.client.chat_postMessage(
             channel=channel_of(address.chat),
-            text=text,
+            text=_escaped(text),
             blocks=_blocks(text, reply.payload),
             thread_ts=address.topic or None,
             metadata={"event_type": _METADATA, "event_payload": {"id": reply.id}},
@@ -221,6 +225,11 @@ class SlackApp(ChatChannel):
         if code in _TOKEN_ERRORS:
             return NotSent("Slack refused the bot's token", retry_after=_PATIENCE_S)
         return Undeliverable(f"Slack refused it ({code})")
+
+
+def _escaped(text: str) -> str:
+    """Return a text without Slack's control sequences, such as ``<!channel>``."""
+    return html.escape(text, quote=False)
 
 
 def _client_log() -> logging.Logger:

@@ -18,12 +18,13 @@ def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list
 
     Args:
         text: The text.
-        most: The maximum length of a part, at least 2.
-        length: The length of a text in the provider's units, 1 or 2 for each character.
+        most: The maximum length of a part, at least that of any character.
+        length: The length of a text in the provider's units, at least 1 for each character.
     """
     parts: list[str] = []
-    rest = text.strip()
-    while length(rest) > most:
+    text, start = text.strip(), 0
+    # No more than a part is looked at: what the rest has is of no matter, and it may be long.
+    while length(rest := text[start : start + most + 1]) > most:
         end = _fitting(rest, most, length)
         for mark in _BREAKS:
             at = rest.rfind(mark, end // 2, end)
@@ -31,7 +32,9 @@ def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list
                 end = at + len(mark)
                 break
         parts.append(rest[:end].rstrip())
-        rest = rest[end:].lstrip()
+        start += end
+        while text[start : start + 1].isspace():
+            start += 1
     return [part for part in (*parts, rest) if part]
 
 

@@ -71,8 +71,8 @@ class Channel:
         timeout: Seconds for one call, more than 0.
         send_in: Takes the place of ``send``; called with the partition, which includes the thread's tenant,
             and the reply.
-        split: Divides a reply into those that are stored, each of which is sent and tried again by itself,
-            for providers that limit the length of a message.
+        split: Divides a reply, or a question, into those that are stored, each of which is sent and tried
+            again by itself, for providers that limit the length of a message.
         ask: Makes the reply that asks for the answer to an interrupt, from its id and its value; ``None``
             asks nothing.
         indicate: Called when an attempt at a run begins, with the partition and the run's last message, to
@@ -118,7 +118,7 @@ class Channel:
         if ending.state == WAITING:
             ask = self.ask
             asked = () if ask is None else tuple(ask(each["id"], each["value"]) for each in ending.replies)
-            return replace(ending, replies=asked)
+            ending = replace(ending, replies=asked)
         if self.split is None:
             return ending
         return replace(ending, replies=tuple(part for each in ending.replies for part in self.split(each)))
@@ -183,14 +183,26 @@ class Delivery:
             try:
                 async with asyncio.timeout(channel.timeout):
                     known = await channel.find(sending.partition.thread, reply)
+            except NotSent as error:
+                return await self._unfound(channel, sending, error), sending
             except Exception as error:
-                state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
-                return DeliveryOutcome(state, error=error_note(error), counts=1), sending
+                return _still_doubted(channel, reply, error), sending
             if known is not None:
                 return _accepted(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
         sending = await self._database.arun(again)
         return await self._sent(channel, sending), sending
+
+    async def _unfound(self, channel: Channel, sending: Sending, error: NotSent) -> DeliveryOutcome:
+        """Return the outcome of a question to the provider that it certainly did not take."""
+        if error.retry_after is None:
+            return _still_doubted(channel, sending.reply, error)
+        return DeliveryOutcome(
+            SENDING, error=error_note(error), again_at=await self._after(error.retry_after)
+        )
+
+    async def _after(self, seconds: float) -> int:
+        return await self._clock.now() + round(seconds * 1_000_000)
 
     async def _sent(self, channel: Channel, sending: Sending) -> DeliveryOutcome:
         """Send a reply and return the outcome."""
@@ -204,7 +216,7 @@ class Delivery:
             return DeliveryOutcome(DEAD, error=error_note(error))
         except NotSent as error:
             if error.retry_after is not None:
-                again = await self._clock.now() + round(error.retry_after * 1_000_000)
+                again = await self._after(error.retry_after)
                 return DeliveryOutcome(READY, error=error_note(error), again_at=again, counts=-1)
             return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
         except Exception as error:
@@ -216,6 +228,12 @@ class Delivery:
 
     def _emit(self, sending: Sending, settled: DeliveryOutcome) -> None:
         self._observers.event(f"reply.{settled.state}", **_fields(sending))
+
+
+def _still_doubted(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
+    """Return the outcome of a failed question to the provider: asked again, or held for a person at last."""
+    state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
+    return DeliveryOutcome(state, error=error_note(error), counts=1)
 
 
 def _accepted(provider_id: object) -> DeliveryOutcome:

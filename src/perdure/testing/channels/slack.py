@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import time
@@ -35,6 +36,8 @@ class SlackDouble(ProviderDouble):
         super().__init__(webhook, deliveries=deliveries, patience=patience)
         self.secret = SIGNING_SECRET
         self.history: list[dict[str, Any]] = []
+        self.search_limits: list[int] = []
+        """Pauses, in seconds, with which the next searches are refused."""
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_route("*", "/api/{method}", self._call)
@@ -94,7 +97,11 @@ class SlackDouble(ProviderDouble):
 
     async def press(self, shown: Shown, button: str) -> None:
         """Let a person press a button of a message of the app."""
-        message = {"ts": shown.id, "text": shown.text, **({"thread_ts": shown.topic} if shown.topic else {})}
+        message = {
+            "ts": shown.id,
+            "text": html.escape(shown.text, quote=False),
+            **({"thread_ts": shown.topic} if shown.topic else {}),
+        }
         payload = {
             "type": "block_actions",
             "team": {"id": TEAM},
@@ -127,6 +134,10 @@ class SlackDouble(ProviderDouble):
             given |= await request.json()
         self.calls.append((method, given))
         if method in ("conversations.history", "conversations.replies"):
+            if self.search_limits:
+                pause = str(self.search_limits.pop(0))
+                answer = {"ok": False, "error": "ratelimited"}
+                return web.json_response(answer, status=429, headers={"Retry-After": pause})
             found = [each for each in self.history if each["channel"] == given["channel"]]
             return web.json_response({"ok": True, "messages": found})
         if method != "chat.postMessage":
@@ -140,7 +151,8 @@ class SlackDouble(ProviderDouble):
         shown = Shown(
             given["channel"],
             given.get("thread_ts") or "",
-            given["text"],
+            # As people see it; what is not escaped is in ``calls``.
+            html.unescape(given["text"]),
             self.next_ts(),
             {each["text"]["text"]: each["value"] for each in elements},
         )

@@ -1,0 +1,103 @@
+"""Sending of replies through a chat channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure.channels import ChatAddress
+from perdure.model.messages import Reply
+from perdure.model.records import Partition
+from perdure.runtime import NotSent, Undeliverable
+from perdure.testing.channels import ProviderFault, TelegramDouble
+from tests.channels.serving import asking, echo, telegram
+from tests.channels.test_slack import slack_at_work
+from tests.channels.test_slack import thread as slack_thread
+from tests.channels.test_whatsapp import ADA, whatsapp_at_work
+from tests.channels.test_whatsapp import thread as whatsapp_thread
+from tests.runtime.graphs import Storage, eventually_stored, go, stored
+
+LONG = {
+    "action_requests": [{"name": "sql", "args": {"query": "x" * 2500}}],
+    "review_configs": [{"action_name": "sql", "allowed_decisions": ["approve"]}],
+}
+
+
+@pytest.fixture
+def memory() -> Iterator[Storage]:
+    with stored("memory") as storage:
+        yield storage
+
+
+def test_a_long_question_is_stored_in_parts_of_which_the_last_has_the_buttons(memory: Storage) -> None:
+    async def main() -> None:
+        async with whatsapp_at_work(memory, asking(LONG)) as (double, line):
+            await double.say(ADA, "go")
+            await double.until_shown(3)
+            assert "".join(each.text for each in double.shown).count("x") == 2500
+            assert [list(each.buttons) for each in double.shown] == [[], [], ["Approve"]]
+
+            async def is_sent() -> bool:
+                replies = await line.runtime.replies(whatsapp_thread(ADA))
+                return [each.state for each in replies] == ["sent"] * 3
+
+            await eventually_stored(is_sent)
+
+    go(main())
+
+
+def test_a_reply_that_was_not_stored_in_parts_is_given_up_rather_than_repeated() -> None:
+    async def main() -> None:
+        async with TelegramDouble() as double, telegram(double) as bot:
+            reply = Reply(1, "run", 0, "telegram", {"role": "assistant", "content": "x" * 9000})
+            send: Any = bot.channels["telegram"].send_in
+
+            async def sent(chat: str) -> None:
+                await send(Partition("", ChatAddress("telegram", chat).thread_id), reply)
+
+            await sent("1")
+            assert [len(text) for text in double.texts(1)] == [4096, 4096, 808]
+            double.faults.append(ProviderFault("limit", chat="2"))
+            with pytest.raises(NotSent):
+                await sent("2")
+            # A fault concerns the next message: the first one is taken, and the second one limited.
+            double.faults += [ProviderFault("slow", chat="3", seconds=0.0), ProviderFault("limit", chat="3")]
+            with pytest.raises(Undeliverable, match="1 of its 3 parts were sent"):
+                await sent("3")
+            assert len(double.texts(3)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_search_that_slack_limits_uses_up_no_attempt(memory: Storage) -> None:
+    async def main() -> None:
+        async with slack_at_work(memory, echo()) as (double, line):
+            double.faults.append(ProviderFault("lose", chat="D1"))
+            double.search_limits = [0, 0]
+            await double.say("D1", "once")
+
+            async def is_sent() -> bool:
+                return [each.state for each in await line.runtime.replies(slack_thread("D1"))] == ["sent"]
+
+            await eventually_stored(is_sent)
+            (reply,) = await line.runtime.replies(slack_thread("D1"))
+            assert double.search_limits == []
+            assert (reply.attempts, double.texts("D1")) == (1, ["once"])
+
+    go(main())
+
+
+def test_what_is_posted_to_slack_has_no_control_sequence(memory: Storage) -> None:
+    async def main() -> None:
+        async with slack_at_work(memory, echo()) as (double, line):
+            await double.say("D1", "&lt;!channel&gt; a &amp;amp; b")
+            await double.until_shown(1)
+            (posted,) = [given["text"] for name, given in double.calls if name == "chat.postMessage"]
+            assert posted == "&lt;!channel&gt; a &amp;amp; b"
+            assert double.texts("D1") == ["<!channel> a &amp; b"]
+            assert line.bot.measure("<") == 4
+
+    go(main())

@@ -10,7 +10,9 @@ import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.errors import Conflict
-from perdure.model.records import KINDS, SEAL, Partition, Record
+from perdure.model.ops import Commit, Delete
+from perdure.model.program import ask
+from perdure.model.records import CHECKPOINT, GC, KINDS, SEAL, Partition, Record
 from tests.engine.test_transfer import (
     Crossed,
     Cut,
@@ -110,4 +112,21 @@ def test_a_copy_onto_what_is_there_changes_nothing(held: str) -> None:
     db.checkpointer().delete_thread("copy")
     db.checkpointer().copy_thread("one", "copy")
     assert db.digest("copy").agrees(db.digest("one"))
+    assert db.fsck("copy") == []
+
+
+def test_a_thread_that_an_early_copy_left_without_a_generation_is_there() -> None:
+    db = in_memory()
+    grow(db, "one", 2)
+    db.checkpointer().copy_thread("one", "copy")
+    there = db.digest("copy")
+    handle_of(db).run(ask(Commit(TARGET, (Delete(GC, ()),))))
+    saver = db.checkpointer()
+    latest = saver.get_tuple(config("copy"))
+    assert latest is not None
+    assert len(list(saver.list(config("copy")))) == len(rows(db, TARGET, CHECKPOINT))
+    assert db.fsck("copy") == []
+    grow(db, "copy", 1)
+    assert len(rows(db, TARGET, CHECKPOINT)) > there.checkpoints
+    assert rows(db, TARGET, GC)
     assert db.fsck("copy") == []

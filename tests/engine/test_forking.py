@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine import forking
-from perdure.errors import Fenced, NotFound
+from perdure.errors import Conflict, Fenced, NotFound, NotWaiting
 from perdure.model.ops import Commit, Expect, Put
 from perdure.model.program import ask
 from perdure.model.records import EPOCH, Partition
+from perdure.runtime import Runtime
 
 
 def extend(held: list[str], more: list[Any]) -> list[str]:
@@ -160,3 +163,40 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_copied(db: perdure.SyncDa
         drive()
     assert ask_of(graph, 3) == {"texts": said(1, 2, 3), "replayed": said(1, 2, 3)}
     assert db.fsck() == []
+
+
+def test_an_answer_is_not_given_to_a_question_that_a_fork_asks_again() -> None:
+    def first(state: State) -> dict[str, list[str]]:
+        return {"texts": [f"first {interrupt('Delete all?')}"]}
+
+    def second(state: State) -> dict[str, list[str]]:
+        return {"texts": [f"second {interrupt('Greet?')}"]}
+
+    builder = StateGraph(State)
+    builder.add_node("first", first)
+    builder.add_node("second", second)
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+
+    async def talk() -> None:
+        async with perdure.connect("memory://") as db:
+            graph = builder.compile(checkpointer=db.checkpointer())
+            async with Runtime(db, builder.compile()) as runtime:
+                await runtime.wait(await runtime.submit("ada", {"texts": ["start"]}))
+                early = (await db.show("ada")).checkpoint_id
+                await runtime.wait(await runtime.answer("ada", "no"))
+                await db.fork("ada", early)
+                assert await db.fsck() == []
+                with pytest.raises(NotWaiting):
+                    await runtime.answer("ada", "yes")
+                assert (await graph.aget_state(ADA)).values["texts"] == ["start"]
+                await runtime.wait(await runtime.submit("ada", {"texts": ["again"]}))
+                await runtime.wait(await runtime.answer("ada", "never"))
+                assert (await graph.aget_state(ADA)).values["texts"] == ["start", "again", "first never"]
+            # No worker takes the answer.
+            at = Runtime(db, builder.compile())
+            await at.answer("ada", "hello")
+            with pytest.raises(Conflict, match="answer whose run has not begun"):
+                await db.fork("ada", early)
+
+    asyncio.run(talk())

@@ -64,7 +64,7 @@ class Database(DatabaseBase):
         """Go on from an earlier checkpoint: make a copy of it the latest one, and return the copy's id.
 
         The checkpoints after it stay as a branch, and are reached by their ids. A step that was under way
-        starts again.
+        starts again, and questions are asked again.
 
         Args:
             thread_id: The thread.
@@ -73,6 +73,7 @@ class Database(DatabaseBase):
         Raises:
             NotFound: There is no such checkpoint.
             Fenced: A run of the thread is open.
+            Conflict: An answer was accepted whose run has not begun.
         """
         new_id, now = new_checkpoint()
         at = self._handle.partition(thread_id)

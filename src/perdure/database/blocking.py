@@ -63,7 +63,7 @@ class SyncDatabase(DatabaseBase):
         """Go on from an earlier checkpoint: make a copy of it the latest one, and return the copy's id.
 
         The checkpoints after it stay as a branch, and are reached by their ids. A step that was under way
-        starts again.
+        starts again, and questions are asked again.
 
         Args:
             thread_id: The thread.
@@ -72,6 +72,7 @@ class SyncDatabase(DatabaseBase):
         Raises:
             NotFound: There is no such checkpoint.
             Fenced: A run of the thread is open.
+            Conflict: An answer was accepted whose run has not begun.
         """
         new_id, now = new_checkpoint()
         at = self._handle.partition(thread_id)

@@ -81,8 +81,7 @@ def load(
         asked = items if target is None else (*items, *_target(namespace, target))
         answers = yield from ask(Fetch(partition, asked))
         view, wanted = read_view(namespace, answers), answers[first:]
-        if not view.generation:
-            # What is stored of a thread that is still arriving is not there yet.
+        if view.is_arriving:
             return LoadedCheckpoint(view, None)
         if checkpoint_id is None:
             if view.head is None:

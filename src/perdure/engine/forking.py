@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from perdure.engine.threads import HeadView, guards, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
-from perdure.errors import Contention, NotFound
+from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.lineage import ROOT
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, Partition
+from perdure.model.queue import IN, Lane
+from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
 from perdure.model.versions import successor
 
 
@@ -18,7 +19,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
 
     The copy stands beside the original, on the same parent, as LangGraph's own forks do. The checkpoints
     after the original stay, and are reached by their ids. What tasks of the original had written is not
-    copied, so a step that was under way starts again, and questions are asked again.
+    copied, so a step that was under way starts again, and questions are asked again: the thread waits for
+    none any more, and an answer to an earlier one is refused.
 
     Args:
         partition: The thread.
@@ -29,6 +31,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
     Raises:
         NotFound: There is no such checkpoint.
         Fenced: A run of the thread is open.
+        Conflict: An answer was accepted whose run has not begun.
         Contention: Other writers win each time.
     """
     for _ in range(ATTEMPTS):
@@ -50,10 +53,28 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
             version=successor(view.head.version, record.id),
         )
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
-        ops = (*guards(partition, view, None), original, moved, record.put()._replace(expect=Expect.ABSENT))
+        question = yield from _closed_question(partition)
+        copy = record.put()._replace(expect=Expect.ABSENT)
+        ops = (*guards(partition, view, None), original, question, moved, copy)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return record.id
     raise Contention(f"thread {partition.thread!r} is written to all the time; fork it again later")
+
+
+def _closed_question(partition: Partition) -> Program[Op]:
+    """Return the operation that closes a thread's open question, on condition that no other message comes."""
+    (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    lane = Lane.read(IN, found)
+    if lane.pending:
+        (pending,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
+        if any(record.fields["mode"] == "answer" for record in pending):
+            raise Conflict(
+                f"thread {partition.thread!r} has an answer whose run has not begun, to a question that would "
+                "be asked again; it was not forked. Let a worker run the answer, or cancel it, and fork then"
+            )
+    if lane.waiting is None:
+        return Check(LANE, (IN,), lane.version or Expect.ABSENT)
+    return lane._replace(waiting=None).put(0)
 
 
 def _copy(record: CheckpointRecord, new_id: str, now: str, head: HeadView) -> CheckpointRecord:

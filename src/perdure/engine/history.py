@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from perdure.engine.threads import lost_head, missing_head, refuse_headless
+from perdure.engine.threads import lost_head, missing_head, read_view, refuse_headless, view_items
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
 from perdure.model.lineage import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
 
 PAGE = 64
@@ -47,11 +47,9 @@ def page(
         return [CheckpointRecord.read(r) for r in records]
     missed: Record | None = None
     for _ in range(ATTEMPTS):
-        heads, records, born = yield from ask(
-            Fetch(partition, (Get(HEAD, (namespace,)), wanted, Get(GC, ())))
-        )
-        if not born:
-            # What is stored of a thread that is still arriving is not there yet.
+        records, *state = yield from ask(Fetch(partition, (wanted, *view_items(namespace))))
+        heads = state[0]
+        if read_view(namespace, tuple(state)).is_arriving:
             return []
         if not heads:
             if records:

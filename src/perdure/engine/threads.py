@@ -28,6 +28,12 @@ class View(NamedTuple):
     open_run: str | None
     root_head: str | None
 
+    @property
+    def is_arriving(self) -> bool:
+        """True if nothing of the thread is there yet: one that arrives gets its generation and its root's
+        head last. An early copy may have a head and no generation, and is there."""
+        return not self.generation and self.root_head is None
+
 
 def is_older(known: View, found: View) -> bool:
     """Return True if a thread is in an earlier state than the known one: the database came back older.

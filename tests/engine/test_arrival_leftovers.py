@@ -14,16 +14,20 @@ from perdure import Retention, RetentionRules, admin
 from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import arrival_leftovers
+from perdure.engine import arrival_leftovers, importing, retention
+from perdure.engine.inbox import Accept
 from perdure.engine.transfer_claim import CLAIM
 from perdure.errors import NotFound, Unavailable
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.sqlite import SqliteSource
+from perdure.model.messages import Message
 from perdure.model.ops import Commit, Fetch, Get
-from perdure.model.records import KINDS, SEAL, Partition
+from perdure.model.queue import Debounce
+from perdure.model.records import CHUNK, INBOX, KINDS, LANE, SEAL, Partition
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
+from tests import backends
 from tests.engine.test_transfer import Narrow, database, in_memory, rows
 from tests.imports import threads
 from tests.langgraph import graphs
@@ -189,3 +193,25 @@ def test_a_name_that_was_claimed_again_meanwhile_is_left_to_the_other() -> None:
     assert handle.run(program) is None
     (claims,) = handle.driver.perform(Fetch(ADA, (Get(SEAL, ("arriving",)),)))
     assert claims == ()
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_an_import_that_fails_leaves_what_was_accepted_meanwhile(backend: str) -> None:
+    with backends.fresh(backend) as driver:
+        db = open_database("memory://", wrap=lambda own: driver)
+        handle = handle_of(db)
+        for is_written_to in (True, False):
+            found = handle.run(importing.survey(ADA))
+            arrival = handle.run(importing.begin(ADA, found, {"": 1}, handle.fresh(), handle.budget))
+            handle.run(importing.store(arrival, [], {b"c" * 16: b"half"}))
+            if is_written_to:
+                message = Message(id="m1", payload="hello", graph="g")
+                accept = Accept(ADA, message, 1, Debounce(), "enqueue", 10, handle.fresh())
+                handle.run(accept.store(None))
+            handle.run(importing.abandon(arrival))
+            assert not any(rows(db, ADA, kind) for kind in (SEAL, CHUNK))
+            assert len(rows(db, ADA, INBOX)) == len(rows(db, ADA, LANE)) == int(is_written_to)
+            handle.run(retention.delete_thread(ADA))
+        found = handle.run(importing.survey(ADA))
+        handle.run(importing.abandon(handle.run(importing.begin(ADA, found, {}, 7, handle.budget))))
+        assert handle.run(retention.all_threads("")) == []

@@ -69,8 +69,8 @@ def _closed_question(partition: Partition) -> Program[Op]:
         (pending,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
         if any(record.fields["mode"] == "answer" for record in pending):
             raise Conflict(
-                f"thread {partition.thread!r} has an answer whose run has not begun, to a question that would "
-                "be asked again; it was not forked. Let a worker run the answer, or cancel it, and fork then"
+                f"thread {partition.thread!r} has an answer whose run has not begun, to a question that a "
+                "fork asks again; it was not forked. Let a worker run the answer, or cancel it, and fork then"
             )
     if lane.waiting is None:
         return Check(LANE, (IN,), lane.version or Expect.ABSENT)

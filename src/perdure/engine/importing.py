@@ -17,9 +17,9 @@ from perdure.engine.threads import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, DOCUMENT, GC, HEAD, SEAL, WRITE, Key, Partition
+from perdure.model.records import CHECKPOINT, GC, HEAD, SEAL, WRITE, Key, Partition
 from perdure.model.versions import successor
 
 _EXTENT: Key = ("imported",)
@@ -141,17 +141,15 @@ def begin(
 
 
 def abandon(arrival: Arrival) -> Program[None]:
-    """Remove what was stored of a thread that cannot arrive, if it is new; a thread that was there stays, and
-    so does what a server has noted of a thread without checkpoints."""
-    if not arrival.is_new:
-        return
-    (documents,) = yield from ask(Fetch(arrival.partition, (Range(DOCUMENT, limit=1, bodies=False),)))
-    if documents:
+    """Remove what was stored of a thread that cannot arrive, if it is new. A thread that was there stays, and
+    so does what came to the name meanwhile: messages, and what a server has noted of a thread.
+
+    Raises:
+        Contention: the name was claimed by another writer.
+    """
+    if arrival.is_new:
         yield from _discard(arrival)
         yield from _commit(arrival.partition, [transfer_claim.release(arrival.version)])
-        return
-    mine = (op for op in transfer_claim.checks(arrival.version) if isinstance(op, Check))
-    yield from ask(Drop(arrival.partition, tuple(mine)))
 
 
 def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) -> Program[None]:

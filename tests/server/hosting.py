@@ -149,7 +149,7 @@ async def serving(
     async with AsyncExitStack() as clients, perdure.connect(url, migrate=True) as db:
         runtime = Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers)
         host = ServerState.over(runtime, gate or Open(), limits=limits)
-        runtime.serve_crons(CronStarter(host).start)
+        CronStarter(host).serve()
         async with runtime, served(create_app(None, http), host) as address:
             yield Served(address, host, clients)
 

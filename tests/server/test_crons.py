@@ -182,6 +182,8 @@ async def test_the_routes_of_crons_do_what_the_client_s_methods_say(url: str) ->
         ({"schedule": "0 9 * * *", "timezone": "Mars"}, "'Mars' is no time zone"),
         ({"schedule": "0 9 * * *", "end_time": "2001-01-01T00:00:00"}, "no time between now and its end"),
         ({"schedule": "0 9 * * *", "end_time": "soon"}, "end_time"),
+        ({"schedule": "0 9 * * *", "end_time": "9999-12-31T23:59:59-12:00"}, "years 1 to 9999"),
+        ({"schedule": f"{'1' * 5000} 9 * * *"}, "is no cron schedule"),
         ({"schedule": "0 9 * * *", "assistant_id": "nobody"}, "no graph or assistant 'nobody'"),
         ({"schedule": "0 9 * * *", "webhook": "http://10.0.0.1/"}, "webhook"),
         ({"schedule": "0 9 * * *", "multitask_strategy": "sometimes"}, "multitask_strategy"),
@@ -326,6 +328,43 @@ async def test_a_cron_whose_thread_is_gone_is_disabled_and_says_why(url: str) ->
         assert shown["enabled"] is False
         assert shown["last_run"]["error"] == "NotFound"
         assert heard.count("cron.disabled") == 1
+
+
+@run
+async def test_a_thread_that_another_user_created_since_is_not_the_cron_s(url: str) -> None:
+    async with serving(url, gate=owners()) as server:
+        ada, bob = await server.client("ada"), await server.client("bob")
+        thread = "invoice-4711"
+        await ada.threads.create(thread_id=thread)
+        made = await ada.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("ADA"))
+        paused = await ada.crons.create_for_thread(
+            thread, "aware", schedule="0 * * * *", input=said("ADA"), enabled=False
+        )
+        await ada.threads.delete(thread)
+        await bob.threads.create(thread_id=thread)
+        await bob.runs.wait(thread, "aware", input=said("secret"))
+        with pytest.raises(NotFoundError):
+            await ada.crons.update(paused["cron_id"], enabled=True)
+        cron = await _fired(server, made["cron_id"], 5)
+        assert (cron.due_at, CronJob.read(cron).last["error"]) == (None, "NotFound")
+        assert "ADA" not in str(await texts(bob, thread))
+
+
+@run
+async def test_two_changes_at_once_leave_an_enabled_cron_due(url: str) -> None:
+    async with serving(url) as server:
+        http = await server.http()
+        new = {"assistant_id": "aware", "schedule": "0 9 * * *", "enabled": False}
+        cron_id = (await http.post("/runs/crons", json=new)).json()["cron_id"]
+        for _ in range(10):
+            await http.patch(f"/runs/crons/{cron_id}", json={"enabled": False, "schedule": "0 9 * * *"})
+            await asyncio.gather(
+                http.patch(f"/runs/crons/{cron_id}", json={"schedule": "0 10 * * *"}),
+                http.patch(f"/runs/crons/{cron_id}", json={"enabled": True}),
+            )
+            held = (await http.get(f"/runs/crons/{cron_id}")).json()
+            assert (held["schedule"], held["enabled"]) == ("0 10 * * *", True)
+            assert datetime.fromisoformat(held["next_run_date"]).hour == 10
 
 
 @run

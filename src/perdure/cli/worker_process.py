@@ -163,7 +163,7 @@ def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: Outb
         return
     gate = Open(whose.tenant)
     host = ServerState.over(runtime, gate, webhooks=reach, configs=config.assistants)
-    runtime.serve_crons(CronStarter(host).start)
+    CronStarter(host).serve()
 
 
 def _chats(config: WorkerConfig) -> Sequence[ChatChannel]:

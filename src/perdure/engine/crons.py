@@ -33,8 +33,8 @@ _NEVER = (1 << 53) - 1
 
 
 class Cron(NamedTuple):
-    """A cron as it was read. ``due_at`` is ``None`` while it is not to be started; ``version`` is the
-    expectation of a change."""
+    """A cron as it was read. ``due_at`` is ``None`` while it is not to be started, and until
+    ``claimed_until`` one process starts it; ``version`` is the expectation of a change."""
 
     id: str
     body: Mapping[str, Any]
@@ -42,6 +42,7 @@ class Cron(NamedTuple):
     created_at: int
     updated_at: int
     version: int
+    claimed_until: int = 0
 
     @classmethod
     def read(cls, record: Record) -> Cron:
@@ -54,16 +55,19 @@ class Cron(NamedTuple):
         name, held, order, version, fault = document
         try:
             due_at = None if order == _NEVER else order
-            return cls(name, held["cron"], due_at, held["created_at"], held["updated_at"], version)
+            times = held["created_at"], held["updated_at"]
+            return cls(name, held["cron"], due_at, *times, version, held.get("claimed_until", 0))
         except KeyError as error:
             raise fault or Corrupt(f"the cron {name} has no {error}: its record was damaged") from error
 
 
 class Due(NamedTuple):
-    """What a change makes of a cron: its new body, and the time at which it is due next."""
+    """What a change makes of a cron: its new body, the time at which it is due next, and until when one
+    process has claimed its start."""
 
     body: Mapping[str, Any]
     due_at: int | None
+    claimed_until: int = 0
 
 
 Change = Callable[[Cron], Due | None]
@@ -120,7 +124,12 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
             return (view.cron,)
         before = view.cron
         cron = before._replace(
-            body=after.body, due_at=after.due_at, updated_at=now, version=before.version + 1
+            body=after.body,
+            due_at=after.due_at,
+            # A claim is no change of the cron itself.
+            updated_at=before.updated_at if after.claimed_until else now,
+            version=before.version + 1,
+            claimed_until=after.claimed_until,
         )
         return (yield from _store(partition, view, cron, before.version, fresh))
 
@@ -223,7 +232,12 @@ def _earliest(limit: int) -> Range:
 def _store(
     partition: Partition, view: _View, cron: Cron, expect: Expect | int, fresh: int
 ) -> Program[tuple[Cron | None] | None]:
-    held = {"cron": dict(cron.body), "created_at": cron.created_at, "updated_at": cron.updated_at}
+    held: dict[str, Any] = {
+        "cron": dict(cron.body),
+        "created_at": cron.created_at,
+        "updated_at": cron.updated_at,
+        **({"claimed_until": cron.claimed_until} if cron.claimed_until else {}),
+    }
     order = _NEVER if cron.due_at is None else cron.due_at
     body = encode(held, "cron")
     times = [time for time in (view.others_due_at, cron.due_at) if time is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine import documents, retention
+from perdure.engine.crons import Cron
 from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
 from perdure.model.messages import Message
 from perdure.model.ops import Now
@@ -113,13 +114,14 @@ class Runtime(OnDemand, TenantRuntime):
         lanes = lane_channel(self._accept, named, min(_LANE_S, settings.lease / 2))
         super().__init__(context, Worker(context, {**(channels or {}), MEMORY: lanes}), database.tenant)
 
-    def serve_crons(self, fire: Fire) -> None:
+    def serve_crons(self, fire: Fire, serves: Callable[[Cron], bool] = lambda cron: True) -> None:
         """Set the function with which this process starts due crons; without one it leaves them to others.
 
         Args:
             fire: Starts what a cron is for; called before the runtime is entered.
+            serves: Returns False for a cron that has to wait for another process.
         """
-        self._worker.crons.serve(fire)
+        self._worker.crons.serve(fire, serves)
 
     async def __aenter__(self) -> Self:
         await self._context.clock.now()

@@ -49,12 +49,12 @@ class Schedule(NamedTuple):
         begin = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone)
         try:
             following = next(CronSim(_NAMED.get(self.expression, self.expression), begin))
-        except CronSimError as error:
+        except (CronSimError, ValueError) as error:
             raise BadSchedule(
                 f"{self.expression!r} is no cron schedule ({error}); it has five fields, minute, hour, day, "
                 "month and weekday, e.g. '0 9 * * MON-FRI'"
             ) from error
-        except StopIteration:
+        except (StopIteration, OverflowError):
             return None
         time = round(following.timestamp()) * 1_000_000
         return None if self.end is not None and time > self.end else time

@@ -6,15 +6,16 @@ time: any number of processes that start it at the same time create one run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from starlette.datastructures import Headers
 
 from perdure.errors import Contention, NotFound, PerdureError, Unavailable
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.worker.cron_service import Fired, Firing
+from perdure.server.assistants import NONE_TO_RUN
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.cron_schedules import Schedule
 from perdure.server.passing_threads import removed_after
@@ -34,7 +35,10 @@ class CronJob:
 
     Attributes:
         assistant_id: The assistant to run.
+        graph_id: The graph that it is of.
         thread_id: The thread; None for a new one each time.
+        thread: When that thread was created, and the filter of the threads on which its user may run: a
+            thread of the same id that was created later, or that the user lost, is another one.
         schedule: When it is due.
         payload: The run's other fields, as its client sent them.
         metadata: Metadata of the cron and of its runs.
@@ -45,7 +49,9 @@ class CronJob:
     """
 
     assistant_id: str
+    graph_id: str
     thread_id: str | None
+    thread: Mapping[str, Any] | None
     schedule: Schedule
     payload: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -81,11 +87,23 @@ class CronJob:
         )
 
 
+class _Accepted(NamedTuple):
+    """A run that was accepted, and what follows once its cron has moved on."""
+
+    run: AcceptedRun
+    then: Callable[[], None] | None
+
+
 class CronStarter:
     """Starts the crons of a server's database."""
 
     def __init__(self, host: ServerState) -> None:
         self._host = host
+
+    def serve(self) -> None:
+        """Start the crons of the server's runtime from now on, but those of graphs that it does not have."""
+        graphs = self._host.runtime.graphs
+        self._host.runtime.serve_crons(self.start, lambda cron: cron.body["graph_id"] in graphs)
 
     async def start(self, firing: Firing) -> Fired:
         """Start the run of a cron.
@@ -110,10 +128,10 @@ class CronStarter:
             kind, is_gone = type(error).__name__, isinstance(error, NotFound)
             job = replace(job, last={"at": due_at, "error": kind}, enabled=not is_gone)
             return Fired(_next(job, moment), "disabled" if is_gone else "failed", kind)
-        started = {"at": due_at, "thread_id": accepted.thread_id, "run_id": accepted.run_id}
-        return Fired(_next(replace(job, last=started), moment))
+        started = {"at": due_at, "thread_id": accepted.run.thread_id, "run_id": accepted.run.run_id}
+        return Fired(_next(replace(job, last=started), moment), then=accepted.then)
 
-    async def _accepted(self, firing: Firing, job: CronJob) -> AcceptedRun:
+    async def _accepted(self, firing: Firing, job: CronJob) -> _Accepted:
         user = User(
             job.user["identity"],
             firing.tenant,
@@ -125,12 +143,18 @@ class CronStarter:
         caller = Caller(self._host, user, runtime, is_program=True)
         new = job.new_run()
         new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})
+        if job.thread_id is not None and job.thread is not None:
+            row = await caller.threads.look(job.thread_id)
+            is_it = row is not None and row.created_at == job.thread["created_at"]
+            if row is None or not is_it or not caller.sees(job.thread["conditions"], row.metadata):
+                raise NotFound(NONE_TO_RUN)
         headers = Headers({IDEMPOTENCY_KEY: firing.key})
         modes = tuple(new.stream_mode or ("values",))
         accepted = await submit(caller, headers, job.thread_id, new, modes=modes, is_kept=True)
-        if job.thread_id is None and job.on_run_completed != "keep" and accepted.is_new:
-            self._host.apart(removed_after(caller, accepted))
-        return accepted
+        if job.thread_id is not None or job.on_run_completed == "keep":
+            return _Accepted(accepted, None)
+        # Not before the cron has moved on: the thread holds the key by which a second start is known.
+        return _Accepted(accepted, lambda: self._host.apart(removed_after(caller, accepted)))
 
 
 def _next(job: CronJob, moment: int) -> Due:

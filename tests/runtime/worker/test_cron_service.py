@@ -26,7 +26,7 @@ from perdure.runtime.crons import Crons, Due
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService, Fired, Firing
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.server.cron_schedules import Schedule
+from perdure.server.cron_schedules import BadSchedule, Schedule
 from tests.runtime.graphs import Talk, stored
 
 SECOND = 1_000_000
@@ -93,7 +93,7 @@ class World:
     async def process(self, tenant: str = "") -> None:
         """A process that starts all that is due, or is killed at it."""
         service = self.service()
-        service.serve(self.fire)
+        service.serve(self.fire, lambda cron: True)
         try:
             while await service.start_due(crons.place(tenant)):
                 pass
@@ -138,6 +138,8 @@ async def _three_days(world: World, count: int) -> None:
         await asyncio.gather(*(world.process() for _ in range(world.dice.choice([1, 2, 3]))))
     world.clock.time = round(end.timestamp()) * SECOND
     while await world.is_behind():
+        # The claims of those that were killed expire.
+        world.clock.time += 40 * SECOND
         await world.process()
     started = {name: set[int]() for name in wanted}
     for key in world.accepted:
@@ -147,6 +149,7 @@ async def _three_days(world: World, count: int) -> None:
     assert {name: {t for t in times if t <= beyond} for name, times in started.items()} == wanted
     assert world.killed > count // 4
     assert max(world.starts.values()) > 1
+    assert world.starts.total() - len(world.starts) <= world.killed
 
 
 def test_each_due_time_has_one_key_whatever_happens(world: World) -> None:
@@ -156,6 +159,52 @@ def test_each_due_time_has_one_key_whatever_happens(world: World) -> None:
 @pytest.mark.slow
 def test_200_crons_over_three_days(world: World) -> None:
     asyncio.run(_three_days(world, 200))
+
+
+def test_of_processes_that_are_there_together_one_starts_a_cron(world: World) -> None:
+    async def main() -> None:
+        world.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        schedule = Schedule("* * * * *")
+        for _ in range(10):
+            first = schedule.next_after(world.clock.time)
+            await world.crons().create({"schedule": schedule._asdict()}, first)
+        for _ in range(20):
+            world.clock.time += 60 * SECOND
+            await asyncio.gather(*(world.process() for _ in range(4)))
+        assert set(world.starts.values()) == {1}
+        assert len(world.starts) == 200
+
+    asyncio.run(main())
+
+
+def test_a_cron_of_another_process_waits_for_it_and_delays_no_other(world: World) -> None:
+    async def main() -> None:
+        world.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        schedule = Schedule("* * * * *")._asdict()
+        theirs = await world.crons().create({"schedule": schedule, "graph": "theirs"}, world.clock.time)
+        ours = await world.crons().create({"schedule": schedule, "graph": "ours"}, world.clock.time)
+        service = world.service()
+        service.serve(world.fire, lambda cron: cron.body["graph"] == "ours")
+        assert await service.start_due(crons.place("")) == Foreign("service", CRONS)
+        assert [key.split()[1] for key in world.accepted] == [ours.id]
+        assert (await world.crons().get(theirs.id)).version == theirs.version
+
+    asyncio.run(main())
+
+
+def test_one_that_fails_delays_no_other_and_is_reported(world: World) -> None:
+    async def main() -> None:
+        world.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        bad = await world.crons().create({"schedule": {"expression": "often"}}, world.clock.time - 1)
+        good = await world.crons().create({"schedule": Schedule("* * * * *")._asdict()}, world.clock.time)
+        service = world.service()
+        service.serve(world.fire, lambda cron: True)
+        with pytest.raises(BadSchedule):
+            await service.start_due(crons.place(""))
+        assert (await world.crons().get(good.id)).due_at != good.due_at
+        assert (await world.crons().get(bad.id)).due_at == bad.due_at
+
+    asyncio.run(main())
 
 
 def test_a_process_without_a_starter_leaves_them_to_others(world: World) -> None:
@@ -175,7 +224,7 @@ def test_a_change_during_a_start_stands(world: World) -> None:
             return Fired(Due({"n": 1}, 5))
 
         service = world.service()
-        service.serve(fire)
+        service.serve(fire, lambda cron: True)
         await service.start_due(crons.place(""))
         held = await world.crons().get(made.id)
         assert (held.body, held.due_at) == ({"n": 2}, None)
@@ -191,10 +240,16 @@ def test_a_start_that_did_not_reach_the_database_is_tried_again(world: World) ->
             raise Unavailable("away")
 
         service = world.service()
-        service.serve(fire)
+        service.serve(fire, lambda cron: True)
         with pytest.raises(Unavailable):
             await service.start_due(crons.place(""))
-        assert (await world.crons().get(made.id)).due_at == made.due_at
+        held = await world.crons().get(made.id)
+        assert (held.due_at, held.updated_at) == (made.due_at, made.updated_at)
+        # The claim delays the next try by the length of a lease.
+        assert await service.start_due(crons.place("")) is False
+        world.clock.time = held.claimed_until
+        with pytest.raises(Unavailable):
+            await service.start_due(crons.place(""))
 
     asyncio.run(main())
 
@@ -224,7 +279,7 @@ def test_crons_that_came_with_a_copy_are_found_at_the_start(world: World) -> Non
         await service.arm()
         assert await world.context.database.arun(crons.arm(crons.place("acme"), 1 << 40)) is True
         await world.context.database.arun(ask(Commit(crons.place("acme"), (drop,))))
-        service.serve(world.fire)
+        service.serve(world.fire, lambda cron: True)
         await service.arm()
         assert await world.context.database.arun(crons.arm(crons.place("acme"), 1 << 41)) is False
 

@@ -1,7 +1,8 @@
 """Start of the crons that are due, by whichever process serves them.
 
-A cron is started at least once for each of its times, each time with the same key, ``Firing.key``: what is
-accepted with that key as its dedupe key is accepted once, on any number of processes.
+A process claims a cron for the length of a lease before it starts it. A cron is started at least once for
+each of its times, each time with the same key, ``Firing.key``: what is accepted with that key as its dedupe
+key is accepted once, also if a process dies, or is paused for longer than its claim.
 """
 
 from __future__ import annotations
@@ -53,11 +54,14 @@ class Fired:
         after: The cron as it is from then on, with the time after this one.
         outcome: What happened: the event ``cron.<outcome>`` says so.
         error: The name of the error's type, if there was one.
+        then: Called once the cron has moved on. What is accepted once by ``Firing.key`` must be kept until
+            then, as the start may be repeated.
     """
 
     after: Due
     outcome: Outcome = "started"
     error: str = ""
+    then: Callable[[], None] | None = None
 
 
 Fire = Callable[[Firing], Awaitable[Fired]]
@@ -72,10 +76,11 @@ class CronService:
         self._context = context
         self._dispatch = dispatch
         self._fire: Fire | None = None
+        self._serves: Callable[[Cron], bool] = lambda cron: True
 
-    def serve(self, fire: Fire) -> None:
-        """Start crons with this function from now on."""
-        self._fire = fire
+    def serve(self, fire: Fire, serves: Callable[[Cron], bool]) -> None:
+        """Start crons with the first function from now on, if the second one is true of them."""
+        self._fire, self._serves = fire, serves
 
     async def arm(self) -> None:
         """Find the crons that arrived without their queue record, as in a copy of the database."""
@@ -90,41 +95,63 @@ class CronService:
         """Start the crons of a tenant that are due.
 
         Returns:
-            True if there may be more, or that this process starts none.
+            True if there may be more, or that this process starts none of them.
 
         Raises:
-            Corrupt: One of them cannot be read; the others were started.
+            Exception: The first error of a cron that could not be read or started; the others were started.
         """
         if self._fire is None:
             return Foreign("service", CRONS)
         context = self._context
         now = await context.clock.now()
         found = await context.database.arun(crons.due(partition, now, _PAGE))
+        first: Exception | None = found.fault
+        left = 0
         for cron in found.crons:
-            await self._start(self._fire, Firing(partition.tenant, cron, now), partition)
-        if found.fault is not None:
-            raise found.fault
+            try:
+                if not self._serves(cron):
+                    left += 1
+                elif cron.claimed_until <= now:
+                    await self._start(self._fire, cron, partition, now)
+            except Exception as error:
+                # One that cannot be started must not keep the others from it.
+                first = first or error
+        if first is not None:
+            raise first
+        if left:
+            return Foreign("service", CRONS)
         return len(found.crons) == _PAGE
 
-    async def _start(self, fire: Fire, firing: Firing, partition: Partition) -> None:
-        context, cron = self._context, firing.cron
+    async def _start(self, fire: Fire, cron: Cron, partition: Partition, now: int) -> None:
+        """Start a cron unless another process does."""
+        context = self._context
+        claim = now + context.settings.lease_us
+        claimed = await self._changed(partition, cron, Due(cron.body, cron.due_at, claim), now)
+        if claimed is None:
+            return
+        firing = Firing(partition.tenant, claimed, now)
         fired = await fire(firing)
-        is_first = False
-
-        def passed(held: Cron) -> Due | None:
-            nonlocal is_first
-            # Another process may have been faster, or a client may have changed it since.
-            is_first = held.version == cron.version
-            return fired.after if is_first else None
-
-        fresh = context.database.fresh()
-        await context.database.arun(crons.change(partition, cron.id, passed, firing.now, fresh))
-        if is_first:
-            late = firing.now - (cron.due_at or firing.now)
+        if await self._changed(partition, claimed, fired.after, now) is not None:
+            late = now - (cron.due_at or now)
             named = {"tenant": firing.tenant, "cron": cron.id, "late": late, "error": fired.error}
             context.observers.event(f"cron.{fired.outcome}", **named)
+            if fired.then is not None:
+                fired.then()
         if fired.after.due_at is not None:
-            self._dispatch.schedule(partition, queue_of(fired.after.due_at), firing.now)
+            self._dispatch.schedule(partition, queue_of(fired.after.due_at), now)
+
+    async def _changed(self, partition: Partition, cron: Cron, after: Due, now: int) -> Cron | None:
+        """Replace a cron, unless another process or a client has changed it since; ``None`` then."""
+        is_same = False
+
+        def altered(held: Cron) -> Due | None:
+            nonlocal is_same
+            is_same = held.version == cron.version
+            return after if is_same else None
+
+        fresh = self._context.database.fresh()
+        changed = await self._context.database.arun(crons.change(partition, cron.id, altered, now, fresh))
+        return changed if is_same else None
 
 
 def queue_of(due_at: int) -> Lane:

@@ -225,7 +225,7 @@ async def _serving(
         hooks.serve(runtime)
     reach = None if hooks is None else hooks.reach
     host = ServerState.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
-    runtime.serve_crons(CronStarter(host).start)
+    CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     await stack.enter_async_context(Sweeper(runtime))
     stack.push_async_callback(host.close)

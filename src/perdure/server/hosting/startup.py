@@ -132,7 +132,7 @@ async def _running(
         configs=config.assistants,
         headers=headers,
     )
-    runtime.serve_crons(CronStarter(host).start)
+    CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)
     await stack.enter_async_context(Sweeper(runtime))

@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BeforeValidator
 from perdure.errors import NotFound
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.threads.index import contains
+from perdure.runtime.threads.threads import missing
 from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
@@ -164,10 +165,11 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     value: dict[str, Any] = {"cron_id": str(cron_id), "payload": _payload(given), **_described(given)}
     conditions = await caller.may("crons", "update", value)
     cron = await _visible(caller, str(cron_id), conditions)
-    after = _changed(caller, CronJob.read(cron), given, value.get("metadata") or {})
-    require_stamp(conditions, after.metadata)
+    job = CronJob.read(cron)
+    require_stamp(conditions, _changed(caller, job, given, value.get("metadata") or {}).metadata)
+    if job.thread_id is not None:
+        await _thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
     now = await caller.host.runtime.now()
-    first = _first(after, now)
 
     def altered(held: Cron) -> Due:
         before = CronJob.read(held)
@@ -175,7 +177,7 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
             raise _missing(str(cron_id))
         job = _changed(caller, before, given, value.get("metadata") or {})
         is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
-        return Due(job.stored(), first if is_moved else held.due_at)
+        return Due(job.stored(), _first(job, now) if is_moved else held.due_at)
 
     return Json(_shown(await caller.runtime.crons.change(str(cron_id), altered)))
 
@@ -201,12 +203,13 @@ async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
     conditions = await caller.may("crons", "create", value)
     metadata = dict(value["metadata"] or {})
     require_stamp(conditions, metadata)
-    if thread_id is not None:
-        await caller.thread(thread_id, "create_run", assistant_id=new.assistant_id)
+    thread = None if thread_id is None else await _thread_to_run(caller, thread_id, new.assistant_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
     job = CronJob(
         assistant_id=assistant.assistant_id,
+        graph_id=assistant.graph_id,
         thread_id=thread_id,
+        thread=thread,
         schedule=_schedule(given),
         payload=_verified(caller, assistant.assistant_id, thread_id, _payload(given)),
         metadata=metadata,
@@ -216,6 +219,19 @@ async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
     )
     due_at = _first(job, await caller.host.runtime.now())
     return Json(_shown(await caller.runtime.crons.create(job.stored(), due_at)))
+
+
+async def _thread_to_run(
+    caller: Caller, thread_id: str, assistant_id: str, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a cron notes of its thread. ``NotFound`` if there is none on which the user may run, or if
+    it is not the one that was ``known``."""
+    value = {"thread_id": thread_id, "assistant_id": assistant_id}
+    conditions = await caller.may("threads", "create_run", value)
+    row = await caller.visible(thread_id, conditions)
+    if known is not None and known["created_at"] != row.created_at:
+        raise missing(thread_id)
+    return {"created_at": row.created_at, "conditions": conditions}
 
 
 def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Mapping[str, Any]) -> CronJob:
@@ -233,7 +249,9 @@ def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: M
         raise Refusal(422, "on_run_completed is for crons without a thread; this one has a thread")
     return CronJob(
         assistant_id=job.assistant_id,
+        graph_id=job.graph_id,
         thread_id=job.thread_id,
+        thread=job.thread,
         schedule=schedule,
         payload=_verified(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
         metadata={**job.metadata, **metadata},
@@ -279,7 +297,13 @@ def _first(job: CronJob, now: int) -> int | None:
 
 
 def _microseconds(time: datetime | None) -> int | None:
-    return None if time is None else round(time.timestamp() * 1_000_000)
+    if time is None:
+        return None
+    try:
+        time.astimezone(UTC)
+    except OverflowError:
+        raise Refusal(422, "end_time is outside of the years 1 to 9999") from None
+    return round(time.timestamp() * 1_000_000)
 
 
 def _stored_user(user: User) -> dict[str, Any]:

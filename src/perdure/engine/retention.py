@@ -7,13 +7,14 @@ that no remaining checkpoint or write reaches, each on condition that its genera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from perdure.engine import transfer_claim
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
+from perdure.engine.removal_of_writes import Held, unneeded_writes
 from perdure.engine.retention_parts import parts
 from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import ATTEMPTS, Budget
@@ -273,7 +274,11 @@ def _remove(
         contents = yield from read(partition)
         plan = planner(contents)
         moved = _moved_heads(partition, contents, set(plan.removed), runs)
-        doomed = _doomed(contents, set(plan.removed), runs)
+        doomed = unneeded_writes(
+            Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run),
+            set(plan.removed),
+            runs,
+        )
         if not plan.removed and not moved and not doomed:
             return
         if not contents.view.generation and (yield from _is_arriving(partition)):
@@ -339,7 +344,7 @@ def _take_away(
     contents: Contents,
     plan: Plan,
     moved: Sequence[Op],
-    doomed: Sequence[Op],
+    doomed: Mapping[Name, Sequence[Op]],
     budget: Budget,
 ) -> Program[int | None]:
     """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile.
@@ -347,17 +352,22 @@ def _take_away(
     A plan that does not fit one commit is committed in parts. Each checks the heads of the root and of the
     namespaces that it changes: a checkpoint that was stored since the thread was read may build on what is to
     be removed. Heads move first, and in a namespace links come before removals: cut short in between, no
-    survivor has lost its parent. A namespace that goes as a whole loses its head together with the last of
-    its checkpoints. The root's namespace comes before the others: no checkpoint stays without the subgraphs
-    that belong to it.
+    survivor has lost its parent. A checkpoint's writes go before it: a later plan finds none whose checkpoint
+    is gone. A namespace that goes as a whole loses its head together with the last of its checkpoints. The
+    root's namespace comes before the others: no checkpoint stays without the subgraphs that belong to it.
     """
     relinked = yield from relink(partition, contents, plan)
-    changes: dict[str, list[Op]] = {ROOT: []}
+    changes: dict[str, list[Sequence[Op]]] = {ROOT: []}
+    for record in relinked:
+        changes.setdefault(record.namespace, []).append((record.put(),))
+    removed = set(plan.removed)
+    for (namespace, checkpoint_id), ops in doomed.items():
+        if (namespace, checkpoint_id) not in removed:
+            changes.setdefault(namespace, []).append(ops)
     # Children before parents: cut short in between, what is left of them has no hole.
     seqs = {(c.namespace, c.id): c.seq for c in contents.checkpoints}
-    gone = [Delete(CHECKPOINT, name) for name in sorted(plan.removed, key=lambda name: -seqs[name])]
-    for op in (*(record.put() for record in relinked), *gone, *doomed):
-        changes.setdefault(op.key[0], []).append(op)
+    for name in sorted(removed, key=lambda name: (-seqs[name], name)):
+        changes.setdefault(name[0], []).append((*doomed.get(name, ()), Delete(CHECKPOINT, name)))
     generation = contents.view.generation
     for part in parts(contents.heads, moved, changes, budget):
         raised = successor(generation, *(str(op.key) for op in part))
@@ -409,52 +419,6 @@ def _moved_heads(
                 )
             )
     return out
-
-
-def _doomed(contents: Contents, removed: set[Name], runs: frozenset[str]) -> list[Op]:
-    """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
-    an overwritten write is restored."""
-    aside = {w.key: w for w in contents.writes if w.is_aside}
-    out: dict[Key, Op] = {}
-    for write in contents.writes:
-        if (write.namespace, write.checkpoint_id) in removed:
-            out[write.key] = Delete(WRITE, write.key)
-    for write in _writes_of_the_removed(contents, removed, runs):
-        before = aside.get(write.aside.key)
-        if before is None or write.idx >= 0:
-            out[write.key] = Delete(WRITE, write.key)
-        elif not belongs(before.nonce, runs):
-            out[write.key] = before._replace(idx=write.idx).put_over(write)
-            out[before.key] = Delete(WRITE, before.key)
-        else:
-            out[write.key], out[before.key] = Delete(WRITE, write.key), Delete(WRITE, before.key)
-    return list(out.values())
-
-
-def _writes_of_the_removed(
-    contents: Contents, removed: set[Name], runs: frozenset[str]
-) -> list[PendingWrite]:
-    """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that
-    no survivor needs."""
-    gone: dict[Name, set[str]] = {}
-    needed: dict[Name, set[str]] = {}
-    for checkpoint in contents.checkpoints:
-        if checkpoint.parent_id is None:
-            continue
-        parent = (checkpoint.namespace, checkpoint.parent_id)
-        if (checkpoint.namespace, checkpoint.id) in removed:
-            gone.setdefault(parent, set()).add(checkpoint.nonce)
-        else:
-            needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
-    return [
-        w
-        for w in contents.writes
-        if w.nonce
-        and not w.is_aside
-        and (w.namespace, w.checkpoint_id) not in removed
-        and (w.nonce in gone.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
-        and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
-    ]
 
 
 def collect(partition: Partition, generation: int, digest: Digester, budget: Budget) -> Program[int]:

@@ -15,17 +15,23 @@ _GUARDS = 3
 
 
 def parts(
-    found: Mapping[str, HeadView], moved: Sequence[Op], changes: Mapping[str, Sequence[Op]], budget: Budget
+    found: Mapping[str, HeadView],
+    moved: Sequence[Op],
+    changes: Mapping[str, Sequence[Sequence[Op]]],
+    budget: Budget,
 ) -> Iterator[list[Op]]:
     """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
 
     Args:
         found: The heads by namespace, as they were read.
         moved: The operations on heads: moved first, or removed with the last of their namespace.
-        changes: The other operations by namespace, in the order in which they are to be committed.
+        changes: The other operations by namespace, in the order in which they are to be committed. Each group
+            goes into one commit if that has room for it.
         budget: The limits of one commit.
     """
     heads: dict[str, Check] = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
+    # What goes from a namespace without a head must not have got one meanwhile.
+    heads |= {ns: Check(HEAD, (ns,), Expect.ABSENT) for ns in changes}
     heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in found.items()}
     room = max(2, budget.ops - _GUARDS)
     part: dict[str, Op] = {}
@@ -42,25 +48,35 @@ def parts(
             part = {}
         part[move.key[0]], heads[move.key[0]] = move, Check(HEAD, move.key, move.version)
     for namespace in dict.fromkeys((*changes, *leaving)):
-        wanted = _head_last(changes.get(namespace, ()), found.get(namespace))
-        for left, op in zip(range(len(wanted) - 1, -1, -1), wanted, strict=True):
-            size = len(op.body) if isinstance(op, Put) else 0
-            needed = len(part) + len(ops) + 1 + (namespace in heads and namespace not in part)
-            if (part or ops) and (needed > room or (ops and held + size > budget.bytes)):
+        groups = _head_last(changes.get(namespace, ()), found.get(namespace))
+        for number, group in enumerate(groups, 1):
+            checked = namespace in heads and namespace not in part
+            grown = held + sum(map(_size, group))
+            fits = len(part) + len(ops) + len(group) + checked <= room and grown <= budget.bytes
+            if (part or ops) and not fits:
                 yield whole()
                 part, ops, held = {}, [], 0
-            if namespace in heads and namespace not in part:
-                part[namespace] = heads[namespace]
-            if not left and namespace in leaving:
-                part[namespace] = leaving[namespace]
-                heads[namespace] = Check(HEAD, (namespace,), Expect.ABSENT)
-            ops.append(op)
-            held += size
+            for left, op in zip(range(len(group) - 1, -1, -1), group, strict=True):
+                # A group may be too large for any commit.
+                if ops and (len(part) + len(ops) + 1 > room or held + _size(op) > budget.bytes):
+                    yield whole()
+                    part, ops, held = {}, [], 0
+                if namespace in heads and namespace not in part:
+                    part[namespace] = heads[namespace]
+                if not left and number == len(groups) and namespace in leaving:
+                    part[namespace] = leaving[namespace]
+                    heads[namespace] = Check(HEAD, (namespace,), Expect.ABSENT)
+                ops.append(op)
+                held += _size(op)
     if part or ops:
         yield whole()
 
 
-def _head_last(ops: Sequence[Op], head: HeadView | None) -> list[Op]:
-    """Return the operations of a namespace, with the removal of its head's checkpoint at the end."""
+def _size(op: Op) -> int:
+    return len(op.body) if isinstance(op, Put) else 0
+
+
+def _head_last(groups: Sequence[Sequence[Op]], head: HeadView | None) -> list[Sequence[Op]]:
+    """Return the groups of a namespace, with the removal of its head's checkpoint at the end."""
     last = None if head is None else head.checkpoint_id
-    return sorted(ops, key=lambda op: isinstance(op, Delete) and op.kind is CHECKPOINT and op.key[1] == last)
+    return sorted(groups, key=lambda group: group[-1].kind is CHECKPOINT and group[-1].key[1] == last)

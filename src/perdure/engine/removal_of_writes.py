@@ -1,0 +1,111 @@
+"""Decides which pending writes go together with the checkpoints that are removed from a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.lineage import ROOT, belongs
+from perdure.model.ops import Delete, Op
+from perdure.model.records import WRITE, Key
+from perdure.model.retention import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Records of a thread that decide about its writes.
+
+    Attributes:
+        latest: head checkpoint id of each namespace.
+        open_run: the run that is open on the thread, if there is one.
+    """
+
+    checkpoints: Sequence[CheckpointRecord]
+    writes: Sequence[PendingWrite]
+    latest: Mapping[str, str]
+    open_run: str | None
+
+
+def unneeded_writes(held: Held, removed: Collection[Name], runs: frozenset[str]) -> dict[Name, list[Op]]:
+    """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
+    an overwritten write is restored. Without ``runs`` writes go, too, whose checkpoint is gone already.
+
+    They are grouped by the checkpoint with which they are removed: the one that they belong to, or whose loop
+    left them; failing both, by the checkpoint that they are on.
+    """
+    aside = {w.key: w for w in held.writes if w.is_aside}
+    out: dict[Key, Op] = {}
+    place: dict[Key, Name] = {}
+    for write in held.writes:
+        if (write.namespace, write.checkpoint_id) in removed:
+            out[write.key] = Delete(WRITE, write.key)
+    left_by = {
+        (c.namespace, c.parent_id, c.nonce): (c.namespace, c.id)
+        for c in held.checkpoints
+        if (c.namespace, c.id) in removed
+    }
+    for write in _left_by_the_removed(held, removed, runs):
+        before = aside.get(write.aside.key)
+        if before is None or write.idx >= 0:
+            out[write.key] = Delete(WRITE, write.key)
+        elif not belongs(before.nonce, runs):
+            out[write.key] = before._replace(idx=write.idx).put_over(write)
+            out[before.key] = Delete(WRITE, before.key)
+        else:
+            out[write.key], out[before.key] = Delete(WRITE, write.key), Delete(WRITE, before.key)
+        child = left_by.get((write.namespace, write.checkpoint_id, write.nonce))
+        if child is not None:
+            place[write.key] = child
+            if before is not None:
+                place[before.key] = child
+    if not runs:
+        for write in _without_checkpoint(held, removed):
+            out[write.key] = Delete(WRITE, write.key)
+    groups: dict[Name, list[Op]] = {}
+    for key, op in out.items():
+        groups.setdefault(place.get(key, (key[0], key[1])), []).append(op)
+    return groups
+
+
+def _without_checkpoint(held: Held, removed: Collection[Name]) -> list[PendingWrite]:
+    """Return the writes whose checkpoint was removed before.
+
+    A write may be stored before its checkpoint, whose id is then above that of the head that the run builds
+    on. So only writes below the head are taken, and none of an open run, unless the whole thread goes.
+    """
+    stored = {(c.namespace, c.id) for c in held.checkpoints}
+    alone = [w for w in held.writes if (w.namespace, w.checkpoint_id) not in stored]
+    if stored and stored <= set(removed):
+        return alone
+    open_runs = () if held.open_run is None else (held.open_run,)
+    return [
+        w
+        for w in alone
+        if w.checkpoint_id < held.latest.get(w.namespace, held.latest.get(ROOT, ""))
+        and not belongs(w.nonce, open_runs)
+    ]
+
+
+def _left_by_the_removed(held: Held, removed: Collection[Name], runs: frozenset[str]) -> list[PendingWrite]:
+    """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that
+    no survivor needs."""
+    gone: dict[Name, set[str]] = {}
+    needed: dict[Name, set[str]] = {}
+    for checkpoint in held.checkpoints:
+        if checkpoint.parent_id is None:
+            continue
+        parent = (checkpoint.namespace, checkpoint.parent_id)
+        if (checkpoint.namespace, checkpoint.id) in removed:
+            gone.setdefault(parent, set()).add(checkpoint.nonce)
+        else:
+            needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
+    return [
+        w
+        for w in held.writes
+        if w.nonce
+        and not w.is_aside
+        and (w.namespace, w.checkpoint_id) not in removed
+        and (w.nonce in gone.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
+        and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
+    ]

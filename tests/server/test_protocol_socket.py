@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 import uvicorn
 from langgraph_sdk import get_sync_client
+from starlette.requests import HTTPConnection
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Open, Refusal, User
 from perdure.server.config import Cors, Http, RequestLimits
+from perdure.server.routes import protocol_socket
 from perdure.server.state import ServerState
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
@@ -264,6 +267,73 @@ async def _limits(url: str) -> None:
 
 def test_limits_hold(url: str) -> None:
     _limits(url)
+
+
+class Revocable:
+    """A gate whose answer changes while a connection is open."""
+
+    def __init__(self) -> None:
+        self.user: User | None = User("ada", "")
+        self.conditions: Filter | None = None
+
+    async def authenticate(self, request: HTTPConnection) -> User:
+        if self.user is None:
+            raise Refusal(401, "this token has expired")
+        return self.user
+
+    async def authorize(self, user: User, resource: str, action: str, value: Told) -> Filter | None:
+        return self.conditions
+
+
+@run
+async def _expires(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Revocable()
+    async with place(url, gate=gate) as here:
+
+        async def left(*changed: tuple[str, Any], sends: bool) -> int:
+            """The code with which an open connection is closed after a change of the gate."""
+            gate.user, gate.conditions = User("ada", ""), None
+            thread_id = new()
+            async with socket(here.url, thread_id) as opened:
+                await command(opened, "subscription.subscribe", channels=["values"])
+                for name, value in changed:
+                    setattr(gate, name, value)
+                if sends:
+                    params = {"assistant_id": "chat", "input": said("hi")}
+                    await opened.send(json.dumps({"id": 2, "method": "run.start", "params": params}))
+                await asyncio.wait_for(until_closed(opened), 5)
+            assert await here.host.runtime.for_tenant("").threads.look(thread_id) is None
+            return opened.close_code or 0
+
+        # A command is refused before it has any effect.
+        assert await left(("user", None), sends=True) == 4401
+        assert await left(("user", User("bob", "")), sends=True) == 4401
+        # Without commands a check at an interval finds it.
+        monkeypatch.setattr(protocol_socket, "_RECHECK_S", 0.05)
+        assert await left(("user", None), sends=False) == 4401
+        assert await left(("conditions", {"owner": "ada"}), sends=False) == 4403
+
+
+def test_a_connection_does_not_outlive_its_token(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _expires(url, monkeypatch)
+
+
+@run
+async def _counted(url: str) -> None:
+    # One of them is the connection itself.
+    async with (
+        serving(url, limits=RequestLimits(requests_per_minute=5)) as server,
+        socket(server.url, new()) as opened,
+    ):
+        for number in range(4):
+            assert (await command(opened, "no.such", number))["error"] == "unknown_command"
+        await opened.send(json.dumps({"id": 9, "method": "no.such"}))
+        await asyncio.wait_for(until_closed(opened), 5)
+        assert opened.close_code == 4429
+
+
+def test_each_command_counts_as_a_request(url: str) -> None:
+    _counted(url)
 
 
 @asynccontextmanager

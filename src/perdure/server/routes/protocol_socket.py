@@ -3,7 +3,9 @@
 A client sends commands as text, one JSON object each, and receives their responses and the events of all of
 its subscriptions. An event that several of them want is sent for each; clients know it by its ``event_id``.
 What is refused closes the socket with 4000 plus the HTTP status, and a stop of the server with 1012: the
-client connects again, and subscribes with ``since``.
+client connects again, and subscribes with ``since``. Each command counts as a request of its user, who is
+authenticated again for it, and at an interval while only events are sent: a connection does not outlive its
+token.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -35,6 +38,8 @@ router = APIRouter(tags=["protocol"])
 
 _log = logging.getLogger("perdure.server")
 _SUBSCRIPTIONS_MOST = 32
+_RECHECK_S = 30.0
+"""Seconds between two checks of the user of a connection."""
 _REFUSED = 4000
 _TOO_LARGE = 1009
 _RESTARTS = 1012
@@ -89,8 +94,10 @@ class _Socket:
     async def serve(self) -> None:
         """Serve the connection until the client closes it, a subscription fails, or the server stops."""
         reading = asyncio.create_task(self._read())
+        checking = asyncio.create_task(self._check())
         ends: list[asyncio.Task[Any]] = [
             reading,
+            checking,
             asyncio.create_task(self._caller.host.closing.wait()),
             asyncio.create_task(self._over.wait()),
         ]
@@ -99,6 +106,8 @@ class _Socket:
             if reading.done():
                 await reading
                 return
+            if checking.done():
+                await checking
             await _close(self._websocket, _RESTARTS, "connect again, and subscribe with since")
         except WebSocketDisconnect:
             return
@@ -118,7 +127,30 @@ class _Socket:
             if len(text.encode()) > most:
                 await _close(self._websocket, _TOO_LARGE, f"a command has at most {most} bytes")
                 return
+            await self._authenticate()
+            self._caller.host.throttle.request(self._caller.user)
             await self._obey(text)
+
+    async def _authenticate(self) -> None:
+        """Authenticate the user again. ``Refusal`` if the request that opened the connection is no longer
+        valid, or is now of another user."""
+        if self._caller.is_program:
+            return
+        user = await self._caller.host.gate.authenticate(self._websocket)
+        before = self._caller.user
+        if (user.identity, user.tenant) != (before.identity, before.tenant):
+            raise Refusal(401, "the connection was opened by another user; connect again")
+        self._caller = replace(self._caller, user=user)
+
+    async def _check(self) -> None:
+        """Check at an interval whether the user may still read the thread; end by raising ``Refusal``."""
+        while True:
+            await asyncio.sleep(_RECHECK_S)
+            await self._authenticate()
+            conditions = await self._caller.may("threads", "read", {"thread_id": self._thread_id})
+            if conditions != self._conditions:
+                # The subscriptions have the former filter.
+                raise Refusal(403, "the rights of this user have changed; connect again")
 
     async def _obey(self, text: str) -> None:
         number = None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from typing import Any, get_args
 
 from perdure.errors import BadSetting
-from perdure.inspector.access import Access
+from perdure.inspector.access import Access, Sees
+from perdure.inspector.visible_threads import WalkPlace, number, walk
 from perdure.model.messages import Run
-from perdure.model.ops import Find, ListedThread
-from perdure.model.program import ask
-from perdure.model.records import Partition
 from perdure.runtime.encoding import plain
 from perdure.runtime.threads.index import ThreadIndex, contains
-from perdure.runtime.threads.order import Order, SortedThread, rows
+from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import Status, ThreadRow
 
 PAGE = 50
+_SECONDS = 0.4
 _ASCII = 128
 SORTS = {"activity": Order("updated_at"), "age": Order("created_at", descending=False)}
 
@@ -42,15 +43,12 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     if asked.get("id"):
 
         def wanted(row: ThreadRow) -> bool:
-            return (
-                status in (None, row.status)
-                and contains(row.metadata, metadata)
-                and (sees is None or sees(row.metadata))
-            )
+            return status in (None, row.status) and contains(row.metadata, metadata)
 
-        found, cursor = await _by_id(access, asked["id"], asked.get("cursor") or "")
-        return {"threads": [shown(row) for row in found if wanted(row)], "cursor": cursor}
-    skip = _number(asked.get("cursor") or "0")
+        place = WalkPlace.read(asked.get("cursor") or "")
+        found, cursor = await _by_id(access, sees, asked["id"], place, wanted)
+        return {"threads": [shown(row) for row in found], "cursor": cursor}
+    skip = number(asked.get("cursor") or "0", "the cursor")
     index = ThreadIndex(access.handle, access.tenant, None)
     page: list[ThreadRow] = []
     search = index.search(metadata=metadata or None, status=status, sees=sees, order=SORTS[sort], skip=skip)
@@ -99,22 +97,25 @@ def run_shown(run: Run) -> dict[str, Any]:
     }
 
 
-async def _by_id(access: Access, beginning: str, after: str) -> tuple[list[ThreadRow], str | None]:
-    """Return the threads whose ids begin with a text, by id, and the cursor of the next page."""
+async def _by_id(
+    access: Access, sees: Sees | None, beginning: str, place: WalkPlace, wanted: Callable[[ThreadRow], bool]
+) -> tuple[list[ThreadRow], str | None]:
+    """Return the wanted threads whose ids begin with a text, by id, and the cursor of the next page. A page
+    has fewer threads than ``PAGE`` if finding them takes long."""
     # The index takes prefixes that end in an ASCII character.
     prefix = beginning
     while prefix and ord(prefix[-1]) >= _ASCII - 1:
         prefix = prefix[:-1]
-    place = Partition(access.tenant, after) if after else None
-    find = Find("threads", access.tenant, after=place, limit=PAGE, prefix=prefix)
-    hits = await access.handle.arun(ask(find))
-    found = [
-        SortedThread(hit.partition, ListedThread(0, 0, ""))
-        for hit in hits
-        if hit.partition.thread.startswith(beginning)
-    ]
-    cursor = hits[-1].partition.thread if len(hits) == PAGE else None
-    return await rows(access.handle, found), cursor
+    until = time.monotonic() + _SECONDS
+    found: list[ThreadRow] = []
+    async with aclosing(walk(access, sees, place, prefix=prefix, with_rows=True)) as steps:
+        async for step in steps:
+            row = step.row
+            if row is not None and row.thread_id.startswith(beginning) and wanted(row):
+                found.append(row)
+            if len(found) == PAGE or time.monotonic() > until:
+                return found, step.place.cursor
+    return found, None
 
 
 def _status(text: str | None) -> Status | None:
@@ -132,14 +133,8 @@ def _metadata(text: str) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadSetting('metadata has to be a JSON object, such as {"graph_id": "agent"}') from None
     if not isinstance(found, dict):
         raise BadSetting('metadata has to be a JSON object, such as {"graph_id": "agent"}')
     return found
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise BadSetting(f"the cursor {text[:40]!r} is not one of this listing")
-    return int(text)

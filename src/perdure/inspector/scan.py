@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from perdure.care.sweeper import RetentionSweeper, SweepOptions
@@ -16,16 +17,13 @@ from perdure.engine.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown
+from perdure.inspector.visible_threads import WalkPlace, number, walk
 from perdure.langgraph.large_channels import WARN_BYTES
-from perdure.model.ops import Find
-from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
-from perdure.runtime.threads.rows import look
 from perdure.storage.url import backend_of
 
 _SECONDS = 0.4
-_PAGE = 64
 
 Look = Callable[[Access, Partition, Mapping[str, str]], Awaitable[list[dict[str, Any]]]]
 """Examines a thread and returns what there is to show of it."""
@@ -68,30 +66,28 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         raise BadSetting(f"what is one of {sorted(LOOKS)}, not {what[:40]!r}")
     rows: list[dict[str, Any]] = []
     examined = 0
-    after = asked.get("cursor") or ""
+    place = WalkPlace.read(asked.get("cursor") or "")
     until = time.monotonic() + _SECONDS
-    while True:
-        place = Partition(access.tenant, after) if after else None
-        page = await access.handle.arun(ask(Find("threads", access.tenant, after=place, limit=_PAGE)))
-        for hit in page:
-            partition = hit.partition
-            after = partition.thread
-            if sees is not None:
-                row = await access.handle.arun(look(partition))
-                if row is None or not sees(row.metadata):
-                    continue
-            examined += 1
-            try:
-                found = await LOOKS[what](access, partition, asked)
-            except PerdureError as error:
-                if isinstance(error, BadSetting):
-                    raise
-                found = [{"problem": str(error)}]
-            rows += [{"thread_id": partition.thread, **each} for each in found]
+    async with aclosing(walk(access, sees, place)) as steps:
+        async for step in steps:
+            if step.partition is not None:
+                examined += 1
+                rows += await _looked(LOOKS[what], access, step.partition, asked)
             if time.monotonic() > until:
-                return {"rows": rows, "examined": examined, "cursor": after}
-        if len(page) < _PAGE:
-            return {"rows": rows, "examined": examined, "cursor": None}
+                return {"rows": rows, "examined": examined, "cursor": step.place.cursor}
+    return {"rows": rows, "examined": examined, "cursor": None}
+
+
+async def _looked(
+    look: Look, access: Access, partition: Partition, asked: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    try:
+        found = await look(access, partition, asked)
+    except BadSetting:
+        raise
+    except PerdureError as error:
+        found = [{"problem": str(error)}]
+    return [{"thread_id": partition.thread, **each} for each in found]
 
 
 async def _sizes(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -162,10 +158,11 @@ def _rules(access: Access, asked: Mapping[str, str]) -> tuple[RetentionRules, bo
     keep_last, keep_for = asked.get("keep_last") or None, asked.get("keep_for") or None
     if keep_last is None and keep_for is None:
         return access.handle.retention, False
-    if keep_last is not None and not (keep_last.isascii() and keep_last.isdigit() and int(keep_last)):
-        raise BadSetting(f"keep_last has to be a number above 0, not {keep_last[:40]!r}")
+    last = None if keep_last is None else number(keep_last, "keep_last")
+    if last == 0:
+        raise BadSetting("keep_last has to be a number above 0, not '0'")
     try:
-        policy = Retention(keep_last=None if keep_last is None else int(keep_last), keep_for=keep_for)
+        policy = Retention(keep_last=last, keep_for=keep_for)
     except ValueError as error:
         raise BadSetting(str(error)) from None
     return RetentionRules(policy), True

@@ -47,7 +47,7 @@ export async function showThreads(main, asked) {
     body.replaceChildren(...page.threads.map(row));
     cursor = page.cursor;
     pages = 1;
-    note.textContent = page.threads.length ? "" : "No thread matches.";
+    note.textContent = page.threads.length || cursor ? "" : "No thread matches.";
     announce(`${page.threads.length}${cursor ? " and more" : ""} threads`);
   }
 
@@ -61,6 +61,7 @@ export async function showThreads(main, asked) {
       body.append(...page.threads.filter((each) => !known.has(each.thread_id)).map(row));
       cursor = page.cursor;
       pages += 1;
+      if (!cursor && !body.children.length) note.textContent = "No thread matches.";
     } catch (error) {
       failed(error);
     }

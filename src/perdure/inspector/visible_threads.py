@@ -1,0 +1,96 @@
+"""Walk over a tenant's threads in order of their ids, which goes on from a cursor and names only threads that
+the viewer may see.
+
+A cursor has the last thread that the viewer saw and the number of threads that were examined since: the id
+of another one would tell that it exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+from perdure.errors import BadSetting
+from perdure.inspector.access import Access, Sees
+from perdure.model.ops import Find
+from perdure.model.program import ask
+from perdure.model.records import Partition
+from perdure.runtime.threads.rows import ThreadRow, look
+
+_PAGE = 64
+_SKIPPED_PAGE = 1000
+NUMBER_DIGITS = 18
+"""Maximum number of digits of a number in a request."""
+
+
+class WalkPlace(NamedTuple):
+    """Place in the walk: the last thread that the viewer saw, and the number of threads passed since."""
+
+    after: str = ""
+    passed: int = 0
+
+    @classmethod
+    def read(cls, cursor: str) -> WalkPlace:
+        """Return the place of a cursor, the beginning for an empty one. ``BadSetting`` if it is none."""
+        if not cursor:
+            return cls()
+        passed, _, after = cursor.partition(":")
+        return cls(after, number(passed, "the cursor's number"))
+
+    @property
+    def cursor(self) -> str:
+        """The cursor of this place."""
+        return f"{self.passed}:{self.after}"
+
+
+class WalkStep(NamedTuple):
+    """A thread that was examined. ``partition`` is None if the viewer may not see it; ``row`` is None then,
+    or if no rows were asked for."""
+
+    place: WalkPlace
+    partition: Partition | None
+    row: ThreadRow | None
+
+
+async def walk(
+    access: Access, sees: Sees | None, place: WalkPlace, *, prefix: str = "", with_rows: bool = False
+) -> AsyncGenerator[WalkStep, None]:
+    """Yield the tenant's threads after a place.
+
+    Args:
+        access: The viewer's rights.
+        sees: Which threads the viewer may see, None for all.
+        place: Where to go on.
+        prefix: Beginning of the ids, which ends in an ASCII character.
+        with_rows: True to read every thread; otherwise only what the rights need is read.
+    """
+    after, left = place.after, place.passed
+    while True:
+        start = Partition(access.tenant, after) if after else None
+        size = min(left, _SKIPPED_PAGE) or _PAGE
+        find = Find("threads", access.tenant, after=start, limit=size, prefix=prefix)
+        hits = await access.handle.arun(ask(find))
+        skipped = min(left, len(hits))
+        left -= skipped
+        found = [hit.partition for hit in hits[skipped:]]
+        rows: list[ThreadRow | None] = [None] * len(found)
+        if with_rows or sees is not None:
+            rows = list(await asyncio.gather(*(access.handle.arun(look(each)) for each in found)))
+        for partition, row in zip(found, rows, strict=True):
+            if sees is None or (row is not None and sees(row.metadata)):
+                place = WalkPlace(partition.thread)
+                yield WalkStep(place, partition, row)
+            else:
+                place = WalkPlace(place.after, place.passed + 1)
+                yield WalkStep(place, None, None)
+        if len(hits) < size:
+            return
+        after = hits[-1].partition.thread
+
+
+def number(text: str, name: str) -> int:
+    """Return the number that a text of a request is. ``BadSetting`` if it is none, or too long."""
+    if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS):
+        raise BadSetting(f"{name} has to be a number of at most {NUMBER_DIGITS} digits, not {text[:40]!r}")
+    return int(text)

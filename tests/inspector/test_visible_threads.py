@@ -1,0 +1,106 @@
+"""Walks over a tenant's threads: complete for what the viewer may see, and silent about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.errors import BadSetting
+from perdure.inspector import listing, scan, visible_threads
+from perdure.inspector.access import Access, LocalAccess, Sees
+from perdure.inspector.visible_threads import WalkPlace, walk
+from perdure.runtime import Runtime
+from tests.inspector import staging
+
+MINE = [f"t-{number:02}" for number in range(0, 30, 5)]
+HIDDEN = [f"t-{number:02}" for number in range(31) if number % 5]
+
+
+class Restricted(LocalAccess):
+    """Access to the threads of one owner."""
+
+    async def listed(self) -> Sees | None:
+        return lambda metadata: metadata.get("owner") == "me"
+
+
+@asynccontextmanager
+async def restricted() -> AsyncIterator[Access]:
+    async with (
+        perdure.connect("memory://") as database,
+        Runtime(database, staging.graph().compile()) as runtime,
+    ):
+        for name in (*MINE, *HIDDEN):
+            await runtime.threads.create(name, {"owner": "me" if name in MINE else "other"})
+        yield Restricted(handle_of(database), "")
+
+
+async def pages(view: Any, access: Access, **asked: str) -> list[Mapping[str, Any]]:
+    found = [await view(access, asked)]
+    while (cursor := found[-1]["cursor"]) is not None:
+        assert len(found) < 100
+        found.append(await view(access, {**asked, "cursor": cursor}))
+    return found
+
+
+def assert_silent(found: list[Mapping[str, Any]]) -> None:
+    assert [name for name in HIDDEN if any(name in str(page) for page in found)] == []
+
+
+@pytest.mark.parametrize("seconds", [60.0, -1.0])
+def test_a_search_by_id_is_complete_and_names_no_hidden_thread(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 2)
+    monkeypatch.setattr(listing, "_SECONDS", seconds)
+    monkeypatch.setattr(visible_threads, "_PAGE", 4)
+
+    async def scenario() -> None:
+        async with restricted() as access:
+            found = await pages(listing.threads, access, id="t-")
+            assert [each["thread_id"] for page in found for each in page["threads"]] == MINE
+            # In time every page is full; out of time each request still goes on by a thread.
+            assert len(found) == (4 if seconds > 0 else len(MINE) + len(HIDDEN) + 1)
+            assert_silent(found)
+
+    asyncio.run(scenario())
+
+
+def test_a_scan_out_of_time_goes_on_and_names_no_hidden_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_SECONDS", -1.0)
+
+    async def scenario() -> None:
+        async with restricted() as access:
+            found = await pages(scan.scan, access, what="sizes")
+            assert [each["thread_id"] for page in found for each in page["rows"]] == MINE
+            # The time is checked at each thread, also at a hidden one.
+            assert len(found) == len(MINE) + len(HIDDEN) + 1
+            assert_silent(found)
+
+    asyncio.run(scenario())
+
+
+def test_a_walk_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with restricted() as access:
+            sees = await access.listed()
+            steps = [step async for step in walk(access, sees, WalkPlace())]
+            for at, step in enumerate(steps):
+                place = WalkPlace.read(step.place.cursor)
+                assert [each async for each in walk(access, sees, place)] == steps[at + 1 :]
+
+    for size in (3, 64):
+        monkeypatch.setattr(visible_threads, "_PAGE", size)
+        monkeypatch.setattr(visible_threads, "_SKIPPED_PAGE", size)
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cursor", ["t-01", ":t-01", "-1:t-01", "1" * 5000 + ":t", "\N{SUPERSCRIPT TWO}:t"])
+def test_what_is_no_cursor_is_refused(cursor: str) -> None:
+    with pytest.raises(BadSetting):
+        WalkPlace.read(cursor)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, SystemMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 import perdure
 from perdure.conversation import Conversation, Limit
@@ -23,6 +24,7 @@ from perdure.memory import (
 )
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.memories import last_turn
+from perdure.runtime.options import Options
 from perdure.runtime.turns import MEMORY, lane_of
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
@@ -351,3 +353,51 @@ def test_what_is_near_to_the_first_message_is_recalled_although_it_is_old() -> N
     assert "Moss" in recalled
     assert "She cooks." in recalled
     assert "She sings." not in recalled
+
+
+def test_a_run_hands_over_only_the_messages_that_it_added() -> None:
+    """Neither a run without a message of the user, nor another user's run, hands an earlier turn over."""
+    model, noting = Scripted(answers=[AIMessage("Noted.")]), Noting()
+    broken = [True]
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        if broken:
+            raise ValueError("no answer")
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    flaky = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+
+    async def body(app: Runtime) -> None:
+        kept = Options(on_failure="keep")
+        run = await app.wait(await app.accept("t", "I am Ada", config=of("ada"), options=kept))
+        assert run.state == "failed"
+        broken.clear()
+        note = {"messages": [{"role": "system", "content": "note"}]}
+        await app.wait(await app.submit("t", note, config=of("bob")))
+        await say(app, "t", "I am Bob", user="bob")
+        await settled(app, "bob", 1)
+        assert await app.messages(lane_of("ada")) == ()
+        assert [fact.text for fact in await Memory(app.store(), "bob").afacts()] == ["I am Bob"]
+
+    run(Agent(flaky, memory=policy(extract=noting)), body)
+    assert [request.messages for request in noting.requests] == ["User: I am Bob\nAssistant: Noted."]
+
+
+def test_a_turn_that_waits_for_an_answer_is_handed_over_once() -> None:
+    noting = Noting()
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(interrupt("May I?"))]}
+
+    asking = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+
+    async def body(app: Runtime) -> None:
+        assert await say(app, "t", "I sing") == "waiting"
+        await settled(app, "ada", 1)
+        run = await app.wait(await app.answer("t", "Yes.", config=of("bob")))
+        assert run.state == "done"
+        assert await app.messages(lane_of("bob")) == ()
+        assert [fact.text for fact in await Memory(app.store(), "ada").afacts()] == ["I sing"]
+
+    run(Agent(asking, memory=policy(extract=noting)), body)
+    assert [request.messages for request in noting.requests] == ["User: I sing"]

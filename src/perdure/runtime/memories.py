@@ -80,23 +80,61 @@ class Memories:
         at = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
         return {**given, policy.key: [*new[:at], message, *new[at:]]}
 
+    async def before(
+        self,
+        policy: MemoryPolicy,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        *,
+        has_begun: bool,
+    ) -> Sequence[Any] | None:
+        """Return the messages that a thread had before a run, or ``None`` if that is not known any more.
+
+        Args:
+            policy: The policy.
+            graph: The graph of the run.
+            config: The config of the run; of one that has not begun, that of the checkpoint to start from.
+            held: The run.
+            has_begun: True if an earlier attempt has stored checkpoints of the run.
+        """
+        if not isinstance(graph.checkpointer, BaseCheckpointSaver):
+            return ()
+        found = await graph.aget_state(config)
+        while has_begun and (found.metadata or {}).get("run_id") == held.run.id:
+            if found.parent_config is None:
+                return ()
+            parent = (found.parent_config.get("configurable") or {}).get("checkpoint_id")
+            configurable = {**(config.get("configurable") or {}), "checkpoint_id": parent}
+            found = await graph.aget_state({**config, "configurable": configurable})
+            if found.metadata is None:
+                return None
+        values = found.values.get(policy.key) if isinstance(found.values, Mapping) else None
+        return values if isinstance(values, list) else ()
+
     async def ended(
         self,
         policy: MemoryPolicy,
         graph: Pregel[Any, Any, Any, Any],
         config: RunnableConfig,
         held: HeldRun,
-        values: Any,
+        turn: tuple[Sequence[Any] | None, Any],
     ) -> Sequence[tuple[str, Any]]:
         """Return the turn that a run ended, for the outbox, as a channel and a payload.
+
+        Only messages that the run itself has added belong to its turn. Those that the thread had before are
+        of an earlier turn, which may be another user's, or forgotten. A run that added none of the user
+        hands nothing over.
 
         Args:
             policy: The policy.
             graph: The graph of the run.
             config: The config of the run, with the user.
             held: The run.
-            values: The output of the run; the state is read if it lacks the messages.
+            turn: The messages before the run, and the output of the run; the state is read if it lacks the
+                messages.
         """
+        before, values = turn
         user = policy.user_of(config.get("configurable") or {})
         if user is None:
             return ()
@@ -105,20 +143,28 @@ class Memories:
             messages = (await graph.aget_state(config)).values.get(policy.key)
         if not isinstance(messages, list):
             return ()
-        summary = Summary.of(messages)
-        told = None if summary is None or not summary.text else summary.text[:SUMMARY_MAX]
-        spoken = last_turn(messages) if policy.extract or policy.summarize else []
-        if not spoken and told is None:
+        if before is None:
+            self._emit("memory.not_handed_over", held)
             return ()
-        turn = WaitingTurn(
+        spoken = last_turn(_added(before, messages))
+        if not spoken:
+            return ()
+        message = spoken[0].id
+        summary = Summary.of(messages)
+        text = None if summary is None or not summary.text else summary.text[:SUMMARY_MAX]
+        if policy.extract is None and policy.summarize is None:
+            if text is None:
+                return ()
+            spoken = []
+        waiting = WaitingTurn(
             agent=held.run.graph,
             thread=held.partition.thread,
             run=held.run.id,
-            message=spoken[0].id if spoken else None,
+            message=message,
             messages=_cut(spoken),
-            summary=told,
+            summary=text,
         )
-        return ((MEMORY, {"user": user, "turn": turn.stored()}),)
+        return ((MEMORY, {"user": user, "turn": waiting.stored()}),)
 
     async def after_lane(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
         """Remove the texts that a finished run of a lane has left in its checkpoints."""
@@ -160,6 +206,17 @@ async def _has_messages(graph: Pregel[Any, Any, Any, Any], config: RunnableConfi
         return False
     found = await graph.checkpointer.aget_tuple(config)
     return found is not None and bool(found.checkpoint["channel_values"].get(key))
+
+
+def _added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages that are not among the earlier ones: by their ids, and without an id by their
+    place."""
+    known = {each.id for each in before if isinstance(each, BaseMessage) and each.id is not None}
+    return [
+        each
+        for place, each in enumerate(messages)
+        if each.id not in known and (each.id is not None or place >= len(before))
+    ]
 
 
 def last_turn(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

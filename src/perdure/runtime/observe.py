@@ -23,6 +23,7 @@ _LEVELS = {
     "cron.missed": logging.WARNING,
     "memory.not_tidied": logging.WARNING,
     "memory.recall_failed": logging.WARNING,
+    "memory.not_handed_over": logging.WARNING,
     "message.refused": logging.WARNING,
     "message.unreadable": logging.ERROR,
     "reply.dead": logging.ERROR,

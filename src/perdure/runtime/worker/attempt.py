@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -115,6 +115,9 @@ async def _attempt(
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
+    before: Sequence[Any] | None = ()
+    if agent.memory is not None:
+        before = await views.memories.before(agent.memory, graph, config, held, has_begun=has_begun)
     if agent.memory is not None and not has_begun:
         given = await views.memories.input(agent.memory, graph, config, held, given)
     if agent.conversation is not None and not has_begun:
@@ -139,16 +142,18 @@ async def _attempt(
     is_answered = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or is_answered:
         snapshot = await graph.aget_state(now)
+    others: Sequence[tuple[str, Any]] = ()
+    if agent.memory is not None:
+        # A run that waits hands its turn over, too: the run of the answer has only what it added itself.
+        others = await views.memories.ended(agent.memory, graph, now, held, (before, values))
     if interrupts or (snapshot is not None and snapshot.next):
         note = {"interrupts": [_shown(interrupt) for interrupt in interrupts]}
-        return Ending(WAITING, note, [_asked(interrupt) for interrupt in interrupts] if is_answered else ())
+        asked = [_asked(interrupt) for interrupt in interrupts] if is_answered else ()
+        return Ending(WAITING, note, asked, others)
     if agent.conversation is not None:
         await views.conversations.note_reply(agent.conversation, graph, now, held, values)
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
-    others = (
-        () if agent.memory is None else await views.memories.ended(agent.memory, graph, now, held, values)
-    )
-    return Ending(DONE, {}, tuple(replies), tuple(others))
+    return Ending(DONE, {}, tuple(replies), others)
 
 
 def _ends(given: Command[Any]) -> bool:

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from starlette.requests import HTTPConnection
 
 import perdure
-from perdure.memory import Memory
+from perdure.memory import Memory, memory_tools
 from perdure.runtime import Agent, Runtime
 from perdure.runtime.turns import lane_of
 from perdure.server.app import create_app
@@ -111,6 +111,21 @@ def test_the_store_s_routes_show_nobody_the_memory_of_another_user() -> None:
         assert len(notes.json()["items"]) == 1
 
     run(agent(), body)
+
+
+@pytest.mark.parametrize("root", [("memories",), ("known", "people")])
+def test_what_tools_remember_is_kept_from_others_without_a_policy(root: tuple[str, ...]) -> None:
+    memory_tools(root=root)
+
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        await Memory(runtime.store(), "bob", root=root).aremember("Dances.")
+        for asked in ([], [*root], [*root, "bob"], [*root, "bob", "facts"]):
+            answer = await http.post("/store/items/search", json={"namespace_prefix": asked}, headers=ADA)
+            assert (answer.status_code, "Dances" in answer.text) == (403, False), asked
+        own = {"namespace_prefix": [*root, "bob"]}
+        assert "Dances" in (await http.post("/store/items/search", json=own, headers=BOB)).text
+
+    run(Agent(graph(Scripted())), body)
 
 
 def test_a_server_without_a_memory_answers_not_found() -> None:

@@ -18,7 +18,7 @@ from perdure.errors import NotFound
 from perdure.memory.facts import Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import UserOf, verified_user
-from perdure.memory.users import ROOT
+from perdure.memory.users import ROOT, add_tool_root
 
 MANAGE_ABOUT = (
     "Create, update, or delete persistent memories about the user, which are carried over to future "
@@ -41,6 +41,7 @@ def memory_tools(
         root: The namespace that contains those of all users.
         instructions: Text that is added to the description of ``manage_memory``.
     """
+    add_tool_root(root)
 
     def memory() -> Memory:
         configurable = get_config().get("configurable") or {}

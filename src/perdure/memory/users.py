@@ -9,6 +9,18 @@ ROOT = ("memories",)
 FACTS, SUMMARIES = "facts", "summaries"
 
 _USER_MAX = 200
+_TOOL_ROOTS: set[tuple[str, ...]] = set()
+
+
+def add_tool_root(root: Sequence[str]) -> None:
+    """Note a namespace in which tools of this process keep memories, so that a server refuses its users
+    those of others there."""
+    _TOOL_ROOTS.add(tuple(root))
+
+
+def tool_roots() -> frozenset[tuple[str, ...]]:
+    """Return the namespaces in which tools of this process keep memories."""
+    return frozenset(_TOOL_ROOTS)
 
 
 def namespace_of(user: str, root: Sequence[str] = ROOT) -> tuple[str, ...]:

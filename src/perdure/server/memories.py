@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from perdure.memory.memory import Memory
 from perdure.memory.policy import VERIFIED_USER
+from perdure.memory.users import ROOT, namespace_of, tool_roots
 from perdure.server.auth.identity import Refusal
 from perdure.server.state import Caller
 
@@ -32,8 +33,13 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     """
     if caller.is_program or not caller.user.identity:
         return
-    roots = {agent.memory.root for agent in caller.host.runtime.graphs.values() if agent.memory is not None}
-    own = [namespace for namespace in _found(caller) if tuple(labels[: len(namespace)]) == namespace]
+    policies = {
+        agent.memory.root for agent in caller.host.runtime.graphs.values() if agent.memory is not None
+    }
+    # Tools keep memories without a policy of the agent.
+    roots = policies | tool_roots() | {ROOT}
+    allowed = {*_found(caller), *_of_tools(caller, roots - policies)}
+    own = any(tuple(labels[: len(namespace)]) == namespace for namespace in allowed)
     if own or not any(_meet(labels, root) for root in roots):
         return
     raise Refusal(
@@ -52,6 +58,15 @@ def _found(caller: Caller) -> dict[tuple[str, ...], Memory]:
             memory = Memory(caller.runtime.store(), user, root=agent.memory.root)
             found[memory.namespace] = memory
     return found
+
+
+def _of_tools(caller: Caller, roots: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the namespaces in which tools keep what they remember of the verified user."""
+    try:
+        return [namespace_of(caller.user.identity, root) for root in roots]
+    except ValueError:
+        # No memory can be of such an id.
+        return []
 
 
 def _meet(labels: Sequence[str], root: Sequence[str]) -> bool:

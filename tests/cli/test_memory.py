@@ -96,3 +96,24 @@ def test_turns_that_wait_for_their_extraction_are_forgotten_too(shell: Shell, tm
             return len(await runtime.messages(lane_of("ada")))
 
     assert asyncio.run(left()) == 0
+
+
+@pytest.mark.parametrize("by", ["environment", "file"])
+def test_a_store_of_its_own_is_listed_exported_and_forgotten(
+    by: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, store = (f"sqlite:///{tmp_path / name}" for name in ("threads.db", "store.db"))
+    filled(store)
+    with perdure.connect_sync(url, migrate=True):
+        pass
+    if by == "environment":
+        monkeypatch.setenv("PERDURE_STORE_DATABASE_URL", store)
+    else:
+        (tmp_path / "perdure.toml").write_text(f'[store]\ndatabase_url = "{store}"\n')
+    who = ("--user", "bob", "--db", url)
+    assert shell("memory", "ls", "--db", url).stdout.split() == ["ada@example.org", "bob"]
+    assert [each["text"] for each in json.loads(shell("memory", "export", *who).stdout)["facts"]] == [
+        "Sings."
+    ]
+    assert "1 entries removed" in shell("memory", "forget", "--yes", *who).stdout
+    assert shell("memory", "ls", "--db", url).stdout.split() == ["ada@example.org"]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, printable
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, opened, out, print_json, printable
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore
 
 memory = typer.Typer(help="Look at, export and forget what is known of users.", no_args_is_help=True)
 
@@ -45,8 +50,7 @@ def list_memory(
     from perdure.memory import Memory, users
 
     root = _root(namespace)
-    with opened(db, tenant, key_file) as database:
-        store = database.store()
+    with _store(db, tenant, key_file) as store:
         if user is None:
             for name in users(store, root=root):
                 if as_json:
@@ -82,8 +86,8 @@ def export_memory(
     """Print all that is known of a user, with its history, as one JSON object."""
     from perdure.memory import Memory
 
-    with opened(db, tenant, key_file) as database:
-        typer.echo(json.dumps(Memory(database.store(), user, root=_root(namespace)).export(), indent=2))
+    with _store(db, tenant, key_file) as store:
+        typer.echo(json.dumps(Memory(store, user, root=_root(namespace)).export(), indent=2))
 
 
 @memory.command()
@@ -108,8 +112,9 @@ def forget(
     from perdure.memory import Memory
     from perdure.runtime.turns import lane_of
 
-    with opened(db, tenant, key_file) as database:
-        known = Memory(database.store(), user, root=_root(namespace))
+    key = key_of(key_file)
+    with opened(db, tenant, key) as database, _store(db, tenant, key) as store:
+        known = Memory(store, user, root=_root(namespace))
         what = "all that is known of" if id is None else f"{printable(id)} of"
         if not yes and not typer.confirm(f"Remove {what} the user {printable(user)}?"):
             err.print("Nothing was removed.")
@@ -124,6 +129,23 @@ def forget(
         out.print("Nothing was known of this user.")
     else:
         out.print(f"{removed} entries removed")
+
+
+@contextmanager
+def _store(db: str | None, tenant: str, key_file: typer.FileBinaryRead | bytes | None) -> Iterator[BaseStore]:
+    """Open the store in which servers and workers with these settings keep memories: in a database of its
+    own, if the settings name one, or else in that of the threads.
+
+    Raises:
+        BadSetting: The settings are invalid.
+        BadUrl: There is no URL.
+    """
+    from perdure.config.resolve import settle
+
+    key = key_of(key_file)
+    settled = settle(file=None, flags={}, environ=os.environ, has_key=key is not None)
+    with opened(settled.store_url() or db, tenant, key) as database:
+        yield database.store()
 
 
 def _root(namespace: Sequence[str] | None) -> tuple[str, ...]:

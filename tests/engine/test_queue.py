@@ -397,6 +397,36 @@ def test_a_side_effect_is_noted_once(queue: Queue) -> None:
     assert queue.run(journal.recall(HERE, held.run.id, "pay", 0)) == b'"first"'
 
 
+def test_a_later_run_recalls_what_an_earlier_one_noted(queue: Queue) -> None:
+    queue.accept()
+    first = queue.held()
+    queue.run(journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
+    queue.finish(first, WAITING)
+    queue.accept()
+    later = queue.held()
+    assert queue.run(journal.recall(HERE, later.run.id, "pay", 0)) == b"1"
+    assert queue.run(journal.recall(HERE, later.run.id, "pay", 1)) is None
+    assert queue.run(journal.note(HERE, later.run.id, "pay", 0, b"2", later.epoch)) == b"1"
+
+
+@pytest.mark.parametrize("standing", ["queued", "open", "waiting", "done"])
+def test_effects_stay_while_an_unfinished_run_may_repeat_their_step(queue: Queue, standing: str) -> None:
+    queue.accept()
+    first = queue.held()
+    queue.run(journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
+    queue.finish(first, WAITING)
+    queue.accept()
+    if standing != "queued":
+        later = queue.held()
+        if standing != "open":
+            queue.finish(later, WAITING if standing == "waiting" else DONE)
+    queue.now += 100
+    queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
+    kept = queue.run(journal.recall(HERE, "another run", "pay", 0))
+    assert kept == (None if standing == "done" else b"1")
+    assert len(queue.rows(EFFECT)) == (0 if standing == "done" else 2)
+
+
 def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     for n in range(3):
         queue.accept(str(n), "enqueue", key=f"k{n}", channel="post")

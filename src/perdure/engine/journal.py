@@ -1,17 +1,33 @@
-"""Journal of side effects: results, stored under the epoch of their run and read by its next attempt."""
+"""Journal of side effects: results, stored under the epoch of their run and read when their step is repeated.
+
+A result is stored with the run that recorded it, and goes with it. A step can be repeated in another run,
+which answers its interrupt or continues after its failure, so a pointer without a run leads to the run of a
+result.
+"""
 
 from __future__ import annotations
 
 from perdure.errors import Fenced
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import EFFECT, EPOCH, Partition
+from perdure.model.records import EFFECT, EPOCH, Key, Partition
 
 
 def recall(partition: Partition, run_id: str, name: str, number: int) -> Program[bytes | None]:
-    """Return the result of a run's effect, ``None`` if none is recorded."""
-    (found,) = yield from ask(Fetch(partition, (Get(EFFECT, (run_id, name, number)),)))
-    return found[0].body if found else None
+    """Return the result of an effect that this run or an earlier one of the thread recorded, ``None`` if none
+    is recorded."""
+    own, pointer = (run_id, name, number), pointer_key(name, number)
+    found = yield from ask(Fetch(partition, (Get(EFFECT, own), Get(EFFECT, pointer))))
+    rows = {record.key: record.body for answer in found for record in answer}
+    if own in rows or pointer not in rows:
+        return rows.get(own)
+    (earlier,) = yield from ask(Fetch(partition, (Get(EFFECT, (rows[pointer].decode(), name, number)),)))
+    return earlier[0].body if earlier else None
+
+
+def pointer_key(name: str, number: int) -> Key:
+    """Return the key of the pointer to the run that recorded an effect."""
+    return ("", name, number)
 
 
 def note(
@@ -20,8 +36,8 @@ def note(
     """Record the result of an effect.
 
     Args:
-        name: name of the effect.
-        number: its number among the run's effects of that name.
+        name: name of the effect, its task's included.
+        number: its number among the effects of that name.
         epoch: lease under which the caller holds the run.
 
     Returns:
@@ -31,7 +47,8 @@ def note(
         Fenced: the caller does not hold the run any more.
     """
     put = Put(EFFECT, (run_id, name, number), body=body, expect=Expect.ABSENT)
-    outcome = yield from ask(Commit(partition, (Check(EPOCH, (), epoch), put)))
+    pointer = Put(EFFECT, pointer_key(name, number), body=run_id.encode(), expect=Expect.ABSENT)
+    outcome = yield from ask(Commit(partition, (Check(EPOCH, (), epoch), put, pointer)))
     if isinstance(outcome, Committed):
         return body
     if outcome.kind is EFFECT:

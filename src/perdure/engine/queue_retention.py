@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from perdure.engine.journal import pointer_key
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
-from perdure.model.messages import OPEN, SENT, Run
+from perdure.model.messages import DONE, OPEN, SENT, Run
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, OUT, Lane
@@ -24,7 +25,7 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     """Remove a page of what was accepted and finished before a time.
 
     Messages go with their dedupe keys, runs and journals; replies go once sent. What waits for an answer, was
-    given up or is in doubt stays.
+    given up or is in doubt stays, and so do the runs whose recorded effects a later run may still need.
 
     Args:
         before: in microseconds.
@@ -47,7 +48,8 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     )
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
-    over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] != inbox.waiting]
+    needed = _needed(inbox, runs)
+    over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
     parts = (yield from _messages(partition, old, over)) if old else []
     parts += [
         [Delete(OUTBOX, reply.key, reply.version)]
@@ -65,8 +67,23 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     return len(taken)
 
 
+def _needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
+    """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
+
+    An answer, or a run that continues a failed one, repeats the steps that the runs before it left, back to
+    the latest run that ended well. More runs than one page are never kept.
+    """
+    is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
+    if not is_busy or len(runs) == BATCH_MAX:
+        return frozenset(() if inbox.waiting is None else (inbox.waiting,))
+    ended_well = max((n for n, run in enumerate(runs) if run.fields["state"] == DONE), default=-1)
+    return frozenset(run.key[0] for run in runs[ended_well + 1 :])
+
+
 def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
     """Remove a finished run of any age, with its journal, its messages and their dedupe keys.
+
+    A later run that repeats one of its steps repeats the effects in it.
 
     Args:
         budget: most operations of one commit.
@@ -139,7 +156,9 @@ def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -
     they are found through it. Of a long journal only the beginning is returned.
     """
     (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
-    parts: list[list[Op]] = [[Delete(EFFECT, noted.key)] for noted in journal]
+    parts: list[list[Op]] = [
+        [Delete(EFFECT, noted.key), Delete(EFFECT, pointer_key(*noted.key[1:]))] for noted in journal
+    ]
     if len(journal) == BATCH_MAX:
         return [*parts]
     for seq in range(run.fields["first"], run.fields["last"] + 1):

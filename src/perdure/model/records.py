@@ -262,7 +262,8 @@ EFFECT = Kind(
     key=(_text("run_id"), _text("task_id"), _integer("idx")),
     body=True,
 )
-"""Result of a side effect within a task, so that the effect is not repeated."""
+"""Result of a side effect within a task, so that the effect is not repeated. The same key without a run has
+the id of the run that recorded it."""
 
 DOCUMENT = Kind(
     "document",

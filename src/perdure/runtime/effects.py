@@ -4,9 +4,9 @@
         receipt = await effect(charge, state["amount"])
         return {"receipt": receipt}
 
-A step that was committed is never repeated. One that ended before its commit is repeated: recorded side
-effects are not, and one that ended between the call and the record is repeated under the same key, by which
-its receiver can recognise it.
+A step that was committed is never repeated. One that ended before its commit is repeated, by the same run or
+by one that answers its interrupt or continues its failed run: recorded side effects are not, and one that
+ended between the call and the record is repeated under the same key, by which its receiver can recognise it.
 """
 
 from __future__ import annotations

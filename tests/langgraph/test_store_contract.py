@@ -42,5 +42,5 @@ class TestAwaited(StoreContract):
 class TestNarrow(StoreContract):
     @pytest.fixture(params=[None, KEYRING], ids=["clear", "sealed"])
     def backend(self, request: pytest.FixtureRequest) -> Backend:
-        driver: Driver = Narrow(MemoryDriver(), CommitLimits(ops=3, bytes=400))
+        driver: Driver = Narrow(MemoryDriver(), CommitLimits(ops=4, bytes=400))
         return Backend(driver, request.param)

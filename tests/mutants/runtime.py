@@ -48,8 +48,8 @@ BREAKS = [
         rewritten(
             attempt,
             "config_of",
-            "return cast(",
-            'del configurable["run_id"], metadata["run_id"]\n    return cast(',
+            "calls = ModelCalls(",
+            'del configurable["run_id"], metadata["run_id"]\n    calls = ModelCalls(',
         ),
     ),
     Break(

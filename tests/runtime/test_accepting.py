@@ -168,12 +168,13 @@ def test_one_run_has_one_channel_and_one_graph(storage: Storage) -> None:
     ]
 
     async def main() -> None:
-        async with working(storage.database(), graphs, works=False) as front:
+        shared = settings(shared_threads=True)
+        async with working(storage.database(), graphs, works=False, settings=shared) as front:
             tickets = [
                 await front.accept("ada", text, graph=graph, channel=channel, coalesce=together)
                 for text, graph, channel, together in said
             ]
-        async with working(storage.database(), graphs) as worker:
+        async with working(storage.database(), graphs, settings=shared) as worker:
             await worker.wait(tickets[-1], 40)
             runs = await worker.runs("ada")
         spans = [(run.first, run.last, run.graph, run.channel) for run in reversed(runs)]

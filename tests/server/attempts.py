@@ -62,6 +62,8 @@ def attempts(names: Names) -> Iterator[Attempt]:
     yield from _new_runs(names)
     yield from _commands(names)
     yield from _store(names)
+    yield from _crons(names)
+    yield from _memory()
     yield from _claims(names)
 
 
@@ -280,6 +282,28 @@ def _store(names: Names) -> Iterator[Attempt]:
         yield Attempt("POST", "/store/items/search", body=body, kind="empty")
     for body in ({}, {"max_depth": 1}):
         yield Attempt("POST", "/store/namespaces", body=body, kind="empty")
+
+
+def _crons(names: Names) -> Iterator[Attempt]:
+    ids, at = {"cron_id": names.cron}, "/runs/crons/{cron_id}"
+    yield Attempt("GET", at, ids)
+    yield Attempt("PATCH", at, ids, {"enabled": False, "metadata": _FAKE})
+    yield Attempt("PATCH", at, ids, {"input": MINE})
+    yield Attempt("DELETE", at, ids)
+    new = {"assistant_id": "chat", "schedule": "0 9 * * *", "input": MINE}
+    for thread_id in (names.idle, names.live):
+        yield Attempt("POST", "/threads/{thread_id}/runs/crons", {"thread_id": thread_id}, new)
+    yield Attempt("POST", "/runs/crons", body={**new, "assistant_id": names.assistant})
+    for asked in ({}, {"metadata": _FAKE}, {"assistant_id": "chat"}, {"thread_id": names.idle}):
+        yield Attempt("POST", "/runs/crons/search", body=asked, kind="empty")
+        yield Attempt("POST", "/runs/crons/count", body=asked, kind="empty")
+
+
+def _memory() -> Iterator[Attempt]:
+    """These servers' graphs have none; what of other users is refused has tests of its own."""
+    yield Attempt("GET", "/memory")
+    yield Attempt("DELETE", "/memory")
+    yield Attempt("DELETE", "/memory/{entry_id}", {"entry_id": "facts-1"})
 
 
 def _claims(names: Names) -> Iterator[Attempt]:

@@ -213,6 +213,7 @@ class Names:
     assistant: str
     label: str
     key: str
+    cron: str
 
     def all(self) -> frozenset[str]:
         return frozenset(asdict(self).values())
@@ -293,6 +294,13 @@ async def estate(http: httpx.AsyncClient) -> Names:
     for namespace, name in (([label], key), ([label, SECRET_OF_ALICE], f"{key}-{SECRET_OF_ALICE}")):
         item = {"namespace": namespace, "key": name, "value": {"said": SECRET_OF_ALICE}}
         (await http.put("/store/items", json=item)).raise_for_status()
+    cron = await post(
+        "/runs/crons",
+        assistant_id="chat",
+        schedule="0 9 * * *",
+        input=secret,
+        metadata={"note": SECRET_OF_ALICE},
+    )
     return Names(
         idle,
         asks,
@@ -310,6 +318,7 @@ async def estate(http: httpx.AsyncClient) -> Names:
         assistant["assistant_id"],
         label,
         key,
+        str(cron["cron_id"]),
     )
 
 

@@ -44,6 +44,7 @@ TOLD = (
     errors.RunInProgress,
     errors.NotWaiting,
     errors.NotFound,
+    errors.OtherGraph,
     errors.NotAllowed,
     errors.Unreadable,
     errors.TypeNotAllowed,

@@ -104,6 +104,10 @@ class ChatChannel(ABC):
         """Return the length of a text in the provider's units."""
         return len(text)
 
+    def position(self, provider_id: str) -> int | None:
+        """Return the place of a reply in the order of the chat, ``None`` if the provider's id has none."""
+        return None
+
     @abstractmethod
     async def handle(self, request: Request, receiver: Receiver) -> Response:
         """Answer a request of the provider: verified, then parsed, then stored, then acknowledged."""
@@ -145,7 +149,7 @@ class ChatChannel(ABC):
     def _receiver(self, runtime: Runtime) -> Receiver:
         found = self._receivers.get(id(runtime))
         if found is None:
-            found = self._receivers[id(runtime)] = Receiver(runtime, self.name, self.options)
+            found = self._receivers[id(runtime)] = Receiver(runtime, self.name, self.options, self.position)
         return found
 
     async def _find(self, thread_id: str, reply: Reply) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,6 +89,8 @@ class ChatMessage:
             "sender": self.sender,
             "sender_name": self.sender_name,
         }
+        if self.edit:
+            about["edit"] = self.edit
         if self.attachments:
             about["attachments"] = [asdict(each) for each in self.attachments]
         content = prefix + self.content()
@@ -118,17 +120,32 @@ class ButtonPress:
 
 def position_of(payload: Any) -> int | None:
     """Return the position of the message of a stored payload, ``None`` if it is no message of a chat."""
-    try:
-        found = payload["message"]["additional_kwargs"]["channel"]["position"]
-    except (KeyError, TypeError):
-        return None
+    found = _about(payload).get("position")
     return found if isinstance(found, int) else None
 
 
 def message_id_of(payload: Any) -> str | None:
     """Return the provider's id of the message of a stored payload, ``None`` if it is no message of a chat."""
-    try:
-        found = payload["message"]["additional_kwargs"]["channel"]["message_id"]
-    except (KeyError, TypeError):
-        return None
+    found = _about(payload).get("message_id")
     return found if isinstance(found, str) else None
+
+
+def edit_of(payload: Any) -> str:
+    """Return the provider's id of the change of a stored payload, empty for a message as it was sent."""
+    return str(_about(payload).get("edit", ""))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return True if two payloads of a channel's messages have the same text and files."""
+    return (one["message"]["content"], _about(one).get("attachments")) == (
+        other["message"]["content"],
+        _about(other).get("attachments"),
+    )
+
+
+def _about(payload: Any) -> Mapping[str, Any]:
+    try:
+        found = payload["message"]["additional_kwargs"]["channel"]
+    except (KeyError, TypeError):
+        return {}
+    return found if isinstance(found, Mapping) else {}

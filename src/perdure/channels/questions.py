@@ -49,6 +49,12 @@ def buttons(reply: Any) -> list[Button]:
     return [Button(DECISIONS[each], f"{_PREFIX}:{each[0]}:{asked['id']}") for each in asked["decisions"]]
 
 
+def interrupt_of(reply: Any) -> str | None:
+    """Return the interrupt for which a reply asks, ``None`` if it is no question."""
+    asked = reply.get("question") if isinstance(reply, Mapping) else None
+    return str(asked["id"]) if isinstance(asked, Mapping) else None
+
+
 def pressed(data: str) -> tuple[str, Decision] | None:
     """Return the interrupt and the decision of a button's data, ``None`` if it is not ours."""
     prefix, _, rest = data.partition(":")

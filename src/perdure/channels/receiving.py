@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -12,14 +12,19 @@ from langgraph.types import Interrupt
 
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
-from perdure.channels.incoming import ButtonPress, ChatMessage, position_of
+from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
+from perdure.engine.inbox import Standing
 from perdure.errors import NotWaiting
-from perdure.model.messages import OPEN, WAITING
+from perdure.model.messages import OPEN, SENDING, SENT, WAITING, Reply
 from perdure.runtime import Runtime
 
 _LOOKED_AT = 100
+_PAGES = 10
+"""Pages in which an edited message is looked for."""
+_SETTLING_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Pauses in which the outcome of a question that is just being sent is awaited."""
 _EDITED = "(edited) "
 _NOT_OPEN = "This question is not open any more."
 
@@ -55,13 +60,17 @@ class Receiver:
         runtime: The runtime.
         channel: The name of the channel, which is also that of the runtime's ``Channel`` for replies.
         options: The options of the channel.
+        position: Returns the place of a reply in its chat from the provider's id, if it has one.
     """
 
-    def __init__(self, runtime: Runtime, channel: str, options: ChatOptions) -> None:
+    def __init__(
+        self, runtime: Runtime, channel: str, options: ChatOptions, position: Callable[[str], int | None]
+    ) -> None:
         tenant = runtime.tenant if options.tenant is None else options.tenant
         self._runtime = runtime.for_tenant(tenant)
         self._channel = channel
         self._options = options
+        self._position = position
         self._sessions = Sessions(runtime, tenant, channel)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -80,10 +89,10 @@ class Receiver:
             sessions = await self._sessions.of(message.chat, message.topic)
             thread_id = self._thread_id(message, sessions)
             if message.command and not message.edit:
-                return await self._command(message, thread_id)
+                return await self._command(message, sessions)
             if message.edit:
                 return await self._edited(message, thread_id)
-            found = await self._question(thread_id)
+            found = await self._asked(message, thread_id, sessions)
             if found is not None:
                 try:
                     return await self._answered(message, found, sessions)
@@ -100,7 +109,7 @@ class Receiver:
         interrupt_id, decision = meant
         async with self._in_turn(press.chat, press.topic):
             sessions = await self._sessions.of(press.chat, press.topic)
-            asked = await self._question(self._thread_id(press, sessions), interrupt_id)
+            asked = await self._question(self._thread_id(press, sessions), sessions, interrupt_id)
             if asked is None:
                 return Received(_NOT_OPEN)
             try:
@@ -142,7 +151,9 @@ class Receiver:
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
     async def _edited(self, message: ChatMessage, thread_id: str) -> Received:
-        """Accept a changed message. It takes the place of the original if that one still waits."""
+        """Accept a changed message. It takes the place of its versions that still wait."""
+        if versions := await self._versions(message, thread_id):
+            return await self._changed(message, thread_id, versions)
         if not (original := await self._accepted(message, thread_id, _key(message))).is_duplicate:
             # The original was never delivered.
             return original
@@ -151,12 +162,77 @@ class Receiver:
             message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED
         )
 
+    async def _versions(self, message: ChatMessage, thread_id: str) -> list[Standing]:
+        """Return the stored versions of a message, the latest first, as far as they are among the newest
+        messages."""
+        found: list[Standing] = []
+        before = None
+        for _ in range(_PAGES):
+            page = await self._runtime.messages(thread_id, limit=_LOOKED_AT, before=before)
+            for standing in page:
+                if message_id_of(standing.message.payload) == message.key:
+                    found.append(standing)
+                    if not edit_of(standing.message.payload):
+                        return found
+            if len(page) < _LOOKED_AT:
+                break
+            before = page[-1].message.seq
+        return found
+
+    async def _changed(self, message: ChatMessage, thread_id: str, versions: list[Standing]) -> Received:
+        payloads = [each.message.payload for each in versions]
+        if any(edit_of(each) == message.edit for each in payloads):
+            return Received(is_duplicate=True)
+        if any(
+            is_same(payloads[0], {"message": message.payload(self._channel, prefix=prefix)})
+            for prefix in ("", _EDITED)
+        ):
+            # Providers also report changes that are none of the text.
+            return Received()
+        is_seen = False
+        for each in versions:
+            if not each.message.is_withdrawn:
+                is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
+        return await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+
     # Questions
 
-    async def _question(self, thread_id: str, interrupt_id: str | None = None) -> _Question | None:
-        """Return the question for which a thread waits: the named one, or the first."""
+    async def _asked(self, message: ChatMessage, thread_id: str, sessions: SessionList) -> _Question | None:
+        """Return the question that a text answers: the one that is being edited, or the first one if the text
+        was written after it."""
+        if sessions.editing:
+            edited = await self._question(thread_id, sessions, sessions.editing)
+            if edited is not None:
+                return edited
+        found = await self._question(thread_id, sessions)
+        return found if found is not None and await self._was_shown(found, message.position) else None
+
+    async def _was_shown(self, asked: _Question, position: int) -> bool:
+        """Return True if a question was in the chat before a place in it."""
+        reply = await self._reply(asked)
+        for pause in _SETTLING_S:
+            if reply is None or reply.state != SENDING:
+                break
+            await asyncio.sleep(pause)
+            reply = await self._reply(asked)
+        if reply is None or reply.state != SENT:
+            return False
+        at = None if reply.provider_id is None else self._position(reply.provider_id)
+        return at is None or at < position
+
+    async def _reply(self, asked: _Question) -> Reply | None:
+        """Return the reply that asks a question, ``None`` if it is not among the newest ones."""
+        for reply in await self._runtime.replies(asked.thread_id, limit=_LOOKED_AT):
+            if questions.interrupt_of(reply.payload) == asked.interrupt_id:
+                return reply
+        return None
+
+    async def _question(
+        self, thread_id: str, sessions: SessionList, interrupt_id: str | None = None
+    ) -> _Question | None:
+        """Return the open question for which a thread waits: the named one, or the first."""
         runs = await self._runtime.runs(thread_id, limit=1)
-        if not runs or runs[0].state != WAITING:
+        if not runs or runs[0].state != WAITING or runs[0].id in sessions.closed:
             return None
         asked = [each["id"] for each in runs[0].note.get("interrupts", ())]
         if interrupt_id is not None and interrupt_id not in asked:
@@ -182,29 +258,57 @@ class Receiver:
 
     # Commands
 
-    async def _command(self, message: ChatMessage, thread_id: str) -> Received:
-        last = await self._stop(thread_id, message.position)
+    async def _command(self, message: ChatMessage, sessions: SessionList) -> Received:
+        begun = sessions.until(message.position)
         if message.command == "stop":
+            # A provider's times may be too coarse to tell a message after a /new from one before it.
+            for session in begun[-2:]:
+                await self._stop(message, session)
             return Received(self._options.stop_notice)
-        start = max(message.position, last)
+        start = max(message.position, await self._stop(message, begun[-1]))
         is_new = await self._sessions.begin(message.chat, message.topic, message.position, start)
         return Received(self._options.new_notice) if is_new else Received(is_duplicate=True)
 
-    async def _stop(self, thread_id: str, position: int) -> int:
-        """End the run of a thread and withdraw what waits, as far as its messages are older than a position.
-        Return the greatest position of the thread's messages."""
-        last = 0
-        for standing in await self._runtime.messages(thread_id, limit=_LOOKED_AT):
-            at = position_of(standing.message.payload)
-            last = max(last, at or 0)
-            # An answer has no position: its run continues an older question.
-            if at is not None and at > position:
-                continue
-            if standing.run is None and not standing.message.is_withdrawn:
-                await self._runtime.cancel(thread_id, standing.message.id)
-            elif standing.run is not None and standing.run.state == OPEN:
-                await self._runtime.stop(thread_id, standing.run.id)
+    async def _stop(self, message: ChatMessage, session: str) -> int:
+        """End the run of a session, close its questions and withdraw what waits, as far as its messages are
+        older than the command. Return the greatest position of the messages that were looked at."""
+        thread_id = ChatAddress(self._channel, message.chat, message.topic, session).thread_id
+        last, before, newer = 0, None, set[str]()
+        while page := await self._runtime.messages(thread_id, limit=_LOOKED_AT, before=before):
+            for standing in page:
+                at = position_of(standing.message.payload)
+                last = max(last, at or 0)
+                # An answer has no position: its run continues an older question.
+                if at is None or at <= message.position:
+                    await self._end(thread_id, standing)
+                elif standing.run is not None:
+                    newer.add(standing.run.id)
+            if page[-1].run is not None and page[-1].run.state != OPEN:
+                # What is older has ended before.
+                break
+            before = page[-1].message.seq
+        await self._close(message, thread_id, newer)
         return last
+
+    async def _end(self, thread_id: str, standing: Standing) -> None:
+        if standing.run is None and not standing.message.is_withdrawn:
+            await self._runtime.cancel(thread_id, standing.message.id)
+        elif standing.run is not None and standing.run.state == OPEN:
+            await self._runtime.stop(thread_id, standing.run.id)
+
+    async def _close(self, message: ChatMessage, thread_id: str, newer: set[str]) -> None:
+        """Close the questions of a thread that are older than a command."""
+        runs = await self._runtime.runs(thread_id, limit=1)
+        # A run that is being stopped may still come to a question.
+        if not runs or runs[0].state not in (OPEN, WAITING) or runs[0].id in newer:
+            return
+        for reply in await self._runtime.replies(thread_id, limit=_LOOKED_AT):
+            if reply.run_id != runs[0].id or reply.provider_id is None:
+                continue
+            at = self._position(reply.provider_id)
+            if at is not None and at > message.position:
+                return
+        await self._sessions.close(message.chat, message.topic, runs[0].id)
 
 
 def _key(message: ChatMessage) -> str:

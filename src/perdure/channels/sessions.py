@@ -1,4 +1,4 @@
-"""Sessions of a chat: the conversations that ``/new`` separates, and the question that is being edited.
+"""Sessions of a chat: the conversations that ``/new`` separates, and which questions are edited or closed.
 
 A message belongs to the session that had begun at its place in the chat, however late it is delivered: a
 second delivery of a message from before a ``/new`` finds the thread that has the first one.
@@ -26,10 +26,12 @@ class SessionList(NamedTuple):
     Attributes:
         begun: The position of each ``/new``, and the position after which its session begins.
         editing: The interrupt whose changed arguments are awaited as text, or empty.
+        closed: The runs whose questions were closed by ``/stop`` or ``/new``.
     """
 
     begun: tuple[tuple[int, int], ...] = ()
     editing: str = ""
+    closed: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, document: Document | None) -> SessionList:
@@ -37,16 +39,25 @@ class SessionList(NamedTuple):
         if document is None:
             return cls()
         body: Mapping[str, Any] = document.body
-        return cls(tuple((at, start) for at, start in body["begun"]), body["editing"])
+        return cls(
+            tuple((at, start) for at, start in body["begun"]), body["editing"], tuple(body.get("closed", ()))
+        )
 
     def stored(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"begun": [list(each) for each in self.begun[-_KEPT:]], "editing": self.editing}
+        return {
+            "begun": [list(each) for each in self.begun[-_KEPT:]],
+            "editing": self.editing,
+            "closed": list(self.closed[-_KEPT:]),
+        }
 
     def at(self, position: int) -> str:
         """Return the name of the session to which a message belongs."""
-        starts = [start for _, start in self.begun if start < position]
-        return str(max(starts)) if starts else ""
+        return self.until(position)[-1]
+
+    def until(self, position: int) -> list[str]:
+        """Return the names of the sessions that had begun at a place in the chat, the latest last."""
+        return ["", *(str(each) for each in sorted({start for _, start in self.begun if start < position}))]
 
     @property
     def latest(self) -> str:
@@ -97,6 +108,16 @@ class Sessions:
             return None if is_noted else sessions._replace(editing=interrupt_id).stored()
 
         await self._change(chat, topic, edited)
+
+    async def close(self, chat: str, topic: str, run_id: str) -> None:
+        """Note that the questions of a run are not open any more."""
+
+        def closed(before: Document | None) -> Mapping[str, Any] | None:
+            sessions = SessionList.read(before)
+            is_noted = run_id in sessions.closed
+            return None if is_noted else sessions._replace(closed=(*sessions.closed, run_id)).stored()
+
+        await self._change(chat, topic, closed)
 
     async def _change(self, chat: str, topic: str, change: documents.Change) -> None:
         now, fresh = await self._runtime.now(), self._database.fresh()

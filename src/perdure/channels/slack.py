@@ -18,7 +18,7 @@ from perdure.channels.chat_channel import ChatChannel, SendUncertain
 from perdure.channels.incoming import ButtonPress, ChatMessage
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Received, Receiver
-from perdure.channels.slack_events import channel_of, command_of, message_of, press_of
+from perdure.channels.slack_events import channel_of, command_of, message_of, position_of_ts, press_of
 from perdure.channels.webhook import RejectedRequest, body_of
 from perdure.errors import MissingExtra
 from perdure.model.messages import Message, Reply
@@ -160,6 +160,9 @@ class SlackApp(ChatChannel):
             return
 
     # What Slack gets
+
+    def position(self, provider_id: str) -> int | None:
+        return position_of_ts(provider_id)
 
     def measure(self, text: str) -> int:
         return len(_escaped(text))

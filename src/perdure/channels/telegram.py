@@ -154,6 +154,9 @@ class TelegramBot(ChatChannel):
     async def _received(self, message: TelegramMessage, edit: str, receiver: Receiver) -> None:
         if message.from_user is not None and message.from_user.is_bot:
             return
+        if edit and message.location is not None:
+            # A live location moves; that is no message.
+            return
         if message.chat.type != "private" and not await self._is_ours(message):
             return
         username = (await self._me()) if message.entities or message.caption_entities else ""
@@ -210,6 +213,9 @@ class TelegramBot(ChatChannel):
     # What Telegram gets
 
     length = question_length = 4096
+
+    def position(self, provider_id: str) -> int | None:
+        return int(provider_id)
 
     def measure(self, text: str) -> int:
         return utf16_length(text)

@@ -18,6 +18,7 @@ from perdure.channels import ChatOptions
         {"max_wait": float("nan")},
         {"debounce": float("inf")},
         {"body_bytes": 0},
+        {"allowed": "123"},
     ],
 )
 def test_an_option_out_of_range_is_named(wrong: dict[str, Any]) -> None:

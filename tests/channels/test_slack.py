@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.channels import ChatAddress, ChatOptions, SlackApp
 from perdure.channels.slack_events import position_of_ts
@@ -17,7 +22,7 @@ from perdure.testing.channels import ProviderFault
 from perdure.testing.channels.slack import SIGNING_SECRET, TOKEN, SlackDouble
 from tests.channels.serving import QUICK, Line, asking, at_work, echo
 from tests.channels.test_telegram import HITL
-from tests.runtime.graphs import Storage, go, stored
+from tests.runtime.graphs import Storage, eventually_stored, go, stored
 
 
 @pytest.fixture
@@ -147,6 +152,59 @@ def test_a_question_has_buttons_and_a_command_begins_a_conversation(memory: Stor
             await double.say("D1", "again", ts="9999999999.000001")
             await double.until_shown(3)
             assert double.texts("D1")[2] == "Pay 12 euros?"
+
+    go(main())
+
+
+def test_a_command_stops_what_came_before_it_by_slack_s_clock_and_in_channels_says_how(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+
+    async def hold(state: MessagesState) -> dict[str, Any]:
+        await gate.wait()
+        return {"messages": [AIMessage("done")]}
+
+    graph = StateGraph(MessagesState).add_node(hold).add_edge(START, "hold").compile()
+
+    async def main() -> None:
+        async with slack_at_work(memory, graph) as (double, line):
+            await double.say("D1", "work")
+
+            async def state() -> str:
+                runs = await line.runtime.runs(thread("D1"))
+                return runs[0].state if runs else ""
+
+            async def is_open() -> bool:
+                return await state() == "open"
+
+            async def is_over() -> bool:
+                return await state() == "interrupted"
+
+            await eventually_stored(is_open)
+            # The clock of this process is behind.
+            monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+            await double.command("D1", "/agent-stop")
+            await eventually_stored(is_over)
+            form = {"command": "/agent-stop", "team_id": "T1", "channel_id": "C1", "user_id": "U7"}
+            call = double.signed(urlencode(form).encode(), "application/x-www-form-urlencoded")
+            async with httpx.AsyncClient() as client:
+                answer = await client.post(line.webhook, content=call.body, headers=dict(call.headers))
+            assert answer.json()["text"] == "In a channel, mention me in the thread: @… /stop"
+
+    go(main())
+
+
+def test_an_error_of_an_acceptance_is_not_blamed_on_the_body(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise KeyError("inside")
+
+    async def main() -> None:
+        async with slack_at_work(memory, echo()) as (double, _):
+            monkeypatch.setattr("perdure.channels.receiving.Receiver.message", broken)
+            assert await double.post(double.event("D1", "hello")) == 500
 
     go(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.channels import ChatAddress, ChatOptions, WhatsAppPhone, whatsapp
 from perdure.testing.channels import ProviderFault
@@ -104,6 +107,29 @@ def test_a_question_has_buttons_and_files_come_by_reference(memory: Storage) -> 
             await double.until_shown(2)
             assert double.texts(ADA)[1] == "got {'decisions': [{'type': 'approve'}]}"
             assert await line.runtime.messages(thread(BOB)) == ()
+
+    go(main())
+
+
+def test_stop_also_ends_what_was_written_in_the_second_of_a_new(memory: Storage) -> None:
+    gate = asyncio.Event()
+
+    async def hold(state: MessagesState) -> dict[str, Any]:
+        await gate.wait()
+        return {"messages": [AIMessage("done")]}
+
+    graph = StateGraph(MessagesState).add_node(hold).add_edge(START, "hold").compile()
+
+    async def main() -> None:
+        async with whatsapp_at_work(memory, graph) as (double, line):
+            for text, second in (("/new", "100"), ("work", "100"), ("/stop", "105")):
+                await double.deliver(double.text(ADA, text, timestamp=second))
+
+            async def is_over() -> bool:
+                (work,) = await line.runtime.messages(thread(ADA))
+                return work.message.is_withdrawn or (work.run is not None and work.run.state == "interrupted")
+
+            await eventually_stored(is_over)
 
     go(main())
 

@@ -49,8 +49,21 @@ def test_a_table_and_variables_are_one_channel_for_servers_and_workers() -> None
         ('[channels.slack]\nin_doubt = "guess"', "channels.slack.in_doubt"),
         ('[channels.whatsapp]\nphone_id = "1"', "PERDURE_CHANNELS_WHATSAPP_TOKEN"),
         ("[channels.pigeon]\nx = 1", "channels"),
+        ("[channels.telegram]", "channels.telegram needs token"),
+        ("[channels.telegram]\nallowed = []", "channels.telegram.allowed in .* names no chat"),
     ],
 )
 def test_what_cannot_work_is_named(text: str, named: str) -> None:
     with pytest.raises(BadSetting, match=named):
         load(text)
+
+
+def test_empty_variables_do_not_take_a_channel_or_its_list_away() -> None:
+    names = ("TOKEN", "SECRET")
+    given = {f"PERDURE_CHANNELS_TELEGRAM_{name}": "" for name in names}
+    with pytest.raises(BadSetting, match=r"channels\.telegram needs token"):
+        load("[channels.telegram]", given)
+    given = {"PERDURE_CHANNELS_TELEGRAM_TOKEN": "1:x", "PERDURE_CHANNELS_TELEGRAM_SECRET": SECRET}
+    assert load("[channels.telegram]", given).channels["telegram"]["token"] == "1:x"
+    with pytest.raises(BadSetting, match="PERDURE_CHANNELS_TELEGRAM_ALLOWED names no chat"):
+        load('[channels.telegram]\nallowed = ["7"]', {**given, "PERDURE_CHANNELS_TELEGRAM_ALLOWED": ","})

@@ -56,6 +56,8 @@ class ChatOptions:
             seconds = getattr(self, name)
             if not math.isfinite(seconds) or seconds < 0:
                 raise ValueError(f"{name} is {seconds} s; it has to be 0 or more")
+        if isinstance(self.allowed, str):
+            raise ValueError(f"allowed is a list of ids, not {self.allowed!r}; write [{self.allowed!r}]")
         if self.body_bytes < 1:
             raise ValueError(f"body_bytes is {self.body_bytes}; it has to be at least 1")
 

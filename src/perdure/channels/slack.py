@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import json
 import logging
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -42,6 +42,14 @@ _SEARCHED = 100
 _TIMEOUT_S = 15
 _TOKEN_ERRORS = ("invalid_auth", "not_authed", "token_revoked", "token_expired", "account_inactive")
 _SERVER_ERRORS = ("internal_error", "fatal_error", "service_unavailable", "request_timeout")
+
+
+class _Read(NamedTuple):
+    challenge: str = ""
+    message: ChatMessage | None = None
+    press: ButtonPress | None = None
+    text: str = ""
+    command: ChatMessage | None = None
 
 
 class SlackApp(ChatChannel):
@@ -98,11 +106,18 @@ class SlackApp(ChatChannel):
         body = await body_of(request, self.options.body_bytes)
         self._verify(request, body)
         try:
-            if "json" in request.headers.get("content-type", ""):
-                return await self._event(json.loads(body), receiver)
-            return await self._interaction(dict(parse_qsl(body.decode())), receiver)
+            read = self._read(request, body)
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RejectedRequest(400, "the body is no event of Slack") from None
+        if read.challenge:
+            return JSONResponse({"challenge": read.challenge})
+        if read.command is not None:
+            return await self._commanded(read.command, receiver)
+        if read.press is not None:
+            await self._pressed(read.press, read.text, receiver)
+        if read.message is not None:
+            await self._received(read.message, receiver)
+        return Response()
 
     def _verify(self, request: Request, body: bytes) -> None:
         """Raise ``RejectedRequest`` unless Slack signed the body in the last five minutes."""
@@ -117,25 +132,28 @@ class SlackApp(ChatChannel):
         if not is_valid:
             raise RejectedRequest(401, "the signature is missing, wrong or too old")
 
-    async def _event(self, body: Mapping[str, Any], receiver: Receiver) -> Response:
-        if body["type"] == "url_verification":
-            return JSONResponse({"challenge": body["challenge"]})
-        if body["type"] == "event_callback":
-            message = message_of(body, self.options.groups)
-            if message is not None:
-                await self._received(message, receiver)
-        return Response()
-
-    async def _interaction(self, form: Mapping[str, str], receiver: Receiver) -> Response:
+    def _read(self, request: Request, body: bytes) -> _Read:
+        """Return what a request has for the bot, without accepting it: such errors are none of the body."""
+        if "json" in request.headers.get("content-type", ""):
+            event = json.loads(body)
+            if event["type"] == "url_verification":
+                return _Read(challenge=str(event["challenge"]))
+            is_event = event["type"] == "event_callback"
+            return _Read(message=message_of(event, self.options.groups) if is_event else None)
+        form = dict(parse_qsl(body.decode()))
         if "payload" in form:
             payload = json.loads(form["payload"])
             press = press_of(payload)
-            if press is not None:
-                await self._pressed(press, str(payload["message"].get("text") or ""), receiver)
-        elif (command := command_of(form)) is not None:
-            received = await receiver.message(command)
-            return JSONResponse({"response_type": "ephemeral", "text": received.notice or "OK"})
-        return Response()
+            return _Read(press=press, text="" if press is None else str(payload["message"].get("text") or ""))
+        return _Read(command=command_of(form, request.headers["x-slack-request-timestamp"]))
+
+    async def _commanded(self, command: ChatMessage, receiver: Receiver) -> Response:
+        if not channel_of(command.chat).startswith("D"):
+            # Slack does not tell from which thread of a channel a command comes.
+            notice = f"In a channel, mention me in the thread: @… {command.text}"
+        else:
+            notice = (await receiver.message(command)).notice
+        return JSONResponse({"response_type": "ephemeral", "text": notice or "OK"})
 
     async def _received(self, message: ChatMessage, receiver: Receiver) -> None:
         received = await receiver.message(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,15 +95,21 @@ def press_of(payload: Mapping[str, Any]) -> ButtonPress | None:
     )
 
 
-def command_of(form: Mapping[str, str]) -> ChatMessage | None:
-    """Return a slash command whose name ends in ``new`` or ``stop``, ``None`` for another one."""
+def command_of(form: Mapping[str, str], sent_at: str) -> ChatMessage | None:
+    """Return a slash command whose name ends in ``new`` or ``stop``, ``None`` for another one.
+
+    Args:
+        form: The fields of the request.
+        sent_at: The time of the request by Slack's clock, in seconds.
+    """
     found = _COMMAND.fullmatch(form.get("command", ""))
     if found is None or not form.get("team_id") or not form.get("channel_id"):
         return None
     return ChatMessage(
         chat=chat_of(form["team_id"], form["channel_id"]),
-        # Slack gives a command no place in the channel, and never sends it again.
-        position=time.time_ns() // 1000,
+        # Slack gives a command no place in the channel, and never sends it again: it comes after all messages
+        # of its second.
+        position=int(sent_at) * 1_000_000 + 999_999,
         key=form.get("trigger_id", ""),
         text=f"/{found.group(1).lower()}",
         sender=form.get("user_id", ""),

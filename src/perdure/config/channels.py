@@ -20,12 +20,16 @@ def chat_channels(settled: ResolvedConfig) -> dict[str, dict[str, Any]]:
     """Return the given settings of chat channels by provider; providers without any are left out.
 
     Raises:
-        BadSetting: A table lacks a setting that its provider needs.
+        BadSetting: A table lacks a setting that its provider needs, or serves no chat.
     """
     tables = {name: settled.given(f"channels.{name}.") for name in REQUIRED}
     for name, table in tables.items():
+        if not table.get("allowed", ("everybody",)):
+            raise BadSetting(
+                f"{settled.name(f'channels.{name}.allowed')} names no chat; leave it out to serve everybody"
+            )
         missing = [each for each in REQUIRED[name] if each not in table]
-        if table and missing:
+        if missing and (table or f"channels.{name}" in settled.empty_tables):
             raise BadSetting(
                 f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set "
                 f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}"

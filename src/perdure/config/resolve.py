@@ -45,7 +45,7 @@ class ResolvedConfig:
     ``entries`` are the given settings by key. ``root`` is the folder of the configuration file, the
     project's. ``env`` are variables to set before a graph is imported; none of them is set yet. ``sources``
     are the files and the names of the variables that were used, ``ignored`` the entries without effect: both
-    may be logged.
+    may be logged. ``empty_tables`` are the tables of files without any entry.
     """
 
     def __init__(
@@ -56,11 +56,13 @@ class ResolvedConfig:
         env: Mapping[str, str],
         files: Sequence[Path],
         ignored: Sequence[str],
+        empty_tables: Sequence[str] = (),
     ) -> None:
         self.entries = entries
         self.root = root
         self.env = env
         self.ignored = tuple(ignored)
+        self.empty_tables = frozenset(empty_tables)
         variables = dict.fromkeys(each.source for each in entries.values() if each.is_text)
         self.sources = (*map(str, files), *variables)
         self._values = {key: sources.value_of(SETTINGS[key], each) for key, each in entries.items()}
@@ -270,7 +272,12 @@ def settle(
     }
     ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
     settled = ResolvedConfig(
-        _merged([*files, environment, Layer(given)]), root, env=env, files=paths[::-1], ignored=ignored
+        _merged([*files, environment, Layer(given)]),
+        root,
+        env=env,
+        files=paths[::-1],
+        ignored=ignored,
+        empty_tables=[name for layer in files for name in layer.empty_tables],
     )
     if not has_key:
         _refuse_unsealed(ignored)

@@ -37,10 +37,11 @@ class GivenValue(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Settings of one source, and its entries that have no effect."""
+    """Settings of one source, its entries that have no effect, and its tables without any entry."""
 
     entries: dict[str, GivenValue]
     ignored: tuple[str, ...] = ()
+    empty_tables: tuple[str, ...] = ()
 
 
 def of_file(path: Path) -> Layer:
@@ -61,9 +62,12 @@ def of_file(path: Path) -> Layer:
         raise BadSetting(f"{path} holds no object; write {{…}} with graphs in it")
     entries: dict[str, GivenValue] = {}
     ignored: list[str] = []
+    empty: list[str] = []
     for key, value in _flat(held, path, "", is_own):
         setting = SETTINGS.get(key)
-        if setting is not None and (is_own or setting.langgraph):
+        if setting is None and _is_table(key):
+            empty.append(key)
+        elif setting is not None and (is_own or setting.langgraph):
             entries[key] = GivenValue(value, f"{key} in {path}", str(path), path.parent.absolute())
         elif is_own:
             raise BadSetting(f"{path} has {key}, which is no setting; {_nearest(key, SETTINGS)}")
@@ -71,7 +75,7 @@ def of_file(path: Path) -> Layer:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
         elif key not in PASSED_OVER:
             ignored.append(f"{key} in {path}")
-    return Layer(entries, tuple(ignored))
+    return Layer(entries, tuple(ignored), tuple(empty))
 
 
 def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
@@ -145,13 +149,15 @@ def _text_of(path: Path) -> str:
 
 
 def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
-    """Yield values by key with dots; a table is one value if a setting has its name, or if no setting lies
-    within it."""
+    """Yield values by key with dots; a table is one value if a setting has its name, if no setting lies
+    within it, or if it is empty."""
     for name, value in held.items():
         key = f"{prefix}{name}"
         if key in SETTINGS or not _is_table(key):
             if value is not None:
                 yield key, value
+        elif value == {}:
+            yield key, value
         elif isinstance(value, dict):
             yield from _flat(value, path, f"{key}.", is_own)
         elif value is not None:

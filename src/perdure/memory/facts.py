@@ -182,8 +182,8 @@ def aware(at: datetime, what: str) -> datetime:
 
 
 def read_time(text: str | None) -> datetime | None:
-    """Return the time of an item's field; raise ``ValueError`` if it is none."""
-    return None if text is None else datetime.fromisoformat(text)
+    """Return the time of an item's field; raise ``ValueError`` if it is none, or has no time zone."""
+    return None if text is None else aware(datetime.fromisoformat(text), "a stored time")
 
 
 def _written(at: datetime | None) -> str | None:

@@ -32,7 +32,7 @@ class Memory:
         now: Returns the current time.
 
     Raises:
-        ValueError: The user's id is empty or too long.
+        ValueError: The user's id is empty or too long, or has a character that stores refuse.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Memory:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
     ) -> list[Remembered]:
         """Return at most ``k`` current facts and summaries: the nearest to a query, best first, or without
-        one the newest.
+        one the newest. Items of the namespace that are neither are left out; ``facts`` names them.
 
         Args:
             query: The query.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
 
-from perdure.errors import Conflict, NotFound
+from perdure.errors import Conflict, Corrupt, NotFound
 from perdure.memory.facts import (
     SUMMARY_MAX,
     TEXT_MAX,
@@ -163,13 +163,16 @@ class Question:
 
 
 def recall(place: Place, question: Question) -> Steps[list[Remembered]]:
-    """Return current facts and summaries: the nearest to a query first, or without one the newest."""
+    """Return current facts and summaries: the nearest to a query first, or without one the newest.
+
+    What else lies in the namespace is left out: one foreign item must not hide all that is known.
+    """
     query = question.query
     if query is not None and not query.strip():
         query = None
     only = {**(question.fields or {}), "current": True}
     (found,) = yield [SearchOp(place.namespace, only, question.most, question.offset, query, True)]
-    read = [_read(item) for item in found]
+    read = [each for each in map(_read, found) if each is not None]
     return read if query is not None else sorted(read, key=_by_time, reverse=True)
 
 
@@ -264,9 +267,12 @@ def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:
         offset += len(found)
 
 
-def _read(item: Any) -> Remembered:
+def _read(item: Any) -> Remembered | None:
     kind = Fact if item.namespace[-1] == FACTS else ThreadSummary
-    return kind.read(item.key, item.value)
+    try:
+        return kind.read(item.key, item.value)
+    except Corrupt:
+        return None
 
 
 def _by_time(entry: Remembered) -> tuple[datetime, str]:

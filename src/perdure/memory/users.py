@@ -34,12 +34,14 @@ def namespace_of(user: str, root: Sequence[str] = ROOT) -> tuple[str, ...]:
 
     Raises:
         TypeError: The id is no text.
-        ValueError: It is empty, or longer than 200 characters.
+        ValueError: It is empty, longer than 200 characters, or has a character that stores refuse.
     """
     if not isinstance(user, str):
         raise TypeError(f"a user is named by text, not by {type(user).__name__}")
     if not 0 < len(user) <= _USER_MAX:
         raise ValueError(f"a user's id has 1 to {_USER_MAX} characters, this one has {len(user)}")
+    if "\0" in user or any("\ud800" <= character <= "\udfff" for character in user):
+        raise ValueError("a user's id cannot contain the character NUL, or half of a surrogate pair")
     return (*root, user.replace("%", "%25").replace(".", "%2E"))
 
 

@@ -4,7 +4,7 @@ to the user's lane, in the commit that ends the run."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
@@ -20,6 +20,7 @@ from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import recalled, recalled_ids
+from perdure.memory.users import namespace_of
 from perdure.runtime.failures import log_failure
 from perdure.runtime.observe import Observers
 from perdure.runtime.turns import MEMORY, WaitingTurn
@@ -28,7 +29,7 @@ _TURN_MAX = 20_000
 """Most characters of a turn that are handed over; of a longer one its beginning."""
 _QUERY_MAX = 2_000
 _PATIENCE_S = 2.0
-"""Seconds for which a reply waits for the search of what is near to its message."""
+"""Seconds for which a reply waits for what is recalled."""
 
 
 class Memories:
@@ -64,15 +65,19 @@ class Memories:
         """
         if not isinstance(given, Mapping) or not given.get(policy.key):
             return given
-        user = policy.user_of(config.get("configurable") or {})
+        user = self._user(policy, config, held)
         if user is None or await _has_messages(graph, config, policy.key):
             return given
         new = given[policy.key]
         new = list(new) if isinstance(new, list | tuple) else [new]
         messages = convert_to_messages(new)
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
-        nearest = await self._nearest(policy, memory, held, _asked(messages))
-        newest = await memory.arecall(None, policy.newest) if policy.newest else []
+        query = _asked(messages) if self._has_index else ""
+        # Both at once, so that together they take no longer than one of them may.
+        nearest, newest = await asyncio.gather(
+            self._within(held, memory.arecall(query, policy.nearest) if query and policy.nearest else None),
+            self._within(held, memory.arecall(None, policy.newest) if policy.newest else None),
+        )
         message = recalled(nearest, newest, tokens=policy.tokens, counter=policy.counter)
         if message is None:
             return given
@@ -135,7 +140,7 @@ class Memories:
                 messages.
         """
         before, values = turn
-        user = policy.user_of(config.get("configurable") or {})
+        user = self._user(policy, config)
         if user is None:
             return ()
         messages = values.get(policy.key) if isinstance(values, Mapping) else None
@@ -175,16 +180,27 @@ class Memories:
                 # The next run of the lane removes them.
                 self._emit("memory.not_tidied", held, error=type(error).__name__)
 
-    async def _nearest(
-        self, policy: MemoryPolicy, memory: Memory, held: HeldRun, query: str
-    ) -> list[Remembered]:
-        """Return what is near to a message. If the search fails or takes long, the reply does not wait for
-        it."""
-        if not (self._has_index and policy.nearest and query):
+    def _user(self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None) -> str | None:
+        """Return the user of a run, ``None`` if there is none, or one whose id no memory can have. That is
+        reported if ``held`` is given."""
+        user = policy.user_of(config.get("configurable") or {})
+        if user is None:
+            return None
+        try:
+            namespace_of(user)
+        except (TypeError, ValueError) as error:
+            if held is not None:
+                self._emit("memory.user_refused", held, error=str(error))
+            return None
+        return user
+
+    async def _within(self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None) -> list[Remembered]:
+        """Return what is recalled. If that fails or takes long, the reply does not wait for it."""
+        if recalling is None:
             return []
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await memory.arecall(query, policy.nearest)
+                return await recalling
         except Exception as error:
             self._emit("memory.recall_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)

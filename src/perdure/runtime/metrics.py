@@ -130,6 +130,11 @@ class Metrics:
                     "perdure_memory_recalls_failed",
                     "Searches in memories that failed or took too long.",
                 ),
+                (
+                    "memory.user_refused",
+                    "perdure_memory_users_refused",
+                    "Runs without a memory, as none can have their user's id.",
+                ),
                 ("memory.kept", "perdure_memory_turns", "Extracted turns whose facts are stored."),
             )
         }

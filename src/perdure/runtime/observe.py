@@ -24,6 +24,7 @@ _LEVELS = {
     "memory.not_tidied": logging.WARNING,
     "memory.recall_failed": logging.WARNING,
     "memory.not_handed_over": logging.WARNING,
+    "memory.user_refused": logging.WARNING,
     "message.refused": logging.WARNING,
     "message.unreadable": logging.ERROR,
     "reply.dead": logging.ERROR,

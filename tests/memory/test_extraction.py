@@ -108,3 +108,14 @@ def test_an_extractor_may_be_a_plain_function_and_has_to_return_facts() -> None:
     ]
     with pytest.raises(ExtractionRefused, match="list of ExtractedFact"):
         asyncio.run(extracted(lambda asked: ["Hello"], request))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [ExtractedFact("a\ud83d"), ExtractedFact(" "), ExtractedFact("Sings.", (), datetime(2026, 1, 1))],
+)
+def test_one_fact_that_cannot_be_remembered_refuses_all_before_the_first_is_stored(
+    fact: ExtractedFact,
+) -> None:
+    with pytest.raises(ExtractionRefused, match="nothing was remembered"):
+        asyncio.run(extracted(lambda _: [ExtractedFact("Fine."), fact], ExtractionRequest("", [])))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import perdure
 from perdure.errors import Conflict, Corrupt, NotFound
 from perdure.langgraph.store import PerdureStore
-from perdure.memory import Fact, Memory, ausers, users
+from perdure.memory import Fact, Memory, ausers, programs, users
+from perdure.memory.programs import Place
 from tests.backends import BACKENDS, EMPTY
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -269,3 +270,49 @@ def test_all_of_it_works_on_every_backend(backend: str) -> None:
         assert users(db.store()) == ["ada@example.org"]
         assert memory.forget() == 4
         assert users(db.store()) == []
+
+
+def test_a_correction_to_what_is_known_already_can_be_undone(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    porto = memory.remember("Lives in Porto.")
+    lisbon = memory.remember("Lives in Lisbon.")
+    assert memory.remember("Lives in Porto.", supersedes=[lisbon.id]).supersedes == (lisbon.id,)
+    assert texts(memory.undo(porto.id)) == ["Lives in Lisbon."]
+    assert texts(memory.facts()) == ["Lives in Lisbon."]
+
+
+def test_an_equal_fact_is_found_although_earlier_versions_have_expired(store: PerdureStore) -> None:
+    memory = Memory(store, "ada", now=daily())
+    first = memory.remember("She sings.")
+    memory.retract(first.id)
+    second = memory.remember("She sings.")
+    store.delete((*memory.namespace, "facts"), first.id)
+    assert memory.remember("She sings.") == second
+    memory.retract(second.id)
+    assert memory.remember("She sings.").id not in (first.id, second.id)
+
+
+def test_no_fact_is_missed_that_is_written_between_pages(
+    store: PerdureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_PAGE", 3)
+    memory = Memory(store, "ada", now=daily())
+    known = [memory.remember(f"Fact {number}.") for number in range(8)]
+    steps = programs.facts(Place(memory.namespace, daily()))
+    answer = store.batch(next(steps))
+    # The oldest one, of the last page, moves to the first one.
+    store.put((*memory.namespace, "facts"), known[0].id, known[0].stored())
+    found: list[Fact] = []
+    while not found:
+        try:
+            answer = store.batch(steps.send(answer))
+        except StopIteration as ended:
+            found = ended.value
+    assert {fact.id for fact in found} == {fact.id for fact in known}
+
+
+def test_a_text_that_no_store_takes_is_refused_by_name(store: PerdureStore) -> None:
+    with pytest.raises(ValueError, match="surrogate"):
+        Memory(store, "ada").remember("\ud83d")
+    with pytest.raises(NotFound, match="perdure memory ls"):
+        Memory(store, "ada").retract("gone")

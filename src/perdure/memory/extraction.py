@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
 from perdure.errors import ExtractionRefused
-from perdure.memory.facts import TEXT_MAX, Fact
+from perdure.memory.facts import TEXT_MAX, Fact, aware, checked_text
 from perdure.memory.recall import plain_line
 
 EXTRACTION_PROMPT = """\
@@ -154,7 +154,7 @@ async def extracted(extract: Extract, request: ExtractionRequest) -> list[Extrac
     """Return the checked result of an extractor.
 
     Raises:
-        ExtractionRefused: It is no list of ``ExtractedFact``.
+        ExtractionRefused: It is no list of ``ExtractedFact``, or one of these cannot be remembered.
     """
     called: Any = (
         extract if inspect.isfunction(extract) or inspect.ismethod(extract) else type(extract).__call__
@@ -166,6 +166,13 @@ async def extracted(extract: Extract, request: ExtractionRequest) -> list[Extrac
     result = await made if inspect.isawaitable(made) else made
     if not isinstance(result, Sequence) or not all(isinstance(each, ExtractedFact) for each in result):
         raise ExtractionRefused("an extractor returns a list of ExtractedFact; nothing was remembered")
+    for fact in result:
+        try:
+            checked_text(fact.text, TEXT_MAX)
+            if fact.valid_from is not None:
+                aware(fact.valid_from, "valid_from")
+        except (TypeError, ValueError) as error:
+            raise ExtractionRefused(f"{error}; nothing was remembered") from None
     return list(result)
 
 

@@ -162,7 +162,7 @@ def checked_text(text: object, most: int) -> str:
 
     Raises:
         TypeError: It is no text.
-        ValueError: It is empty, or longer than ``most`` characters.
+        ValueError: It is empty, longer than ``most`` characters, or has half of a surrogate pair.
     """
     if not isinstance(text, str):
         raise TypeError(f"a memory is text, not of type {type(text).__name__}")
@@ -171,6 +171,8 @@ def checked_text(text: object, most: int) -> str:
         raise ValueError("a memory needs a text that is not empty")
     if len(text) > most:
         raise ValueError(f"a memory has at most {most} characters, this one has {len(text)}; shorten it")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("a memory cannot contain half of a surrogate pair")
     return text
 
 

@@ -32,6 +32,10 @@ Steps = Generator[list[Op], list[Any], R]
 """Batches for a store; each is answered by its results."""
 
 _PAGE = 500
+_PASSES_MAX = 20
+"""Most readings of a namespace that is being changed."""
+_AHEAD = 8
+"""Number of versions of a fact that are looked up at once."""
 _TEXT = ["text"]
 
 
@@ -71,7 +75,10 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     closed = [fact for fact in (yield from _found(place, others)) if fact.is_current]
     now = place.now()
     if known is not None and known.is_current:
-        fact, puts = known, []
+        # What it corrects is added, so that an undo of it finds these.
+        corrected = tuple(dict.fromkeys([*known.supersedes, *(each.id for each in closed)]))
+        fact = replace(known, supersedes=corrected)
+        puts = [fact] if closed else []
     else:
         fact = Fact(
             id=fact_id(text, number),
@@ -219,14 +226,15 @@ def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int]]:
     """Return the newest fact with an equal text, if any, and the number that the next one has."""
     known, number = None, 0
     while True:
-        key = fact_id(text, number)
-        (item,) = yield [GetOp(place.facts, key, refresh_ttl=False)]
-        if item is None:
+        # Several at once, as a store with a time to live may have removed earlier ones.
+        keys = [fact_id(text, number + ahead) for ahead in range(_AHEAD)]
+        found = yield from _there(place, keys)
+        if not found:
             return known, number
-        known = Fact.read(key, item.value)
+        known = next((fact for fact in found if fact.is_current), found[-1])
+        number += keys.index(known.id) + 1
         if known.is_current:
             return known, number
-        number += 1
 
 
 def _found(place: Place, keys: Sequence[str]) -> Steps[list[Fact]]:
@@ -255,16 +263,26 @@ def _put(place: Place, changed: Sequence[Fact]) -> Steps[None]:
 
 
 def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:
-    """Return all items of a namespace, each once. The last written ones come first, so one that is written
-    meanwhile moves the others to later pages, and none is missed."""
-    out: dict[str, Any] = {}
-    offset = 0
-    while True:
-        (found,) = yield [SearchOp(namespace, None, _PAGE, offset, None, refresh_ttl=False)]
-        out.update((item.key, item) for item in found)
-        if len(found) < _PAGE:
+    """Return all items of a namespace, each once.
+
+    What is written or removed between two pages moves others across their border, so more than one page is
+    read until two passes agree.
+    """
+    before: dict[str, Any] | None = None
+    for _ in range(_PASSES_MAX):
+        out: dict[str, Any] = {}
+        offset = 0
+        while True:
+            (found,) = yield [SearchOp(namespace, None, _PAGE, offset, None, refresh_ttl=False)]
+            out.update((item.key, item) for item in found)
+            offset += len(found)
+            if len(found) < _PAGE:
+                break
+        times = {key: item.updated_at for key, item in out.items()}
+        if offset < _PAGE or times == before:
             return list(out.values())
-        offset += len(found)
+        before = times
+    raise Conflict("this memory is being changed all the time, so it could not be read as a whole; try again")
 
 
 def _read(item: Any) -> Remembered | None:
@@ -280,4 +298,4 @@ def _by_time(entry: Remembered) -> tuple[datetime, str]:
 
 
 def _unknown(key: str) -> NotFound:
-    return NotFound(f"this user has no memory {key!r}; list them with facts(), or `perdure memory list`")
+    return NotFound(f"this user has no memory {key!r}; list them with facts(), or `perdure memory ls`")

@@ -16,6 +16,7 @@ from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime as NodeRuntime
 
 from perdure.conversation.summary import Leaving, Summary, folded, transcript
+from perdure.errors import QueueFull
 from perdure.memory.extraction import ExtractionRequest, extracted
 from perdure.memory.facts import Fact, same_text
 from perdure.memory.memory import Memory
@@ -29,11 +30,13 @@ from perdure.runtime.observe import Observers
 from perdure.runtime.options import Options
 from perdure.runtime.tickets import Ticket, message_of
 from perdure.runtime.turns import MEMORY, WaitingTurn, lane_of
-from perdure.runtime.worker.delivery import Channel
+from perdure.runtime.worker.delivery import Channel, NotSent
 
 _QUERY_MAX = 2_000
 _STEPS_MAX = 10_000
 _SUMMARY_TOKENS = 4_000
+_FULL_S = 30.0
+"""Seconds after which a turn that found its lane full is handed over again."""
 
 
 class LaneState(TypedDict, total=False):
@@ -112,7 +115,11 @@ def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) ->
         payload = {INPUT: {"user": user, "turns": [turn]}}
         message = message_of(MEMORY, payload, "coalesce", reply.id, "", Options())
         lane = Partition(partition.tenant, lane_of(user))
-        return (await accept(lane, message, AcceptanceTerms(debounce=waits))).id
+        try:
+            return (await accept(lane, message, AcceptanceTerms(debounce=waits))).id
+        except QueueFull as full:
+            # The turn is accepted already, so it waits in its thread for as long as the lane is full.
+            raise NotSent("the lane of the user is full", retry_after=_FULL_S) from full
 
     return Channel(send_in=hand_over, timeout=timeout)
 
@@ -129,7 +136,7 @@ async def _found(
         there = {same_text(fact.text) for fact in current}
         known = await _known(policy, memory, text, current, has_index=has_index)
         for fact in await extracted(policy.extract, ExtractionRequest(text, known)):
-            if same_text(fact.text) in there:
+            if same_text(fact.text) in there and not fact.supersedes:
                 continue
             since = None if fact.valid_from is None else fact.valid_from.isoformat()
             facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})

@@ -30,6 +30,11 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.failures import log_failure
 from perdure.runtime.observe import Observers
 
+_AT_ONCE = 8
+"""Most summaries that a process makes at the same time."""
+_PATIENCE_S = 300.0
+"""Seconds after which a summary is given up."""
+
 
 class Conversations:
     """Applies the conversation policies of agents to the runs of their threads."""
@@ -40,6 +45,7 @@ class Conversations:
         self._observers = observers
         self._replied: dict[Partition, tuple[HeldRun, Conversation, Sequence[BaseMessage]]] = {}
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def input(
         self,
@@ -149,7 +155,8 @@ class Conversations:
             found = await self._database.arun(summaries.waiting(held.partition))
             if _usable(found, messages) is not None:
                 return  # It waits for the thread's next run, which may make the next one due.
-            made = await conversation.fold(summary, leaving)
+            async with self._places, asyncio.timeout(_PATIENCE_S):
+                made = await conversation.fold(summary, leaving)
             stored = await self._store(held.partition, summary, made, found)
         except NoWindow:
             return  # The thread's next run is refused with this error, where someone waits for it.

@@ -1,0 +1,41 @@
+"""Summaries of conversations that are slow: few at once, and each given up in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage
+
+from perdure.runtime import Agent, Runtime, conversations
+from tests.conversation.models import Scripted
+from tests.runtime.test_conversations import REPLY, Seen, graph, policy, run
+
+
+def test_slow_summaries_are_few_at_once_and_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "_AT_ONCE", 2)
+    monkeypatch.setattr(conversations, "_PATIENCE_S", 0.2)
+    seen, busy, most = Seen(), 0, 0
+
+    async def forever(summary: str, messages: Sequence[BaseMessage]) -> str:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            busy -= 1
+        raise AssertionError("it never ends")
+
+    async def body(app: Runtime) -> None:
+        for _ in range(10):
+            tickets = [await app.accept(f"t{number}", "x" * 60) for number in range(5)]
+            for ticket in tickets:
+                await app.wait(ticket)
+        async with asyncio.timeout(20):
+            await app._worker.runner.conversations.settled()
+
+    run(Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(forever)), body, seen)
+    assert most == 2
+    assert set(seen.errors) == {"TimeoutError"}

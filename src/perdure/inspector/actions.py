@@ -18,6 +18,9 @@ from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 
 Given = Mapping[str, Any]
+DETAIL_MAX = 1000
+"""Maximum length of an id or a name that an action is given, in characters."""
+_REPLY_END = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +171,32 @@ async def act(access: Access, name: str, given: Given) -> dict[str, Any]:
     runtime = access.runtime
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
-    details = {key: given[key] for key in action.kept if given.get(key)}
+    details = _details(action, given)
     async with audit_log.recorded(access, name, row.thread_id, details) as more:
         result = await action.do(Deed(access, runtime, row, given))
         more.update({key: value for key, value in result.items() if key in ("checkpoint_id", "run_id")})
     return result
+
+
+def _details(action: Action, given: Given) -> dict[str, Any]:
+    """Return the values that the audit entry of an action keeps. ``BadSetting`` if one cannot be what it is
+    named after, before anything is recorded."""
+    found: dict[str, Any] = {}
+    for name in action.kept:
+        value = given.get(name)
+        if name == "rollback":
+            is_valid, expected = isinstance(value, bool), "true or false"
+        elif name == "reply":
+            is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _REPLY_END
+            expected = "the number of a reply"
+        else:
+            is_valid = isinstance(value, str) and len(value) <= DETAIL_MAX
+            expected = f"text of at most {DETAIL_MAX} characters"
+        if value is not None and not is_valid:
+            raise BadSetting(f"{name} has to be {expected}")
+        if value:
+            found[name] = value
+    return found
 
 
 def _text(given: Given, name: str, default: str | None = None) -> str:

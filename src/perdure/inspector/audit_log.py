@@ -1,6 +1,7 @@
 """The audit log of the inspector: who did what to which thread, stored before it is done and after.
 
-An entry holds no text that people wrote. Entries belong to the tenant and stay when their thread is deleted.
+An entry holds no text of messages. Entries belong to the tenant and stay when their thread is deleted. The
+newest ``MOST`` of a tenant are kept; every action is also reported by the logger ``perdure.audit``.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
+from perdure.errors import BadSetting
 from perdure.inspector.access import Access
-from perdure.model.ops import Expect, Fetch, Now, Range
+from perdure.inspector.visible_threads import WalkPlace
+from perdure.model.ops import Commit, Delete, Expect, Fetch, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, SERVER, Partition
 from perdure.runtime.threads.rows import look
 
 _COLLECTION = "action"
 _PAGE = 100
+MOST = 10_000
+"""Number of a tenant's entries that are kept at least; the oldest beyond it are removed now and then."""
+_TRIM_ONE_IN = 100
+"""Number of actions, on average, of which one removes the oldest entries."""
+_TRIMMED = 25
 _log = logging.getLogger("perdure.audit")
 
 
@@ -56,6 +64,8 @@ async def recorded(
     }
     name = f"{at:020d}-{name}"
     await _put(access, name, body, at)
+    if not secrets.randbelow(_TRIM_ONE_IN):
+        await access.handle.arun(_trim(access.tenant))
     more: dict[str, Any] = {}
     try:
         yield more
@@ -68,24 +78,36 @@ async def recorded(
 
 
 async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the newest entries, newest first: of the threads that the viewer may see.
+    """Return a page of entries, newest first: of the threads that the viewer may see.
 
     A viewer who may not see all threads gets no entries of deleted ones but the own.
 
     Args:
         access: The viewer's rights.
-        asked: Nothing.
+        asked: ``cursor``, where the last page ended.
+
+    Returns:
+        ``entries``, and the ``cursor`` to go on from, ``None`` at the end.
+
+    Raises:
+        BadSetting: The cursor is not one of this log.
     """
     sees = await access.listed()
     found: list[dict[str, Any]] = []
-    for entry in await access.handle.arun(_newest(access.tenant)):
+    place = WalkPlace.read(asked.get("cursor") or "")
+    if place.passed > 2 * MOST:
+        raise BadSetting("the cursor is not one of this log")
+    page = await access.handle.arun(_older(access.tenant, place))
+    for entry in page:
         body = dict(entry.body)
         if sees is not None and body.get("who") != access.who:
             row = await access.handle.arun(look(Partition(access.tenant, body["thread_id"])))
             if row is None or not sees(row.metadata):
+                place = place._replace(passed=place.passed + 1)
                 continue
         found.append(body)
-    return {"entries": found}
+        place = WalkPlace(entry.name)
+    return {"entries": found, "cursor": place.cursor if len(page) == _PAGE else None}
 
 
 async def _now(access: Access) -> int:
@@ -100,7 +122,22 @@ async def _put(access: Access, name: str, body: Mapping[str, Any], now: int) -> 
     await handle.arun(program)
 
 
-def _newest(tenant: str) -> Program[list[Document]]:
-    wanted = Range(DOCUMENT, (_COLLECTION,), by="updated_at", reverse=True, limit=_PAGE)
+def _older(tenant: str, place: WalkPlace) -> Program[list[Document]]:
+    # Names begin with the time, so their order is that of the entries.
+    after = (_COLLECTION, place.after) if place.after else None
+    wanted = Range(DOCUMENT, (_COLLECTION,), reverse=True, after=after, limit=place.passed + _PAGE)
     (records,) = yield from ask(Fetch(_place(tenant), (wanted,)))
-    return [Document.read(record) for record in records]
+    return [Document.read(record) for record in records[place.passed :]]
+
+
+def _trim(tenant: str) -> Program[None]:
+    """Remove the entries beyond the newest ``MOST``."""
+    stubs = Range(DOCUMENT, (_COLLECTION,), reverse=True, limit=MOST, bodies=False)
+    (kept,) = yield from ask(Fetch(_place(tenant), (stubs,)))
+    while len(kept) == MOST:
+        oldest = stubs._replace(after=kept[-1].key, limit=_TRIMMED)
+        (beyond,) = yield from ask(Fetch(_place(tenant), (oldest,)))
+        if not beyond:
+            return
+        gone = tuple(Delete(DOCUMENT, record.key) for record in beyond)
+        yield from ask(Commit(_place(tenant), gone))

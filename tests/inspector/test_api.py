@@ -107,6 +107,11 @@ def test_what_cannot_be_shown_is_refused(site: Site, view: str, asked: dict[str,
     assert isinstance(response.json()["detail"], str)
 
 
+def test_a_body_that_is_nested_too_deeply_is_refused(site: Site) -> None:
+    how = {"content": '{"id":' + "[" * 100_000, "headers": {"content-type": "application/json"}}
+    assert site.response("/inspect/api/actions/delete", "POST", **how).status_code == 422
+
+
 def test_a_timeline_has_the_writes_by_task(site: Site) -> None:
     page = site.get("timeline", id="waiting")
     newest = page["checkpoints"][0]

@@ -6,6 +6,7 @@ a post request nor under a host name that points at the loopback address.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,11 +21,14 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"
 
 class Guard:
     """Middleware that answers 403 to foreign origins and, when bound to the loopback address, to foreign host
-    names."""
+    names. Pages of the origins that ``allows`` accepts are not foreign."""
 
-    def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, loopback: bool, allows: Callable[[str], bool] = lambda origin: False
+    ) -> None:
         self._app = app
         self._loopback = loopback
+        self._allows = allows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with the reason for its refusal."""
@@ -54,12 +58,12 @@ class Guard:
         host = headers.get("host", "")
         if self._loopback and _name(f"//{host}") not in LOOPBACK_NAMES:
             return "This server answers to 127.0.0.1 and localhost only."
-        if method in READING:
+        origin = headers.get("origin")
+        if method in READING or (origin is not None and self._allows(origin)):
             return None
         site = headers.get("sec-fetch-site")
         if site is not None:
             return None if site in ("same-origin", "none") else FOREIGN
-        origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return FOREIGN
         return None

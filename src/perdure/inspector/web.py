@@ -85,7 +85,7 @@ async def given(request: Request) -> Mapping[str, Any]:
             raise TooLarge(f"the request is larger than {_BODY_MAX} bytes")
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise BadSetting("the body has to be a JSON object")

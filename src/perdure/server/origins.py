@@ -16,7 +16,11 @@ def is_allowed(connection: HTTPConnection) -> bool:
     origin = connection.headers.get("origin")
     if origin is None or urlsplit(origin).netloc == connection.headers.get("host"):
         return True
-    cors: Cors = getattr(connection.app.state, "perdure_cors", None) or Cors()
+    return allows(getattr(connection.app.state, "perdure_cors", None) or Cors(), origin)
+
+
+def allows(cors: Cors, origin: str) -> bool:
+    """Return True for an origin that the settings of cross-origin requests allow."""
     if "*" in cors.allow_origins or origin in cors.allow_origins:
         return True
     return cors.allow_origin_regex is not None and re.fullmatch(cors.allow_origin_regex, origin) is not None

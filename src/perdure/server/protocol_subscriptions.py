@@ -3,11 +3,13 @@ events begin, and the events from there on."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
@@ -31,6 +33,9 @@ _LATE_S = 30.0
 """
 _KNOWN = 10_000
 
+_Channel = Annotated[str, Field(max_length=200)]
+_Namespace = Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_length=100)]
+
 
 class SubscriptionRequest(BaseModel):
     """Events that a client asks for: those after ``since``, or from the beginning of the run that is under
@@ -38,8 +43,8 @@ class SubscriptionRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    channels: list[str] = Field(min_length=1, max_length=100)
-    namespaces: list[list[str]] | None = Field(None, max_length=1000)
+    channels: list[_Channel] = Field(min_length=1, max_length=100)
+    namespaces: list[_Namespace] | None = Field(None, max_length=1000)
     depth: StrictInt | None = Field(None, ge=0)
     since: StrictInt | None = Field(None, ge=0)
 
@@ -144,18 +149,24 @@ class _Ends:
     """The ends of runs that streams of this server have recently sent, by thread, run and filter."""
 
     def __init__(self) -> None:
-        self._given: OrderedDict[tuple[Partition, str, EventFilter], float] = OrderedDict()
+        self._given: OrderedDict[tuple[Partition, str, bytes], float] = OrderedDict()
 
     def given(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
         now = time.monotonic()
-        self._given[partition, run_id, wanted] = now
+        self._given[partition, run_id, _digest(wanted)] = now
         while self._given and (
             len(self._given) > _KNOWN or next(iter(self._given.values())) < now - 2 * _LATE_S
         ):
             self._given.popitem(last=False)
 
     def was_given(self, partition: Partition, run_id: str, wanted: EventFilter) -> bool:
-        return (partition, run_id, wanted) in self._given
+        return (partition, run_id, _digest(wanted)) in self._given
+
+
+def _digest(wanted: EventFilter) -> bytes:
+    # A filter may be large, and its digest is kept for as long as a minute.
+    text = json.dumps([sorted(wanted.channels), wanted.namespaces, wanted.depth])
+    return hashlib.sha256(text.encode()).digest()
 
 
 _all_ends: WeakKeyDictionary[ServerState, _Ends] = WeakKeyDictionary()

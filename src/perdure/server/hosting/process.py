@@ -8,16 +8,22 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from perdure.errors import BadSetting
+from perdure.inspector.guard import Guard
 from perdure.server.app import create_app
-from perdure.server.config import Config
+from perdure.server.auth.identity import Gate, Open
+from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import mounted
 from perdure.server.hosting.startup import opened, own_app
+from perdure.server.origins import allows
 from perdure.server.state import ServerState
 
 
@@ -83,6 +89,23 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
+def guarded(app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket) -> ASGIApp:
+    """Return the application for requests from the network.
+
+    A server without authentication that only this machine reaches is protected from the pages of other
+    sites in its user's browser, also of those whose host name points at this machine.
+
+    Args:
+        app: the application.
+        gate: authenticates its requests.
+        cors: the origins whose pages may use it.
+        listener: the listening socket.
+    """
+    if not isinstance(gate, Open) or not ip_address(listener.getsockname()[0]).is_loopback:
+        return app
+    return Guard(app, loopback=True, allows=partial(allows, cors))
+
+
 @asynccontextmanager
 async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
     """Yield the application over the opened server, with the custom application beside it and reachable by
@@ -126,7 +149,7 @@ async def serve(
 
         drain = round(host.runtime.settings.drain)
         settings = uvicorn.Config(
-            app,
+            guarded(app, host.gate, config.http.cors, listener),
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=max(1, drain),

@@ -1,0 +1,58 @@
+"""Protection of a server without authentication from pages of other sites."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import closing
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from perdure.server.auth.identity import Gate, Open
+from perdure.server.config import Cors
+from perdure.server.hosting.process import guarded, listening
+from tests.server.hosting import owners
+
+STUDIO = Cors(allow_origins=("https://studio.example",))
+
+
+def status(
+    method: str = "GET", *, gate: Gate | None = None, address: str = "127.0.0.1", **headers: str
+) -> int:
+    """The status of a request to a server that listens on an address."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    route = Route("/threads", lambda request: PlainTextResponse("ok"), methods=["GET", "POST"])
+    app = Starlette(routes=[route])
+
+    async def send(listener: socket.socket) -> int:
+        transport = httpx.ASGITransport(app=guarded(app, gate or Open(), STUDIO, listener))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:2024") as client:
+            return (await client.request(method, "/threads", headers=sent)).status_code
+
+    with closing(listening(address, 0)) as listener:
+        return asyncio.run(send(listener))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:2024", "localhost:2024", "[::1]:2024"])
+def test_its_own_names_are_answered(host: str) -> None:
+    assert status(host=host) == status("POST", host=host) == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:2024", "127.0.0.1.evil.example", ""])
+def test_a_name_that_points_at_this_machine_is_refused(host: str) -> None:
+    assert status(host=host) == status("POST", host=host) == 403
+
+
+def test_pages_of_other_origins_may_not_write_unless_they_are_allowed() -> None:
+    assert status("POST", origin="https://evil.example") == 403
+    assert status("POST", origin="https://studio.example", sec_fetch_site="cross-site") == 200
+    assert status("POST", origin="https://studio.example", host="evil.example") == 403
+
+
+def test_a_server_that_authenticates_or_is_reached_from_elsewhere_answers_to_every_name() -> None:
+    assert status(gate=owners(), host="agents.example") == 200
+    assert status(address="0.0.0.0", host="agents.example") == 200  # noqa: S104

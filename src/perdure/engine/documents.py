@@ -88,6 +88,14 @@ def draft(collection: str, name: str, body: Mapping[str, Any], now: int, fresh: 
     return write, _written(write)
 
 
+def redraft(collection: str, before: Document, body: Mapping[str, Any], now: int) -> Put:
+    """Return the operation that replaces a document unless it was changed, for a commit with others. Raises
+    as ``put`` does."""
+    stored = encode(dict(body), "document")
+    key = (collection, before.name)
+    return Put(DOCUMENT, key, {"updated_at": now}, stored, before.version, before.version + 1)
+
+
 def _written(write: Put) -> Document:
     # Decoded from the stored bytes, so that it equals what the next reader gets.
     return Document(write.key[1], json.loads(write.body), write.fields["updated_at"], write.version)

@@ -66,7 +66,7 @@ class Accept:
         now: current time in microseconds.
         most: most messages that may wait.
         fresh: start of the versions of a new inbox.
-        precondition: a record that must exist, or is created with the message.
+        precondition: a record that must exist, or is written with the message.
         cancel_pending: a message that stops the open run also withdraws those that wait.
     """
 

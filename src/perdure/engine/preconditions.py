@@ -7,12 +7,12 @@ from perdure.model.ops import Check, Put, Refused
 from perdure.model.records import Partition
 
 Precondition = Check | Put
-"""Condition of a message: a record that must exist, or one that is created in the same commit and must not
-exist before."""
+"""Condition of a message: a record that must exist, or one that is created or replaced in the same commit and
+must be as expected before."""
 
 
 class AlreadyCreated(Conflict):
-    """The record to create with a message exists already; nothing of the message was stored."""
+    """The record to write with a message was written by another; nothing of the message was stored."""
 
 
 def check_precondition(partition: Partition, precondition: Precondition | None, outcome: Refused) -> None:
@@ -24,12 +24,12 @@ def check_precondition(partition: Partition, precondition: Precondition | None, 
 
     Raises:
         NotFound: the record that must exist does not.
-        AlreadyCreated: the record to create exists.
+        AlreadyCreated: the record to write was written meanwhile.
     """
     if precondition is None or (outcome.kind, outcome.key) != (precondition.kind, precondition.key):
         return
     if isinstance(precondition, Put):
         raise AlreadyCreated(
-            f"thread {partition.thread!r} was created meanwhile; nothing of this message was stored"
+            f"thread {partition.thread!r} was created or changed meanwhile; nothing of this message was stored"
         )
     raise NotFound(f"there is no thread {partition.thread!r}; nothing of this message was stored")

@@ -32,7 +32,7 @@ def postpone(
         due: time at which it enters the inbox, in microseconds.
         most: most messages that may be postponed at a time.
         fresh: start of the versions of new records.
-        precondition: a record that must exist, or is created with the message.
+        precondition: a record that must exist, or is written with the message.
 
     Raises:
         NotFound: the record that must exist does not.

@@ -10,7 +10,7 @@ from perdure.engine.inbox import Accept, Accepted, Strategy
 from perdure.engine.preconditions import AlreadyCreated, Precondition
 from perdure.errors import PerdureError, QueueFull
 from perdure.model.messages import Message
-from perdure.model.ops import Put
+from perdure.model.ops import Expect, Put
 from perdure.model.queue import IN, INTERRUPT, ROLLBACK, Debounce, Lane
 from perdure.model.records import Partition
 from perdure.runtime.context import RuntimeContext
@@ -28,7 +28,7 @@ class AcceptanceTerms:
     Attributes:
         debounce: The wait for more messages.
         strategy: The treatment of an open run.
-        precondition: A record that must exist, or is created with the message.
+        precondition: A record that must exist, or is written with the message.
         cancel_pending: True if a strategy that ends the open run also withdraws waiting messages.
     """
 
@@ -59,7 +59,7 @@ class Acceptance:
             RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
             NotWaiting: The message is an answer that the thread does not wait for.
             NotFound: The record that must exist does not.
-            AlreadyCreated: The record to create exists.
+            AlreadyCreated: The record to write was written meanwhile.
         """
         if terms.strategy not in ("enqueue", "reject", INTERRUPT, ROLLBACK):
             raise ValueError(
@@ -79,7 +79,7 @@ class Acceptance:
             terms.cancel_pending,
         )
         known = context.queues.lane(partition)
-        if isinstance(terms.precondition, Put):
+        if isinstance(terms.precondition, Put) and terms.precondition.expect is Expect.ABSENT:
             # A thread that does not exist yet has no inbox.
             known = Lane(IN)
         try:

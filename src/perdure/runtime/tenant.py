@@ -147,7 +147,7 @@ class TenantRuntime:
             delay: Seconds until it takes its turn; other messages do not wait for it, and until then its
                 ticket has no number.
             cancel_pending: True if a ``strategy`` that ends the open run also withdraws waiting messages.
-            precondition: A record that must exist, or is created with the message.
+            precondition: A record that must exist, or is written with the message.
         """
         payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
         given = options_of(config, options)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
-from perdure.errors import Conflict, NotFound, OtherGraph, Unavailable
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Conflict, Contention, NotFound, Unavailable
 from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.accepting import AlreadyCreated, Precondition, Strategy
 from perdure.runtime.encoding import plain
@@ -27,6 +28,7 @@ from perdure.server.auth.claims import (
 )
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.checkpoints import require_start, start_of
+from perdure.server.graph_owners import has_run, keeps_apart, require_own
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.responses import given
@@ -145,7 +147,7 @@ async def submit(
     if row is None and not is_alone and new.if_not_exists != "create":
         raise NotFound(NONE_TO_RUN)
     if row is not None:
-        _require_own(caller, row, assistant)
+        require_own(caller, row, assistant.graph_id)
     if start is not None:
         await require_start(caller, thread_id, start, terms.key)
     stream: StreamOptions | None = None
@@ -190,18 +192,6 @@ def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
     _check(new, is_stateless=is_stateless)
     _check_webhook(caller, new.webhook)
     return _verified(caller.user, new) if caller.user.identity else new
-
-
-def _require_own(caller: Caller, row: ThreadRow, assistant: Assistant) -> None:
-    """Raise ``OtherGraph`` if another graph has run on the thread, unless graphs share threads."""
-    has_run = row.has_state or row.run is not None or row.status == "busy"
-    graph_id = row.graph_id or (row.run.graph if row.run is not None else None)
-    if not has_run or graph_id in (None, assistant.graph_id) or caller.host.runtime.settings.shared_threads:
-        return
-    raise OtherGraph(
-        f"Thread {row.thread_id!r} belongs to the graph {graph_id!r}, and the run is of "
-        f"{assistant.graph_id!r}; send it to another thread, or set runtime.shared_threads on the server"
-    )
 
 
 def _check(new: NewRun, *, is_stateless: bool) -> None:
@@ -280,10 +270,12 @@ async def _submitted_next(
     if not row.has_document or row.graph_id is None:
         # An application may have created it without a server: runs are accepted only on known threads.
         await caller.threads.adopt(row)
+    stamp = _stamp(invocation.assistant)
+    if keeps_apart(caller) and not (has_run(row) and stamp.items() <= row.metadata.items()):
+        return await _submitted_as_owner(caller, invocation, options, terms)
     ticket = await _submitted(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
         await _refuse_another(caller, ticket, invocation.new, options)
-    stamp = _stamp(invocation.assistant)
     if ticket.is_duplicate or stamp.items() <= row.metadata.items():
         # The order of a listing is a hint; the client need not wait for it.
         caller.host.apart(caller.threads.touched(thread_id))
@@ -291,6 +283,29 @@ async def _submitted_next(
         # The graph that owns the state from now on.
         await caller.threads.change(thread_id, stamp)
     return ticket
+
+
+async def _submitted_as_owner(
+    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms
+) -> Ticket:
+    """Accept a run on a thread that is known, in one commit with the name of the graph that owns it. Of two
+    graphs at the same time one is refused."""
+    thread_id, assistant = invocation.thread_id, invocation.assistant
+    for _ in range(ATTEMPTS):
+        row = await caller.threads.get(thread_id)
+        require_own(caller, row, assistant.graph_id)
+        owning = await caller.threads.redraft(row, _stamp(assistant))
+        if owning is None:
+            continue
+        try:
+            ticket = await _submitted(caller, invocation, options, terms, owning)
+        except AlreadyCreated:
+            continue
+        if ticket.is_duplicate:
+            await _refuse_another(caller, ticket, invocation.new, options)
+        caller.host.apart(caller.threads.reindex(thread_id))
+        return ticket
+    raise Contention(f"thread {thread_id!r}: {ATTEMPTS} attempts lost to other writers; try again")
 
 
 def _stamp(assistant: Assistant) -> dict[str, str]:

@@ -56,8 +56,8 @@ class ThreadRow(NamedTuple):
     """A thread as it is now.
 
     Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
-    true if the thread has a checkpoint, ``has_document`` if clients created or adopted it. With a
-    ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
+    true if the thread has a checkpoint, ``has_document`` if clients created or adopted it; ``version`` is
+    that of the document. With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
     ``error``.
     """
 
@@ -71,6 +71,7 @@ class ThreadRow(NamedTuple):
     ttl: Mapping[str, Any] | None
     has_document: bool = True
     fault: Corrupt | None = None
+    version: int | None = None
 
     @property
     def graph_id(self) -> str | None:
@@ -140,6 +141,7 @@ def row_of(
         False,
         body.get("ttl"),
         document is not None,
+        version=None if document is None else document.version,
     )
 
 

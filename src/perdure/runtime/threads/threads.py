@@ -127,8 +127,30 @@ class Threads:
         if made is not None:
             await self.index.write(row.thread_id, made)
 
+    async def redraft(self, row: ThreadRow, metadata: Mapping[str, Any]) -> Put | None:
+        """Return the condition under which a message is accepted on a thread as it was looked at, and which
+        merges into its metadata with the message; call ``reindex`` after that. ``None`` if the thread was
+        changed since."""
+        before = await self._document(row.thread_id)
+        if before is None or before.version != row.version:
+            return None
+        now = await self._context.clock.now()
+        body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
+        await self.index.announce(row.thread_id, before, now)
+        return documents.redraft(OF_THREAD[0], before, body, now)
+
+    async def reindex(self, thread_id: str) -> None:
+        """Store the copy of a thread's document in the index."""
+        if (found := await self._document(thread_id)) is not None:
+            await self.index.write(thread_id, found)
+
     async def change(
-        self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
+        self,
+        thread_id: str,
+        metadata: Mapping[str, Any],
+        ttl: Mapping[str, Any] | None = None,
+        *,
+        seen: int | None = None,
     ) -> ThreadRow:
         """Merge into a thread's metadata, key by key, and return the thread.
 
@@ -136,9 +158,11 @@ class Threads:
             thread_id: the thread.
             metadata: the entries to add or replace.
             ttl: a new time to live, in minutes under "ttl".
+            seen: the only version of the thread's document to change; by default any.
 
         Raises:
             NotFound: there is no such thread.
+            Contention: the document has another version than ``seen``, or changes all the time.
         """
         if await self._document(thread_id) is None and (row := await self.look(thread_id)) is not None:
             await self.adopt(row)
@@ -147,6 +171,8 @@ class Threads:
             before = await self._document(thread_id)
             if before is None:
                 raise missing(thread_id)
+            if seen is not None and before.version != seen:
+                raise Contention(f"thread {thread_id!r} was changed meanwhile; try again")
             body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
             if ttl is not None:
                 body["ttl"] = stored_ttl(ttl, now)
@@ -170,8 +196,7 @@ class Threads:
         fresh = self._database.fresh()
         program = documents.put(self._partition(thread_id), *EDITED, body, now, Expect.ANY, fresh=fresh)
         await self._database.arun(program)
-        if (found := await self._document(thread_id)) is not None:
-            await self.index.write(thread_id, found)
+        await self.reindex(thread_id)
 
     async def touched(self, thread_id: str) -> None:
         """Record an activity on a thread: it is listed first from now on, and its time to live starts

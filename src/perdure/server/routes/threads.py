@@ -11,7 +11,15 @@ from typing import Any
 from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
-from perdure.errors import Conflict, Corrupt, NotFound, PerdureError, TypeNotAllowed, Unserialisable
+from perdure.errors import (
+    Conflict,
+    Corrupt,
+    NotFound,
+    OtherGraph,
+    PerdureError,
+    TypeNotAllowed,
+    Unserialisable,
+)
 from perdure.runtime.encoding import encoded, plain
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
@@ -21,6 +29,7 @@ from perdure.server import thread_ids as naming
 from perdure.server.auth.claims import with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
+from perdure.server.graph_owners import keeps_apart, require_owner_kept
 from perdure.server.requests import Body
 from perdure.server.responses import Json
 from perdure.server.snapshots import graph_id_of, snapshot
@@ -113,7 +122,8 @@ def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, An
 def _fault_of(row: ThreadRow, error: Exception) -> Exception:
     """Return the error if it concerns this thread's values alone; raise any other, which concerns the
     database."""
-    if isinstance(error, PerdureError) and not isinstance(error, Corrupt | TypeNotAllowed | Unserialisable):
+    own = Corrupt | OtherGraph | TypeNotAllowed | Unserialisable
+    if isinstance(error, PerdureError) and not isinstance(error, own):
         raise error
     _log.warning("thread %r is listed without values: %s", row.thread_id, type(error).__name__)
     return error
@@ -176,7 +186,10 @@ async def patch(
     metadata = value["metadata"] or {}
     require_stamp(conditions, {**row.metadata, **metadata})
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
-    row = await caller.threads.change(thread_id, metadata, ttl)
+    require_owner_kept(caller, row, metadata)
+    # The owner that was checked has to be the one that is replaced.
+    seen = row.version if "graph_id" in metadata and keeps_apart(caller) else None
+    row = await caller.threads.change(thread_id, metadata, ttl, seen=seen)
     if prefer == "return=minimal":
         return Response(status_code=204)
     return Json(await _shown(caller, row))

@@ -1,0 +1,47 @@
+"""The graph to which a thread belongs where graphs are kept apart (``runtime.shared_threads`` is off).
+
+A thread belongs to the graph of its runs and its state, which is named in its metadata: by the commit that
+accepts the first run, and by nothing else from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.errors import OtherGraph
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.server.state import Caller
+
+
+def keeps_apart(caller: Caller) -> bool:
+    """Return True if no graph runs on the threads of another."""
+    return not caller.host.runtime.settings.shared_threads
+
+
+def has_run(row: ThreadRow) -> bool:
+    """Return True if a thread has a state or a run, so that it belongs to a graph."""
+    return row.has_state or row.run is not None or row.status == "busy"
+
+
+def require_own(caller: Caller, row: ThreadRow, graph_id: str) -> None:
+    """Raise ``OtherGraph`` if another graph has run on the thread, unless graphs share threads."""
+    owner = row.graph_id or (row.run.graph if row.run is not None else None)
+    if not keeps_apart(caller) or not has_run(row) or owner in (None, graph_id):
+        return
+    raise OtherGraph(
+        f"Thread {row.thread_id!r} belongs to the graph {owner!r}, and the run is of "
+        f"{graph_id!r}; send it to another thread, or set runtime.shared_threads on the server"
+    )
+
+
+def require_owner_kept(caller: Caller, row: ThreadRow, metadata: Mapping[str, Any]) -> None:
+    """Raise ``OtherGraph`` if a change of metadata would give a thread that belongs to a graph to another."""
+    if "graph_id" not in metadata or not keeps_apart(caller) or not has_run(row):
+        return
+    owner = row.graph_id or (row.run.graph if row.run is not None else None)
+    if metadata["graph_id"] != owner and (owner is not None or row.has_state):
+        raise OtherGraph(
+            f"Thread {row.thread_id!r} belongs to the graph {owner!r}: its metadata.graph_id cannot be "
+            "changed; leave it out, or set runtime.shared_threads on the server"
+        )

@@ -19,6 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 from langgraph_sdk import Auth
+from pydantic import AliasChoices, AliasPath, BaseModel, Field
 
 from perdure.server.auth.claims import verified_names, with_verified, without_claims
 from perdure.server.auth.handlers import Handlers
@@ -276,3 +277,39 @@ def test_without_authentication_the_values_are_the_client_s_own() -> None:
     assert without_claims(ada, {"User_ID": "x", "a": 1}) == {"a": 1}
     assert with_verified(ada, {"user_id": "x", "user_email": "y"}) == {"user_id": "ada"}
     assert verified_names(nobody) == {}
+
+
+class Aliased(BaseModel):
+    user_id: str | None = Field(None, validation_alias=AliasChoices("user_id", "userId"))
+    user_email: str | None = Field(None, alias="userEmail")
+    owner: str | None = Field(None, validation_alias=AliasChoices(AliasPath("who", "id"), "User_Id"))
+    tone: str | None = Field(None, alias="voice")
+
+
+def aliased(state: MessagesState, runtime: Runtime[Aliased], config: RunnableConfig) -> dict[str, Any]:
+    here = {**runtime.context.model_dump(), "config": str(config["configurable"])}
+    return {"messages": [AIMessage(json.dumps(here))]}
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"userId": "root", "userEmail": "root", "who": {"id": "root"}, "voice": "calm"},
+        {"user_id": "root", "user_email": "root", "userEmail": "root", "User_Id": "root", "voice": "calm"},
+    ],
+)
+@run
+async def test_no_alias_of_the_graphs_context_states_a_user(context: dict[str, Any]) -> None:
+    builder: Any = StateGraph(MessagesState, context_schema=Aliased)
+    made = builder.add_node("node", aliased).add_edge(START, "node").compile()
+    async with serving("memory://", of={"aliased": made}, gate=gate()) as served:
+        http = await served.http("ada")
+        body = {"assistant_id": "aliased", "input": INPUT, "context": context}
+        values = (await http.post("/runs/wait", json=body)).json()
+        found = json.loads(values["messages"][-1]["content"])
+        assert "root" not in str(found)
+        assert (found["user_id"], found["user_email"], found["tone"]) == ("ada", "ada@verified", "calm")
+    async with serving("memory://", of={"aliased": made}) as open_to_all:
+        http = await open_to_all.http()
+        values = (await http.post("/runs/wait", json=body)).json()
+        assert json.loads(values["messages"][-1]["content"])["user_email"] == "root", "the client's own data"

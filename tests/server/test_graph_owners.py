@@ -27,14 +27,11 @@ def _both() -> dict[str, Pregel[Any, Any, Any, Any]]:
 
 @run
 async def test_of_two_graphs_at_once_one_owns_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = 0
+    both = asyncio.Barrier(2)
     submitted_next = run_creation._submitted_next
 
     async def late(caller: Any, invocation: Any, *rest: Any) -> Any:
-        nonlocal passed
-        passed += 1
-        while passed < 2:
-            await asyncio.sleep(0.01)
+        await both.wait()
         if invocation.assistant.graph_id == "second":
             await asyncio.sleep(0.3)
         return await submitted_next(caller, invocation, *rest)

@@ -30,6 +30,6 @@ def check_precondition(partition: Partition, precondition: Precondition | None, 
         return
     if isinstance(precondition, Put):
         raise AlreadyCreated(
-            f"thread {partition.thread!r} was created or changed meanwhile; nothing of this message was stored"
+            f"thread {partition.thread!r} was written meanwhile; nothing of this message was stored"
         )
     raise NotFound(f"there is no thread {partition.thread!r}; nothing of this message was stored")

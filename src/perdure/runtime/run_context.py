@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from langgraph.pregel import Pregel
-from pydantic import AliasChoices, BaseModel
+from pydantic import AliasChoices, AliasPath, BaseModel
+from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
+
+from perdure.runtime.users import CLAIMED, USER
 
 OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """Configurable names that LangGraph reserves."""
@@ -25,11 +28,17 @@ def is_reserved(name: str) -> bool:
     return name in OF_LANGGRAPH or name.startswith(("langgraph_auth_", "__"))
 
 
-def context_of(graph: Pregel[Any, Any, Any, Any], given: Any) -> Any:
+def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapping[str, Any]) -> Any:
     """Return the argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema
-    lacks, or an empty mapping without a context, from which LangGraph makes an instance with the defaults."""
+    lacks, or an empty mapping without a context, from which LangGraph makes an instance with the defaults.
+
+    What an authenticated user stated of itself, under any alias of the schema's fields, is replaced by what
+    was verified, which is among the run's ``configurable`` values.
+    """
     if given is None:
         given = {}
+    if USER in configurable and isinstance(given, Mapping):
+        given = _verified(graph.context_schema, given, configurable)
     names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
     return given if names is None else {name: value for name, value in given.items() if name in names}
 
@@ -45,11 +54,36 @@ def _names(schema: Any) -> frozenset[str] | None:
     names: set[str] = set()
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         for name, field in schema.model_fields.items():
-            alias = field.validation_alias
-            several = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            names |= {name, *(each for each in several if isinstance(each, str))}
+            names |= {name, *(each for each in _aliases(field) if isinstance(each, str))}
     elif is_typeddict(schema):
         names |= set(schema.__annotations__)
     elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
         names |= {field.name for field in dataclasses.fields(schema) if field.init}
     return frozenset(names) or None
+
+
+def _aliases(field: FieldInfo) -> list[str | AliasPath]:
+    alias = field.validation_alias
+    if isinstance(alias, AliasChoices):
+        return alias.choices
+    return [] if alias is None else [alias]
+
+
+def _verified(schema: Any, given: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a context in which no field that stands for a verified name has a value of the client's."""
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        # Only Pydantic reads aliases, and the names themselves hold what was verified.
+        return given
+    out = dict(given)
+    for name, field in schema.model_fields.items():
+        aliases = _aliases(field)
+        keys = [name, *(each if isinstance(each, str) else str(each.path[0]) for each in aliases)]
+        claim = next((key.lower() for key in keys if key.lower() in CLAIMED), None)
+        if claim is None or not any(key in out for key in keys):
+            continue
+        out = {key: value for key, value in out.items() if key not in keys}
+        if claim in configurable:
+            # The key that Pydantic reads first.
+            key = next((each for each in aliases if isinstance(each, str)), name)
+            out[key] = configurable[claim]
+    return out

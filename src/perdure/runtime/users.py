@@ -15,6 +15,10 @@ from typing import Any
 USER = "langgraph_auth_user"
 """Configurable name under which LangGraph's server passes the verified user to a graph."""
 
+USER_ID, USER_EMAIL = "user_id", "user_email"
+CLAIMED = frozenset((USER_ID, USER_EMAIL))
+"""Names that hold only what was verified of an authenticated user."""
+
 
 class GraphUser(Mapping[str, Any]):
     """Verified user with all fields as items and attributes: ``user.identity`` and ``user["identity"]``. It

@@ -57,8 +57,8 @@ class ThreadRow(NamedTuple):
 
     Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
     true if the thread has a checkpoint, ``has_document`` if clients created or adopted it; ``version`` is
-    that of the document. With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
-    ``error``.
+    that of the document. With a ``fault`` some of the thread's records cannot be read: the others are shown,
+    and the status is ``error``.
     """
 
     thread_id: str

@@ -104,7 +104,7 @@ async def _attempt(
     buffer: EventBuffer | None,
 ) -> Ending:
     options = Options.read(held.messages[0].options)
-    context = context_of(graph, options.context)
+    context = context_of(graph, options.context, options.config.get("configurable") or {})
     config = now = config_of(agent, held, journal, options, views.called, context)
     has_begun = await _has_begun(graph, now, held)
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload

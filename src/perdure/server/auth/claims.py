@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.runtime.users import CLAIMED, USER_EMAIL, USER_ID
 from perdure.server.auth.identity import User
-
-USER_ID, USER_EMAIL = "user_id", "user_email"
-CLAIMED = frozenset((USER_ID, USER_EMAIL))
 
 
 def verified_names(user: User) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import jwt
 from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
 from fastapi import HTTPException
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from .database import tokens, users
@@ -49,26 +49,30 @@ class Accounts:
             found = None
         if found is None:
             raise HTTPException(401, "The email or the password is wrong.")
-        return self._issue(found.id, str(uuid.uuid4()))
+        with self._engine.begin() as connection:
+            return self._issue(connection, found.id, str(uuid.uuid4()))
 
     def refresh(self, token: str) -> dict[str, str]:
         """Return new tokens for a refresh token. One that was used before revokes all that came of it."""
         mine = tokens.c.digest == _digest(token)
         now = time.time()
         with self._engine.begin() as connection:
+            _lock(connection, token)
             is_open = mine & tokens.c.revoked_at.is_(None) & (tokens.c.expires_at > now)
             used = connection.execute(update(tokens).where(is_open).values(revoked_at=now)).rowcount
             found = connection.execute(select(tokens).where(mine)).first()
             if found is not None and not used:
                 family = tokens.c.family == found.family
                 connection.execute(update(tokens).where(family).values(revoked_at=now))
-        if found is None or not used:
-            raise HTTPException(401, "This refresh token is not valid; log in again.")
-        return self._issue(found.user_id, found.family)
+            elif found is not None:
+                # In the same transaction: revoking the family then revokes the new token too.
+                return self._issue(connection, found.user_id, found.family)
+        raise HTTPException(401, "This refresh token is not valid; log in again.")
 
     def log_out(self, token: str) -> None:
         """Revoke a refresh token and all that came of it."""
         with self._engine.begin() as connection:
+            _lock(connection, token)
             family = select(tokens.c.family).where(tokens.c.digest == _digest(token)).scalar_subquery()
             revoked = update(tokens).where(tokens.c.family == family).values(revoked_at=time.time())
             connection.execute(revoked)
@@ -81,7 +85,7 @@ class Accounts:
             raise HTTPException(401, "The access token is not valid; refresh it.") from None
         return str(claims["sub"])
 
-    def _issue(self, user_id: str, family: str) -> dict[str, str]:
+    def _issue(self, connection: Connection, user_id: str, family: str) -> dict[str, str]:
         refresh, now = secrets.token_urlsafe(32), time.time()
         row = {
             "digest": _digest(refresh),
@@ -89,10 +93,16 @@ class Accounts:
             "user_id": user_id,
             "expires_at": now + REFRESH_S,
         }
-        with self._engine.begin() as connection:
-            connection.execute(insert(tokens).values(row))
+        connection.execute(insert(tokens).values(row))
         claims = {"sub": user_id, "aud": "movies", "exp": now + ACCESS_S}
         return {"access_token": jwt.encode(claims, self._secret, "HS256"), "refresh_token": refresh}
+
+
+def _lock(connection: Connection, token: str) -> None:
+    """Let no other request use or revoke the user's tokens until the transaction ends. SQLite needs no
+    lock: it has one writer, which waits at its first change."""
+    owner = select(tokens.c.user_id).where(tokens.c.digest == _digest(token)).scalar_subquery()
+    connection.execute(select(users.c.id).where(users.c.id == owner).with_for_update())
 
 
 def _digest(token: str) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from sqlalchemy import inspect
 
 import perdure
+from examples.movies import accounts
 from examples.movies import app as movies
 from examples.movies.database import migrate, open_engine
 from tests.servers import postgres
@@ -94,6 +97,31 @@ def test_accounts_refresh_once_and_a_stolen_token_revokes_all(url: str) -> None:
                 assert refused.status_code in (401, 403)
 
     asyncio.run(main())
+
+
+def test_a_logout_during_a_refresh_revokes_the_new_token_too(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(url)
+    migrate(engine)
+    held = accounts.Accounts(engine, SECRET)
+    held.register(**LOGIN)
+    first = held.log_in(**LOGIN)["refresh_token"]
+    leaving = Thread(target=held.log_out, args=(first,))
+    issued = secrets.token_urlsafe
+
+    def meanwhile(size: int) -> str:
+        leaving.start()
+        leaving.join(0.3)
+        return issued(size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(accounts.secrets, "token_urlsafe", meanwhile)
+        second = held.refresh(first)["refresh_token"]
+    leaving.join()
+    with pytest.raises(HTTPException):
+        held.refresh(second)
+    engine.dispose()
 
 
 def test_a_conversation_goes_on_over_replicas_and_restarts(url: str) -> None:

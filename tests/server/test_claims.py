@@ -5,6 +5,7 @@ Each request states a different user at every place that it has, so that a leak 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -313,3 +314,24 @@ async def test_no_alias_of_the_graphs_context_states_a_user(context: dict[str, A
         http = await open_to_all.http()
         values = (await http.post("/runs/wait", json=body)).json()
         assert json.loads(values["messages"][-1]["content"])["user_email"] == "root", "the client's own data"
+
+
+@run
+async def test_a_cron_states_no_user_and_its_runs_have_the_verified_email() -> None:
+    async with server() as (_, http):
+        thread = await started(http, "seen")
+        body = {
+            "assistant_id": "seen",
+            "schedule": "* * * * * *",
+            "input": INPUT,
+            "metadata": {**others("metadata"), "note": HARMLESS},
+        }
+        cron = (await http.post(f"/threads/{thread}/runs/crons", json=body)).json()
+        assert cron["metadata"] == {"note": HARMLESS}
+        path = f"/runs/crons/{cron['cron_id']}"
+        changed = (await http.patch(path, json={"metadata": {**others("patch"), "more": 1}})).json()
+        assert changed["metadata"] == {"note": HARMLESS, "more": 1}
+        while len((await http.get(f"/threads/{thread}/state")).json()["values"]["messages"]) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        last = (await http.get(f"/threads/{thread}/state")).json()["values"]["messages"][3]
+        assert json.loads(last["content"])["configurable"] == VERIFIED

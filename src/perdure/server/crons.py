@@ -44,7 +44,7 @@ class CronJob:
         metadata: Metadata of the cron and of its runs.
         on_run_completed: What is done with a thread of the run's own after the run.
         enabled: False to start nothing.
-        user: The identity and the permissions of the user who created it.
+        user: The identity, the permissions and the verified email of the user who created it.
         last: Its latest start: the time ``at``, with the ``thread_id`` and ``run_id``, or with an ``error``.
     """
 
@@ -132,12 +132,10 @@ class CronStarter:
         return Fired(_next(replace(job, last=started), moment), then=accepted.then)
 
     async def _accepted(self, firing: Firing, job: CronJob) -> _Accepted:
-        user = User(
-            job.user["identity"],
-            firing.tenant,
-            tuple(job.user["permissions"]),
-            {"display_name": job.user["display_name"]},
-        )
+        fields = {"display_name": job.user["display_name"]}
+        if email := job.user.get("email"):
+            fields["email"] = email
+        user = User(job.user["identity"], firing.tenant, tuple(job.user["permissions"]), fields)
         runtime = self._host.runtime.for_tenant(firing.tenant)
         # What the user may do was decided when the cron was created or changed.
         caller = Caller(self._host, user, runtime, is_program=True)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
-from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound, Unavailable
 from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.accepting import AlreadyCreated, Precondition, Strategy
@@ -55,6 +54,7 @@ _NOT_KWARGS = {
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
 _PASSING_MINUTES = 60.0
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +291,7 @@ async def _submitted_as_owner(
     """Accept a run on a thread that is known, in one commit with the name of the graph that owns it. Of two
     graphs at the same time one is refused."""
     thread_id, assistant = invocation.thread_id, invocation.assistant
-    for _ in range(ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         row = await caller.threads.get(thread_id)
         require_own(caller, row, assistant.graph_id)
         owning = await caller.threads.redraft(row, _stamp(assistant))
@@ -305,7 +305,7 @@ async def _submitted_as_owner(
             await _refuse_another(caller, ticket, invocation.new, options)
         caller.host.apart(caller.threads.reindex(thread_id))
         return ticket
-    raise Contention(f"thread {thread_id!r}: {ATTEMPTS} attempts lost to other writers; try again")
+    raise Contention(f"thread {thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
 
 
 def _stamp(assistant: Assistant) -> dict[str, str]:

@@ -140,3 +140,14 @@ def test_nothing_is_found_in_nothing() -> None:
     assert list(ranked({}, RankedQuery(None, Counter(["tea"])), 1)) == []
     place = Partition("", "n", STORE)
     assert list(ranked({place: NamespaceIndex()}, RankedQuery(None, Counter(["tea"])), 1)) == []
+
+
+def test_words_that_no_item_has_any_more_are_forgotten() -> None:
+    found = NamespaceIndex()
+    for number in range(200):
+        terms = {f"word{number}": 1, f"again{number}": 2}
+        item = IndexedItem(f"k{number % 4}", b"", (), terms)
+        found = found.changed(IndexUpdate(number, {item.key: number}, (), (item,), ()), DIMS)
+    held = [term for part in found.parts for term in part.segment.vocabulary]
+    assert {"word199", "again196"} <= set(held)
+    assert len(held) <= 4 * 4, "two terms of each of four items, and at most as many of replaced ones"

@@ -175,11 +175,18 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
         arrays["owners"].append(moved[segment.owners[kept]])
         arrays["starts"].append(np.cumsum(own) - own + rows)
         rows += int(own.sum())
-        numbers = np.array(
-            [vocabulary.setdefault(term, len(vocabulary)) for term in segment.vocabulary], dtype=np.int64
-        )
         has = alive[segment.postings.places]
-        arrays["terms"].append(np.repeat(numbers, np.diff(segment.offsets))[has])
+        terms = np.repeat(np.arange(len(segment.vocabulary)), np.diff(segment.offsets))[has]
+        # Terms that no remaining item has are forgotten: a changing text would fill the memory with them.
+        remain = (np.bincount(terms, minlength=len(segment.vocabulary)) > 0).tolist()
+        numbers = np.array(
+            [
+                vocabulary.setdefault(term, len(vocabulary)) if remains else -1
+                for term, remains in zip(segment.vocabulary, remain, strict=True)
+            ],
+            dtype=np.int64,
+        )
+        arrays["terms"].append(numbers[terms])
         arrays["places"].append(moved[segment.postings.places[has]])
         arrays["counts"].append(segment.postings.counts[has])
         arrays["lengths"].append(segment.lengths[alive])

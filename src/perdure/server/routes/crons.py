@@ -14,7 +14,9 @@ from perdure.errors import NotFound
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import missing
+from perdure.runtime.users import USER_EMAIL
 from perdure.server import responses
+from perdure.server.auth.claims import verified_names, without_claims
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.cron_schedules import BadSchedule, Schedule
@@ -161,7 +163,7 @@ async def get(caller: CallerNow, cron_id: CronId) -> Json:
 @router.patch("/runs/crons/{cron_id}")
 async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     """Change a cron. ``metadata`` is merged, the rest replaced; a null ``end_time`` removes it."""
-    given = changes.given()
+    given = _unclaimed(caller.user, changes.given())
     value: dict[str, Any] = {"cron_id": str(cron_id), "payload": _payload(given), **_described(given)}
     conditions = await caller.may("crons", "update", value)
     cron = await _visible(caller, str(cron_id), conditions)
@@ -192,7 +194,7 @@ async def delete(caller: CallerNow, cron_id: CronId) -> Response:
 
 
 async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
-    given = new.given()
+    given = _unclaimed(caller.user, new.given())
     value: dict[str, Any] = {
         "payload": _payload(given),
         "thread_id": thread_id,
@@ -262,6 +264,12 @@ def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: M
     )
 
 
+def _unclaimed(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that were sent, with metadata that states nothing about an authenticated user."""
+    own = {"metadata": without_claims(user, given["metadata"])} if "metadata" in given else {}
+    return {**given, **own}
+
+
 def _payload(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the run to create."""
     return {name: value for name, value in given.items() if name not in _OWN}
@@ -307,8 +315,9 @@ def _microseconds(time: datetime | None) -> int | None:
 
 
 def _stored_user(user: User) -> dict[str, Any]:
-    """Return what is stored of the user: none of the fields of a token."""
+    """Return what is stored of the user: of the fields of a token only the verified email."""
     return {
+        "email": verified_names(user).get(USER_EMAIL),
         "identity": user.identity,
         "permissions": list(user.permissions),
         "display_name": user.display_name,

@@ -77,3 +77,21 @@ def test_a_url_is_good_for_its_block_alone() -> None:
         open_driver(url)
     with pytest.raises(BadUrl, match="in a Python Worker only"), bound(object()):  # type: ignore[arg-type]
         pass
+
+
+def test_a_search_by_words_and_meaning_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main(url: str) -> list[str]:
+        async with perdure.connect(url, migrate=True) as db:
+            store = db.store(index={"text": True, "embed": lengths, "dims": 1})
+            await store.aput(("ada",), "k", {"text": "a bicycle"})
+            return [found.key for found in await store.asearch(("ada",), query="bicycle")]
+
+    def lengths(texts: list[str]) -> list[list[float]]:
+        return [[float(len(text))] for text in texts]
+
+    with d1_binding.empty(one_thread=True) as (url, _), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert asyncio.run(main(url)) == ["k"]

@@ -20,7 +20,7 @@ from perdure.model.chunks import Digester
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
-from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, run
+from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, has_threads, run
 
 R = TypeVar("R")
 
@@ -63,6 +63,8 @@ class DatabaseHandle:
 
     async def aexamine(self, partition: Partition | None) -> list[str]:
         """Return the same as ``examine``, without blocking the event loop."""
+        if not has_threads(self.driver):
+            return examine(self.driver, partition)
         return await asyncio.to_thread(examine, self.driver, partition)
 
     @property
@@ -142,4 +144,7 @@ class DatabaseHandle:
 
     async def aclose(self) -> None:
         """Close without blocking the event loop."""
-        await asyncio.to_thread(self.close)
+        if has_threads(self.driver):
+            await asyncio.to_thread(self.close)
+        else:
+            self.close()

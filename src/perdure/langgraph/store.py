@@ -43,7 +43,7 @@ from perdure.model.items import Condition, Labels, Write, partition_of, span
 from perdure.model.json_values import pack, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
-from perdure.storage.port import Driver, arun, run, searches_items
+from perdure.storage.port import Driver, arun, has_threads, run, searches_items
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
@@ -132,10 +132,11 @@ class PerdureStore(BaseStore):
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
-        embedded = NOTHING if self._index is None else await self._index.aembed(ops)
+        threads = has_threads(self._driver)
+        embedded = NOTHING if self._index is None else await self._index.aembed(ops, in_threads=threads)
         # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
         computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
-        drive = _arun_in_threads if computes else arun
+        drive = _arun_in_threads if computes and threads else arun
         for stage in self._stages(ops, results, embedded):
             await _side_by_side(stage, self._driver, drive)
         return results

@@ -81,6 +81,11 @@ def searches_items(driver: Driver) -> bool:
     return getattr(driver, "searches_items", False)
 
 
+def has_threads(driver: Driver) -> bool:
+    """Return False if a driver is of a process that cannot start threads, as in a Worker of Cloudflare."""
+    return getattr(driver, "has_threads", True)
+
+
 def is_kept(driver: Driver) -> bool:
     """Return True if the data of a driver outlives the process."""
     return getattr(driver, "is_kept", True)
@@ -99,6 +104,10 @@ class WrappingDriver:
     @property
     def bell(self) -> Notifier | None:
         return bell_of(self._inner)
+
+    @property
+    def has_threads(self) -> bool:
+        return has_threads(self._inner)
 
     @property
     def has_listing(self) -> bool:

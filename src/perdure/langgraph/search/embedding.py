@@ -64,15 +64,19 @@ class TextEmbedder:
         return self._packed(texts, vectors), self._all_checked(found)
 
     async def aembed(
-        self, texts: Sequence[str], queries: Sequence[str]
+        self, texts: Sequence[str], queries: Sequence[str], *, in_threads: bool = True
     ) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """See ``embed``."""
+        """See ``embed``. Unless ``in_threads``, everything is computed in this thread."""
+        if not in_threads and self._is_blocking:
+            return self.embed(texts, queries)
         try:
             vectors = await self.embeddings.aembed_documents(list(texts)) if texts else []
             found = {query: await self.embeddings.aembed_query(query) for query in queries}
         except Exception as error:
             raise self._failed(error) from error
-        return await asyncio.to_thread(self._packed, texts, vectors), self._all_checked(found)
+        if in_threads:
+            return await asyncio.to_thread(self._packed, texts, vectors), self._all_checked(found)
+        return self._packed(texts, vectors), self._all_checked(found)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Return the packed vectors of texts. An asynchronous function is run in an event loop of its own, so
@@ -84,6 +88,13 @@ class TextEmbedder:
         # Clients keep connections that belong to one event loop.
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(self.aembed(texts, ()))[0]
+
+    @property
+    def _is_blocking(self) -> bool:
+        """True if the model's asynchronous methods call the others in a thread."""
+        if isinstance(self.embeddings, EmbeddingsLambda):
+            return not hasattr(self.embeddings, "afunc")
+        return type(self.embeddings).aembed_documents is Embeddings.aembed_documents
 
     def _failed(self, error: Exception) -> PerdureError:
         if isinstance(error, PerdureError):

@@ -146,9 +146,11 @@ class SearchIndex:
         """Embed the texts and queries of a batch."""
         return NOTHING if self.embedder is None else Embedded(*self.embedder.embed(*self._wanted(ops)))
 
-    async def aembed(self, ops: Sequence[Op]) -> Embedded:
+    async def aembed(self, ops: Sequence[Op], *, in_threads: bool = True) -> Embedded:
         """See ``embed``."""
-        return NOTHING if self.embedder is None else Embedded(*await self.embedder.aembed(*self._wanted(ops)))
+        if self.embedder is None:
+            return NOTHING
+        return Embedded(*await self.embedder.aembed(*self._wanted(ops), in_threads=in_threads))
 
     def entry(self, op: PutOp, body: bytes, embedded: Embedded) -> bytes:
         """Return the packed entry of an item that is put."""

@@ -53,6 +53,7 @@ class D1Driver:
         self._transport = transport
         self._name = name
         self._sleep = sleep
+        self.has_threads = has_threads
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
         self._batcher: Batcher | InlineBatcher

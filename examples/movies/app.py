@@ -7,7 +7,6 @@ the request is sent again, on any replica: a run that has ended is not repeated,
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -132,10 +131,11 @@ async def ask(
     session: Session,
     sessions: SessionsNow,
     question: Question,
-    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+    idempotency_key: Annotated[str, Header(min_length=1, max_length=200)],
 ) -> dict[str, str]:
-    """Answer a message, after those before it that were left without an answer."""
-    message_id = f"{session}:{idempotency_key or uuid.uuid4()}"
+    """Answer a message, after those before it that were left without an answer. It is stored first, so it
+    needs a key of its own by which it is known when it is sent again."""
+    message_id = f"{session}:{idempotency_key}"
     await run_in_threadpool(sessions.add, session, message_id, question.text)
     for row in await run_in_threadpool(sessions.rows, session):
         if row["answer"] is None:

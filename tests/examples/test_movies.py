@@ -169,7 +169,11 @@ def test_a_message_whose_request_died_is_answered_once_before_the_next(
             assert died.status_code == 500
             monkeypatch.undo()
         async with replica(url) as (client, app):
-            second = await client.post(path, json={"text": "and then?"}, headers=headers)
+            refused = await client.post(path, json={"text": "and then?"}, headers=headers)
+            assert refused.status_code == 422, "sent again, it would run twice"
+            second = await client.post(
+                path, json={"text": "and then?"}, headers={**headers, "Idempotency-Key": "2"}
+            )
             assert second.json()["answer"].startswith("2:")
             again = await client.post(path, json={"text": "which?"}, headers=first)
             assert again.json()["answer"].startswith("1:")
@@ -210,11 +214,12 @@ def test_an_outage_is_a_503_and_afterwards_nothing_is_lost() -> None:
             path = f"/sessions/{session}/messages"
             given = {**headers, "Idempotency-Key": "1"}
             assert (await client.post(path, json={"text": "which?"}, headers=given)).status_code == 200
+            given["Idempotency-Key"] = "2"
             server.stop(signal.SIGQUIT)
-            answer = await client.post(path, json={"text": "and then?"}, headers=headers)
+            answer = await client.post(path, json={"text": "and then?"}, headers=given)
             assert answer.status_code == 503, answer.text
             server.start()
-            answer = await client.post(path, json={"text": "and then?"}, headers=headers)
+            answer = await client.post(path, json={"text": "and then?"}, headers=given)
             assert answer.json()["answer"].startswith("2:")
             shown = (await client.get(path, headers=headers)).json()
             assert [row["answer"][0] for row in shown] == ["1", "2"]

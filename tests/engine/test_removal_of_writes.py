@@ -59,6 +59,7 @@ def test_no_write_stays_of_a_prune_that_was_cut_short_anywhere() -> None:
         sound = open_database("memory://", wrap=lambda own, n=narrow: n)
         stored = {row.key[1] for row in rows(sound, ADA, CHECKPOINT)}
         assert written(memory) <= stored, step
+        assert sound.fsck("ada") == [], step
         sound.checkpointer().prune(["ada"], keep_last=1)
         assert written(memory) == {"00000008"}, step
     assert step > 4

@@ -10,10 +10,11 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine import retention
+from perdure.engine.fsck_report import Damage
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit
+from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition
+from perdure.model.records import CHECKPOINT, DOCUMENT, HEAD, OF_THREAD, WRITE, Partition
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import at, put
@@ -136,3 +137,45 @@ def test_a_copy_has_more_heads_than_a_commit_has_room() -> None:
     db.checkpointer().copy_thread("ada", "copy")
     assert db.digest("copy").agrees(db.digest("ada"))
     assert db.fsck("copy") == []
+
+
+def kept_by_its_document(turns: int) -> MemoryDriver:
+    """A thread with a document and a subgraph that keeps its state from run to run."""
+    memory = MemoryDriver()
+    db = open_database("memory://", wrap=lambda own: memory)
+    saver = db.checkpointer()
+    before: str | None = None
+    for n in range(turns):
+        name = f"{n:08}"
+        put(saver, at(before, thread="ada"), name)
+        put(saver, at(before and f"i{before[1:]}", thread="ada", namespace="sub"), f"i{n:07}", root=name)
+        before = name
+    handle_of(db).driver.perform(Commit(ADA, (Put(DOCUMENT, OF_THREAD, {}, b"\x80"),)))
+    return memory
+
+
+@pytest.mark.parametrize(("turns", "ops"), [(2, 20), (12, 9), (12, 40)])
+def test_a_removal_that_is_cut_short_anywhere_leaves_a_sound_thread_and_no_memory_of_a_removed_one(
+    turns: int, ops: int
+) -> None:
+    step, is_cut = 0, True
+    while is_cut:
+        step, is_cut = step + 1, False
+        fault = Fault(step, fail("unavailable"), "after")
+        narrow = Narrow(kept_by_its_document(turns), CommitLimits(ops=ops, bytes=LIMITS.bytes))
+        db = open_database(
+            "memory://", wrap=lambda own, n=narrow, f=fault: FaultyDriver(n, f, counts=[Commit])
+        )
+        sound = open_database("memory://", wrap=lambda own, n=narrow: n)
+        try:
+            db.checkpointer().prune(["ada"], strategy="delete")
+        except Unavailable:
+            is_cut = True
+            damage = {finding.kind for finding in sound.fsck("ada")}
+            assert not damage & {Damage.HOLE, Damage.HEAD, Damage.ORDER}, step
+            saver = sound.checkpointer()
+            if saver.get_tuple(at(thread="ada")) is None:
+                assert saver.get_tuple(at(thread="ada", namespace="sub")) is None, step
+        sound.checkpointer().prune(["ada"], strategy="delete")
+        assert count(sound) == {"head": 0, "checkpoint": 0, "write": 0}, step
+    assert step > 1

@@ -7,6 +7,7 @@ that no remaining checkpoint or write reaches, each on condition that its genera
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,7 +16,7 @@ from perdure.engine import transfer_claim
 from perdure.engine.history import delta_history
 from perdure.engine.paging import read_all
 from perdure.engine.removal_of_writes import Held, unneeded_writes
-from perdure.engine.retention_parts import parts
+from perdure.engine.retention_parts import parts, too_large
 from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.engine.values import reachable
@@ -291,11 +292,36 @@ def _remove(
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
             # Accepted messages of the thread, and its document, stay although no checkpoint is left.
+        first = _trimming(contents, moved, doomed, budget)
+        if first is not None:
+            held = Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run)
+            their = unneeded_writes(held, set(first.removed), frozenset())
+            yield from _take_away(partition, contents, first, (), their, budget)
+            continue
         generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
         if generation is not None:
             yield from collect(partition, generation, digest, budget)
             return
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
+
+
+def _trimming(
+    contents: Contents, moved: Sequence[Op], doomed: Mapping[Name, Sequence[Op]], budget: Budget
+) -> Plan | None:
+    """Return the plan to be committed first if a namespace that goes as a whole is too large for one commit:
+    only the head's checkpoint is left of it, without a parent. So what is there is sound at any time, and the
+    rest goes at once."""
+    counts = Counter(checkpoint.namespace for checkpoint in contents.checkpoints)
+    for (namespace, _), ops in doomed.items():
+        counts[namespace] += len(ops)
+    large = too_large({op.key[0] for op in moved if isinstance(op, Delete)}, counts, budget)
+    stored = {(c.namespace, c.id) for c in contents.checkpoints}
+    heads = stored & contents.latest.items()
+    large &= {namespace for namespace, _ in heads}
+    plan = plan_removal(
+        contents.checkpoints, lambda c: c.namespace in large and (c.namespace, c.id) not in heads
+    )
+    return plan if plan.removed else None
 
 
 def _is_arriving(partition: Partition) -> Program[bool]:
@@ -353,8 +379,9 @@ def _take_away(
     namespaces that it changes: a checkpoint that was stored since the thread was read may build on what is to
     be removed. Heads move first, and in a namespace links come before removals: cut short in between, no
     survivor has lost its parent. A checkpoint's writes go before it: a later plan finds none whose checkpoint
-    is gone. A namespace that goes as a whole loses its head together with the last of its checkpoints. The
-    root's namespace comes before the others: no checkpoint stays without the subgraphs that belong to it.
+    is gone. A namespace that goes as a whole goes at once. The root's namespace comes before the others: no
+    checkpoint stays without the subgraphs that belong to it. If the root goes as a whole, so do the subgraphs
+    that keep their state from run to run, in the same commit or before it: a new run must not find it.
     """
     relinked = yield from relink(partition, contents, plan)
     changes: dict[str, list[Sequence[Op]]] = {ROOT: []}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perdure.engine.threads import HeadView
 from perdure.engine.transact import Budget
@@ -24,7 +24,7 @@ def parts(
 
     Args:
         found: The heads by namespace, as they were read.
-        moved: The operations on heads: moved first, or removed with the last of their namespace.
+        moved: The operations on heads: moved first, or removed with their namespace.
         changes: The other operations by namespace, in the order in which they are to be committed. Each group
             goes into one commit if that has room for it.
         budget: The limits of one commit.
@@ -33,7 +33,7 @@ def parts(
     # What goes from a namespace without a head must not have got one meanwhile.
     heads |= {ns: Check(HEAD, (ns,), Expect.ABSENT) for ns in changes}
     heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in found.items()}
-    room = max(2, budget.ops - _GUARDS)
+    room = _room(budget)
     part: dict[str, Op] = {}
     ops: list[Op] = []
     held = 0
@@ -47,8 +47,15 @@ def parts(
             yield whole()
             part = {}
         part[move.key[0]], heads[move.key[0]] = move, Check(HEAD, move.key, move.version)
-    for namespace in dict.fromkeys((*changes, *leaving)):
+    together = _together(leaving)
+    for namespace in dict.fromkeys((*together, *changes, *leaving)):
         groups = _head_last(changes.get(namespace, ()), found.get(namespace))
+        if namespace in leaving and (namespace not in together or namespace == together[0]):
+            mates = together if namespace in together else [namespace]
+            needed = sum(1 + sum(map(len, changes.get(mate, ()))) for mate in mates)
+            if (part or ops) and len(part) + len(ops) + needed > room:
+                yield whole()
+                part, ops, held = {}, [], 0
         for number, group in enumerate(groups, 1):
             checked = namespace in heads and namespace not in part
             grown = held + sum(map(_size, group))
@@ -72,6 +79,34 @@ def parts(
         yield whole()
 
 
+def too_large(leaving: Collection[str], counts: Mapping[str, int], budget: Budget) -> set[str]:
+    """Return the namespaces that go as a whole, but do not fit one commit with what has to go with them.
+
+    Args:
+        leaving: The namespaces that lose their heads.
+        counts: Operations by namespace, without the one on the head.
+        budget: The limits of one commit.
+    """
+    room = _room(budget)
+    together = _together(leaving)
+    out = {namespace for namespace in leaving if namespace not in together and counts[namespace] + 1 > room}
+    if sum(counts[namespace] + 1 for namespace in together) > room:
+        out.update(together)
+    return out
+
+
+def _together(leaving: Collection[str]) -> list[str]:
+    """Return the namespaces that go together, the root last: if the root goes, the subgraphs whose state a
+    new run of the thread would find under the names of their nodes."""
+    if ROOT not in leaving:
+        return []
+    return [*sorted(ns for ns in leaving if ns != ROOT and ":" not in ns), ROOT]
+
+
+def _room(budget: Budget) -> int:
+    return max(2, budget.ops - _GUARDS)
+
+
 def _size(op: Op) -> int:
     return len(op.body) if isinstance(op, Put) else 0
 
@@ -79,4 +114,9 @@ def _size(op: Op) -> int:
 def _head_last(groups: Sequence[Sequence[Op]], head: HeadView | None) -> list[Sequence[Op]]:
     """Return the groups of a namespace, with the removal of its head's checkpoint at the end."""
     last = None if head is None else head.checkpoint_id
-    return sorted(groups, key=lambda group: group[-1].kind is CHECKPOINT and group[-1].key[1] == last)
+    return sorted(
+        groups,
+        key=lambda group: (
+            isinstance(group[-1], Delete) and group[-1].kind is CHECKPOINT and group[-1].key[1] == last
+        ),
+    )

@@ -11,7 +11,7 @@ from perdure.engine import transfer_claim
 from perdure.engine.paging import read_all
 from perdure.engine.retention import batches
 from perdure.engine.transact import Budget
-from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, CHUNK, HEAD, SEAL, TAG, WRITE, Partition
 
@@ -45,5 +45,22 @@ def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
     if not claims:
         return
     outcome = yield from ask(Commit(partition, tuple(transfer_claim.claim(version))))
+    if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
+        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
+
+
+def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None]:
+    """Remove what an arrival stored after it lost its claim because its name was removed.
+
+    Chunks are staged without a check, so some may have come after the removal. If another writer claims the
+    name or has begun a thread there, nothing is removed: the chunks go with the next prune of that thread.
+
+    Args:
+        partition: The name.
+        version: The number of the lost claim.
+        budget: The limits of one commit.
+    """
+    again = Put(SEAL, transfer_claim.CLAIM, expect=Expect.ABSENT, version=version)
+    outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, again)))
     if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
         yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))

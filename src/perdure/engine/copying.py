@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.engine import transfer_claim
+from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.retention import Contents, batches, read, read_heads, references
 from perdure.engine.threads import load_view, missing_head
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
@@ -72,13 +72,25 @@ def _write_copy(
     yield from _refuse_occupied(target)
     yield from _commit_copy(target, transfer_claim.claim(first_version))
     yield from _refuse_occupied(target)
+    try:
+        yield from _store(target, (heads, rows, chunks), budget, first_version)
+    except Conflict:
+        yield from arrival_leftovers.withdraw(target, first_version, budget)
+        raise
+
+
+def _store(
+    target: Partition, records: tuple[list[Op], list[Op], list[Put]], budget: Budget, first_version: int
+) -> Program[None]:
+    """Store the heads, the rows and the chunks of a copy at a name that is claimed for it."""
+    heads, rows, chunks = records
     for batch in batches(chunks, budget):
         yield from ask(Stage(target, tuple(batch)))
     # The root's head last: until it is there, with the generation, the copy is invisible.
     ours = transfer_claim.checks(first_version)
     root = [head for head in heads if head.key == (ROOT,)]
-    rows += [head for head in heads if head.key != (ROOT,)]
-    for some in batches(rows, budget, reserve=len(ours)):
+    others = [head for head in heads if head.key != (ROOT,)]
+    for some in batches([*rows, *others], budget, reserve=len(ours)):
         yield from _commit_copy(target, [*ours, *some])
     born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
     yield from _commit_copy(target, [born, transfer_claim.release(first_version), *root])

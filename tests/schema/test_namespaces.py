@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,14 @@ def test_a_name_that_was_given_up_belongs_to_another_node_from_then_on() -> None
     assert [names.present(each) for each in ("a", "b+2", "c+3", "a+2", "b+3", "b", "e+9")] == [
         *("c", "c", "c", "a", "b", "b", "e+9")
     ]
+
+
+@pytest.mark.parametrize("name", ["plan+2", "a+2", "outer|plan+2", "plan+2|inner"])
+def test_a_node_with_the_stored_name_of_a_renamed_one_is_refused(name: str) -> None:
+    names = NamespaceNames(Schema(2, [rename_node(2, "a", "plan")]).steps)
+    with pytest.raises(ValueError, match=r"give the node '.*' another name"):
+        list(names.stored(name))
+    assert list(names.stored("plan+3")) == ["plan+3"]
 
 
 @settings(max_examples=300, deadline=None)

@@ -40,7 +40,12 @@ class NamespaceNames:
 
         Args:
             name: The present name.
+
+        Raises:
+            ValueError: A node's name is the one under which a renamed node is stored.
         """
+        for level in name.split(_LEVEL):
+            self._refuse_taken(level)
         levels = [list(self._traced(level)) for level in name.split(_LEVEL)]
         last = ""
         # Before one of its nodes existed there was no such namespace.
@@ -53,6 +58,15 @@ class NamespaceNames:
     def present(self, stored: str) -> str:
         """Return the present name of a stored namespace. One whose node is gone keeps its stored name."""
         return _LEVEL.join(map(self._present, stored.split(_LEVEL)))
+
+    def _refuse_taken(self, name: str) -> None:
+        node, mark, version = name.rpartition(_SINCE)
+        for step in self._renames:
+            if mark and version == str(step.version) and node in (step.old, step.new):
+                raise ValueError(
+                    f"the node {name!r} cannot keep its state: that of the node {node!r} "
+                    f"is stored under that name, because of {step}; give the node {name!r} another name"
+                )
 
     def _traced(self, name: str) -> Iterator[str]:
         """Yield the stored name of a node in the last version, and in each one before a rename, backwards, as

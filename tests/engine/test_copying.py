@@ -9,7 +9,7 @@ import pytest
 import perdure
 from perdure import admin
 from perdure.database.base import handle_of
-from perdure.errors import Conflict
+from perdure.errors import Conflict, NotFound
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import ask
 from perdure.model.records import CHECKPOINT, GC, KINDS, SEAL, Partition, Record
@@ -129,4 +129,24 @@ def test_a_thread_that_an_early_copy_left_without_a_generation_is_there() -> Non
     grow(db, "copy", 1)
     assert len(rows(db, TARGET, CHECKPOINT)) > there.checkpoints
     assert rows(db, TARGET, GC)
+    assert db.fsck("copy") == []
+
+
+def test_a_thread_that_has_not_arrived_is_neither_copied_nor_forked_nor_repaired() -> None:
+    source, db = in_memory(), in_memory()
+    grow(source, "copy", 2)
+    with pytest.raises(Cut):
+        admin.move(source, TARGET, database(Hooked(handle_of(db).driver, cut_at_arrival)))
+    before = contents(db)
+    checkpoint = rows(db, TARGET, CHECKPOINT)[0].key[1]
+    with pytest.raises(NotFound, match="'copy' has not arrived"):
+        db.checkpointer().copy_thread("copy", "another")
+    with pytest.raises(NotFound, match="'copy' has not arrived"):
+        db.fork("copy", checkpoint)
+    (finding,) = db.fsck("copy")
+    assert (finding.repairable, "repeat the import" in finding.advice) == (False, True)
+    repaired = db.repair("copy")
+    assert (repaired.fixed, repaired.left) == ((), (finding,))
+    assert contents(db) == before
+    admin.move(source, TARGET, db)
     assert db.fsck("copy") == []

@@ -200,3 +200,38 @@ def test_an_answer_is_not_given_to_a_question_that_a_fork_asks_again() -> None:
                 await db.fork("ada", early)
 
     asyncio.run(talk())
+
+
+def with_memory(saver: Any) -> Any:
+    """A graph with a subgraph that keeps its state from run to run."""
+    inner = StateGraph(State)
+    inner.add_node("note", lambda state: {"texts": [f"noted {len(state['texts'])}"]})
+    inner.add_edge(START, "note")
+    outer = StateGraph(State)
+    outer.add_node("inner", inner.compile(checkpointer=True))
+    outer.add_edge(START, "inner")
+    return outer.compile(checkpointer=saver)
+
+
+def test_a_subgraph_returns_to_what_a_replay_would_load(db: perdure.SyncDatabase) -> None:
+    found = []
+    for thread in ("replayed", "ada"):
+        at: Any = {"configurable": {"thread_id": thread}}
+        graph = with_memory(db.checkpointer())
+        ends = []
+        for turn in range(3):
+            graph.invoke({"texts": [f"turn {turn}"]}, at)
+            ends.append(db.show(thread).checkpoint_id)
+        if thread == "ada":
+            db.fork("ada", ends[0])
+            assert db.fsck() == []
+        else:
+            at["configurable"]["checkpoint_id"] = ends[0]
+        found.append(with_memory(db.checkpointer()).invoke({"texts": ["other"]}, at))
+    assert found[0] == found[1]
+    assert db.fsck() == []
+    first = min(db.timeline("ada"), key=lambda view: view.step).checkpoint_id
+    digest = db.digest("ada")
+    with pytest.raises(Conflict, match="subgraph 'inner' keeps its state"):
+        db.fork("ada", first)
+    assert db.digest("ada") == digest

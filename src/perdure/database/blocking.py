@@ -72,7 +72,8 @@ class SyncDatabase(DatabaseBase):
         Raises:
             NotFound: There is no such checkpoint.
             Fenced: A run of the thread is open.
-            Conflict: An answer was accepted whose run has not begun.
+            Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state from
+                run to run had none before the checkpoint.
         """
         new_id, now = new_checkpoint()
         at = self._handle.partition(thread_id)

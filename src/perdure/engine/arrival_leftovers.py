@@ -22,8 +22,11 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
     """Remove what an arrival left at a name that the caller has claimed; return False if the claim is lost.
     Documents stay: a server may have noted a thread that has no checkpoint yet."""
     found = yield from read_all(partition, *(Range(kind, bodies=False) for kind in _LEFT))
-    ops: list[Op] = [Delete(record.kind, record.key) for records in found for record in records]
     mine = transfer_claim.checks(version)
+    # The root's head is that of a thread that another writer has begun: the checks refuse the removal then.
+    checked = {op[:2] for op in mine}
+    left = [record for records in found for record in records]
+    ops: list[Op] = [Delete(r.kind, r.key) for r in left if (r.kind, r.key) not in checked]
     for batch in batches(ops, budget, reserve=len(mine)):
         outcome = yield from ask(Commit(partition, (*mine, *batch)))
         if not isinstance(outcome, Committed):

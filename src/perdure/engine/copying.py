@@ -24,10 +24,13 @@ def copy_thread(
         first_version: unique to this copy.
 
     Raises:
+        NotFound: the source has not arrived yet.
         Conflict: the target exists, or is an incomplete copy.
         Contention: the source is written to all the time.
     """
     for _ in range(ATTEMPTS):
+        if (yield from transfer_claim.is_claimed(source)):
+            raise transfer_claim.not_arrived(source)
         contents = yield from read(source)
         if (yield from read_heads(source)) != contents.heads:
             # The thread was written to while it was read: heads and checkpoints differ in time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.engine import history, transfer_claim
 from perdure.engine.threads import HeadView, guards, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
@@ -20,7 +21,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
     The copy stands beside the original, on the same parent, as LangGraph's own forks do. The checkpoints
     after the original stay, and are reached by their ids. What tasks of the original had written is not
     copied, so a step that was under way starts again, and questions are asked again: the thread waits for
-    none any more, and an answer to an earlier one is refused.
+    none any more, and an answer to an earlier one is refused. A subgraph that keeps its state from run to run
+    returns to the state that a replay of the original would load.
 
     Args:
         partition: The thread.
@@ -31,7 +33,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
     Raises:
         NotFound: There is no such checkpoint.
         Fenced: A run of the thread is open.
-        Conflict: An answer was accepted whose run has not begun.
+        Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state had none
+            before the checkpoint.
         Contention: Other writers win each time.
     """
     for _ in range(ATTEMPTS):
@@ -43,6 +46,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
                 "`perdure threads history` lists what there is"
             )
         if view.head is None:
+            if (yield from transfer_claim.is_claimed(partition)):
+                raise transfer_claim.not_arrived(partition)
             raise missing_head(partition, ROOT, checkpoint_id)
         record = _copy(CheckpointRecord.read(found[0]), new_id, now, view.head)
         moved = Put(
@@ -54,8 +59,9 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
         )
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
         question = yield from _closed_question(partition)
+        rewound = yield from _rewound_subgraphs(partition, checkpoint_id)
         copy = record.put()._replace(expect=Expect.ABSENT)
-        ops = (*guards(partition, view, None), original, question, moved, copy)
+        ops = (*guards(partition, view, None), original, question, moved, copy, *rewound)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return record.id
     raise Contention(f"thread {partition.thread!r} is written to all the time; fork it again later")
@@ -75,6 +81,46 @@ def _closed_question(partition: Partition) -> Program[Op]:
     if lane.waiting is None:
         return Check(LANE, (IN,), lane.version or Expect.ABSENT)
     return lane._replace(waiting=None).put(0)
+
+
+def _rewound_subgraphs(partition: Partition, checkpoint_id: str) -> Program[list[Op]]:
+    """Return the moves of the heads of subgraphs that keep their state, each to the newest checkpoint that
+    was stored before the root's checkpoint."""
+    (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
+    ancestors = (yield from history.root_ancestors(partition, checkpoint_id)) or frozenset()
+    ops: list[Op] = []
+    for head in heads:
+        (namespace,) = head.key
+        if namespace == ROOT or ":" in namespace:
+            continue
+        target = yield from _newest_before(partition, namespace, ancestors)
+        if target is None:
+            raise Conflict(
+                f"thread {partition.thread!r}: the subgraph {namespace!r} keeps its state from run to run, "
+                f"and had none before checkpoint {checkpoint_id}; it was not forked. Run the graph from this "
+                "checkpoint_id, which begins the subgraph anew"
+            )
+        if target == head.fields["checkpoint_id"]:
+            ops.append(Check(HEAD, head.key, head.version))
+            continue
+        # The sequence continues: numbers are never reused.
+        fields = {"checkpoint_id": target, "seq": head.fields["seq"]}
+        version = successor(head.version, target)
+        ops += [
+            Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
+            Put(HEAD, head.key, fields, expect=head.version, version=version),
+        ]
+    return ops
+
+
+def _newest_before(partition: Partition, namespace: str, ancestors: frozenset[str]) -> Program[str | None]:
+    below: int | None = None
+    while records := (yield from history.page(partition, namespace, below=below, limit=history.PAGE)):
+        found = yield from history.before_root(partition, records, ancestors)
+        if found:
+            return found[0].id
+        below = records[-1].seq
+    return None
 
 
 def _copy(record: CheckpointRecord, new_id: str, now: str, head: HeadView) -> CheckpointRecord:

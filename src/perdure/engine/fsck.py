@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from perdure.engine import transfer_claim
 from perdure.engine.fsck_queue import check_queue
-from perdure.engine.fsck_report import REPAIR, RESTORE, Damage, Finding, Repaired
+from perdure.engine.fsck_report import ARRIVE, REPAIR, RESTORE, Damage, Finding, Repaired
 from perdure.engine.scan import Walk, start
 from perdure.engine.threads import guards, load_view
 from perdure.engine.transact import ATTEMPTS
@@ -110,6 +111,11 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
             findings += yield from check_queue(partition)
         except Corrupt as error:
             findings.append(_found(partition, error))
+        if findings and (yield from transfer_claim.is_claimed(partition)):
+            # A repair would make a part of the thread visible as if it were all.
+            return _Contents({}, ()), [
+                Finding(partition.thread, "", None, Damage.HEAD, "it has not arrived", ARRIVE)
+            ]
         if not findings or before == (yield from _pulse(partition)):
             return contents, findings
     raise Contention(f"thread {partition.thread!r} is written to all the time; check it later")
@@ -202,8 +208,7 @@ def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         newest = contents.newest(namespace)
         if head is None:
             detail = "there are checkpoints but no head, so the thread looks empty"
-            advice = f"{REPAIR}; if this is a copy that was cut short, copy again and it is finished"
-            yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, advice, True)
+            yield Finding(partition.thread, namespace, None, Damage.HEAD, detail, REPAIR, True)
             continue
         target = head.fields["checkpoint_id"]
         if (namespace, target) not in contents.places:

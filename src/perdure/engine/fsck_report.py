@@ -54,3 +54,4 @@ class Repaired:
 
 RESTORE = "restore the thread from a backup, or delete it"
 REPAIR = "run `perdure fsck --repair`"
+ARRIVE = "repeat the import, the move or the copy that was to bring it, or delete it"

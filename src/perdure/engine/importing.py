@@ -17,13 +17,33 @@ from perdure.engine.threads import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, GC, HEAD, SEAL, WRITE, Key, Partition
+from perdure.model.queue import IN, LATER, OUT
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    GC,
+    HEAD,
+    LANE,
+    OF_THREAD,
+    SEAL,
+    WRITE,
+    Key,
+    Partition,
+)
 from perdure.model.versions import successor
 
 _EXTENT: Key = ("imported",)
 """Key of the record of what an import has brought."""
+
+_NOTHING_ELSE = (
+    Check(LANE, (IN,), Expect.ABSENT),
+    Check(LANE, (OUT,), Expect.ABSENT),
+    Check(LANE, (LATER,), Expect.ABSENT),
+    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
+)
+"""Checks that nothing has come to the name meanwhile that is no part of an arrival."""
 
 CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""
@@ -147,9 +167,17 @@ def abandon(arrival: Arrival) -> Program[None]:
     Raises:
         Contention: the name was claimed by another writer.
     """
-    if arrival.is_new:
-        yield from _discard(arrival)
-        yield from _commit(arrival.partition, [transfer_claim.release(arrival.version)])
+    if not arrival.is_new:
+        return
+    yield from _discard(arrival)
+    (documents,) = yield from ask(Fetch(arrival.partition, (Range(DOCUMENT, limit=1, bodies=False),)))
+    if not documents:
+        mine = [op for op in transfer_claim.checks(arrival.version) if isinstance(op, Check)]
+        # An empty name is not listed.
+        outcome = yield from ask(Drop(arrival.partition, (*mine, *_NOTHING_ELSE)))
+        if isinstance(outcome, Committed):
+            return
+    yield from _commit(arrival.partition, [transfer_claim.release(arrival.version)])
 
 
 def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) -> Program[None]:

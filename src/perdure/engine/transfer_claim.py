@@ -6,8 +6,10 @@ writers bring a thread to one name, or it is removed meanwhile, no mixture of bo
 
 from __future__ import annotations
 
-from perdure.model.ops import Check, Delete, Expect, Op, Put
-from perdure.model.records import GC, HEAD, SEAL, Key
+from perdure.errors import NotFound
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put
+from perdure.model.program import Program, ask
+from perdure.model.records import GC, HEAD, SEAL, Key, Partition
 
 CLAIM: Key = ("arriving",)
 """Key of the claim."""
@@ -30,3 +32,17 @@ def checks(version: int) -> list[Op]:
 def release(version: int) -> Op:
     """Return the removal of the claim, for the last commit, on condition that it is still held."""
     return Delete(SEAL, CLAIM, version)
+
+
+def is_claimed(partition: Partition) -> Program[bool]:
+    """Return True if a name is claimed for a thread that has not arrived, by a writer that may be dead."""
+    claims, *there = yield from ask(Fetch(partition, (Get(SEAL, CLAIM), Get(GC, ()), Get(HEAD, ("",)))))
+    return bool(claims) and not any(there)
+
+
+def not_arrived(partition: Partition) -> NotFound:
+    """Return the error for the use of a thread that has not arrived."""
+    return NotFound(
+        f"thread {partition.thread!r} has not arrived: an import, a move or a copy to it has not ended. "
+        "Repeat it, or delete the thread"
+    )

@@ -26,7 +26,7 @@ from perdure.errors import NotAllowed
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
 from perdure.model.records import Partition
-from perdure.runtime.task_names import task_name
+from perdure.runtime.task_names import once_a_try, task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +66,11 @@ async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwa
     """Call a function once and record its result, which later attempts return instead of a second call.
 
     The result has to be plain JSON data. Outside of a run of a ``Runtime`` the function is just called. Two
-    calls of one function within a step need ``effects``.
+    calls of one function within a step, of two objects' methods of one name, or of a callable without a name
+    (a ``functools.partial``, a lambda) need ``effects``.
+
+    Raises:
+        NotAllowed: The function has no name, or another effect of the step has the same.
     """
     return await effects(call)(*args, **kwargs)
 
@@ -78,8 +82,12 @@ def effects(
 
     Args:
         call: The function.
-        label: Name of the effect within the step; by default the function's.
+        label: Name of the effect within the step; by default the function's, with its module.
         number: Distinguishes effects with the same label.
+
+    Raises:
+        NotAllowed: The function has no name and there is no label, or, when it is called, another effect of
+            the step has the same label and number.
     """
     named = label or _called(call)
 
@@ -88,12 +96,13 @@ def effects(
         if kept is None:
             return await call(*args, **kwargs)
         name = _name(named)
-        before = await kept.database.arun(journal.recall(kept.partition, kept.run_id, name, number))
-        if before is None:
-            body = encode(await call(*args, **kwargs), "side effect's result")
-            before = await kept.database.arun(
-                journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
-            )
+        with once_a_try(_config(), (name, number), named):
+            before = await kept.database.arun(journal.recall(kept.partition, kept.run_id, name, number))
+            if before is None:
+                body = encode(await call(*args, **kwargs), "side effect's result")
+                before = await kept.database.arun(
+                    journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                )
         return cast(R, json.loads(before))
 
     return called
@@ -108,19 +117,26 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
         if kept is None:
             return call(*args, **kwargs)
         name = _name(named)
-        before = kept.database.run(journal.recall(kept.partition, kept.run_id, name, number))
-        if before is None:
-            body = encode(call(*args, **kwargs), "side effect's result")
-            before = kept.database.run(
-                journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
-            )
+        with once_a_try(_config(), (name, number), named):
+            before = kept.database.run(journal.recall(kept.partition, kept.run_id, name, number))
+            if before is None:
+                body = encode(call(*args, **kwargs), "side effect's result")
+                before = kept.database.run(
+                    journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                )
         return cast(R, json.loads(before))
 
     return called
 
 
 def _called(call: Callable[..., Any]) -> str:
-    return str(getattr(call, "__qualname__", type(call).__qualname__))
+    name = getattr(call, "__qualname__", None)
+    if name is None or name.endswith("<lambda>"):
+        raise NotAllowed(
+            f"a side effect is recorded under its function's name, and a {type(call).__name__!r} without a "
+            "name was given; name it: effects(call, label=…)"
+        )
+    return f"{getattr(call, '__module__', None) or ''}.{name}"
 
 
 def _config() -> RunnableConfig:

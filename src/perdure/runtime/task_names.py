@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from threading import Lock
 from typing import Any, cast
@@ -35,6 +36,7 @@ _DURABILITY = "__pregel_durability"
 
 _calls: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
 _calls_lock = Lock()
+_used: WeakKeyDictionary[Any, set[tuple[int, str, int]]] = WeakKeyDictionary()
 
 
 class _Places(BaseCallbackHandler):
@@ -215,3 +217,29 @@ def _call_number(configurable: Mapping[str, Any]) -> int:
         number = counts.get(current, 0)
         counts[current] = number + 1
     return number
+
+
+@contextmanager
+def once_a_try(config: RunnableConfig, effect: tuple[str, int], label: str) -> Iterator[None]:
+    """Claim the name and number of an effect for the current try of its task; a block that raises frees them.
+
+    Raises:
+        NotAllowed: Another effect of this try has claimed them.
+    """
+    configurable = config.get("configurable", {})
+    used = (configurable[_RUNTIME].execution_info.node_attempt, *effect)
+    with _calls_lock:
+        # See ``_call_number``: an object of the task, which lives as long.
+        claimed = _used.setdefault(configurable[_SCRATCHPAD].get_null_resume, set())
+        if used in claimed:
+            raise NotAllowed(
+                f"two side effects of one step have the label {label!r} and the number {effect[1]}, so that "
+                "one would get the other's result; distinguish them: effects(call, label=…, number=…)"
+            )
+        claimed.add(used)
+    try:
+        yield
+    except BaseException:
+        with _calls_lock:
+            claimed.discard(used)
+        raise

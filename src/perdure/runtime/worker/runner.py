@@ -19,6 +19,7 @@ from perdure.errors import (
     CannotTakeBack,
     Corrupt,
     Fenced,
+    NotAllowed,
     NoWindow,
     OtherGraph,
     PerdureError,
@@ -60,7 +61,7 @@ DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
 _OTHER_VERSION = (SchemaTooNew, ThreadPinned)
-_HOPELESS = (NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
+_HOPELESS = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel, Field
 
 import perdure
@@ -60,8 +60,12 @@ def create_app(db_url: str | None = None, helper: Agent | None = None) -> FastAP
         )
         run = await runtime.wait(ticket)
         at: Any = {"configurable": {"thread_id": message.chat}}
-        state = (await runtime.graph("supervisor").aget_state(at)).values
-        return {"state": run.state, "route": state["route"], "reply": state["messages"][-1].text}
+        # Later messages may have been answered since: the reply is in the last checkpoint of this run.
+        stored = runtime.graph("supervisor").aget_state_history(at, filter={"run_id": run.id}, limit=1)
+        states = [found.values async for found in stored] if run.state == "done" else []
+        if not states:
+            raise HTTPException(502, f"run {run.id} has no reply: it is {run.state}")
+        return {"route": states[0]["route"], "reply": states[0]["messages"][-1].text, "state": run.state}
 
     @app.get("/api/usage")
     async def used() -> dict[str, Any]:

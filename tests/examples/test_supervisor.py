@@ -37,8 +37,11 @@ def test_a_chat_over_http(tmp_path: Path) -> None:
             assert first == second, "fragments have one reply"
             assert "order 4711 left on Monday" in first["reply"]
             assert await say("my order?", "2") == second, "sent again it is answered with the same run"
+            third = await say("hello", "3")
+            assert third["reply"] != second["reply"]
+            assert await say("my order?", "2") == second, "an earlier run has its own reply"
             used = (await client.get("/api/usage")).json()
-            assert {name: spent["calls"] for name, spent in used["hops"].items()} == {"route": 2, "write": 1}
+            assert {name: spent["calls"] for name, spent in used["hops"].items()} == {"route": 3, "write": 1}
             assert used["users"]["ada"]["cost"] > 0
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
@@ -14,6 +14,7 @@ from examples.supervisor.models import rules, written
 from perdure.langgraph.fingerprint import fingerprint
 from perdure.runtime import Agent, Price, Runtime, Settings, effect, effect_key
 from perdure.supervisor import Policy, Route, Spent, SupervisedWorker, Usage, route_with, supervisor
+from perdure.supervisor.graph import open_questions
 from tests.supervisor.models import never, scripted
 
 SETTINGS = Settings(backoff=0.02, max_backoff=0.05, poll=0.2)
@@ -96,7 +97,6 @@ def test_another_policy_is_one_function() -> None:
     ("route", "error"),
     [
         (Route(kind="question", worker="nobody"), "the worker 'nobody'; there is orders"),
-        (Route(kind="chitchat"), "no reply to chitchat"),
     ],
 )
 def test_a_route_that_leads_nowhere_is_an_error(route: Route, error: str) -> None:
@@ -109,6 +109,23 @@ def test_a_route_that_leads_nowhere_is_an_error(route: Route, error: str) -> Non
         asyncio.run(graph.ainvoke({"messages": [("user", "hi")], "route": {}, "result": ""}))
     with pytest.raises(ValueError, match="a node 'write' itself"):
         supervisor(policy, large, {"write": SupervisedWorker(worker(find))})
+
+
+def test_chitchat_without_a_reply_goes_to_the_writer() -> None:
+    async def policy(messages: Any) -> Route:
+        return Route(kind="chitchat")
+
+    large, _ = scripted("large", written)
+    (state,), _, _ = asyncio.run(states(Agent(supervisor(policy, large).compile()), "hello"))
+    assert state["messages"][-1].text == "I know nothing about that yet."
+
+
+def test_a_worker_is_given_all_messages_since_the_last_answer() -> None:
+    fragments = [HumanMessage("where is"), HumanMessage("my order?")]
+    before = [HumanMessage("hello"), AIMessage("Hello!")]
+    assert open_questions({"messages": [*before, *fragments], "route": {}, "result": ""}) == {
+        "messages": fragments
+    }
 
 
 def test_a_rewritten_worker_leaves_the_fingerprint_and_the_state_stays_thin() -> None:

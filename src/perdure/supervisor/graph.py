@@ -35,10 +35,11 @@ class SupervisorState(TypedDict):
     result: Annotated[str, Replaces]
 
 
-def last_question(state: SupervisorState) -> dict[str, Any]:
-    """Return a worker's input: the last message of the user, alone."""
-    asked = [message for message in state["messages"] if message.type == "human"]
-    return {"messages": asked[-1:]}
+def open_questions(state: SupervisorState) -> dict[str, Any]:
+    """Return a worker's input: the messages of the user since the last answer, in order."""
+    messages = state["messages"]
+    answered = max((n for n, message in enumerate(messages) if message.type == "ai"), default=-1)
+    return {"messages": [message for message in messages[answered + 1 :] if message.type == "human"]}
 
 
 def last_text(after: Mapping[str, Any]) -> str:
@@ -53,7 +54,8 @@ class SupervisedWorker:
     Args:
         graph: The graph.
         description: What it can find out, for the policy.
-        give: Returns its input from the supervisor's state; by default the last message of the user.
+        give: Returns its input from the supervisor's state; by default the user's messages since the
+            last answer.
         take: Returns the result from its final state; by default the text of its last message.
         checkpoints: True for a worker whose steps take long: they are stored, and a repeated attempt goes on
             after the last of them. By default only the result is stored, and an attempt repeats the worker;
@@ -62,7 +64,7 @@ class SupervisedWorker:
 
     graph: Pregel[Any, Any, Any, Any]
     description: str = ""
-    give: Callable[[SupervisorState], Any] = last_question
+    give: Callable[[SupervisorState], Any] = open_questions
     take: Callable[[Any], str] = last_text
     checkpoints: bool = False
 
@@ -112,10 +114,10 @@ def supervisor(
             raise ValueError(
                 f"the policy named the worker {found.worker!r}; there is {', '.join(sorted(known)) or 'none'}"
             )
-        if found.kind == "chitchat" and not found.reply:
-            raise ValueError("the policy returned no reply to chitchat; set Route(reply=…)")
         update: dict[str, Any] = {"route": found.model_dump(exclude={"reply"}), "result": ""}
-        return update if found.kind != "chitchat" else {**update, "messages": [AIMessage(found.reply or "")]}
+        if found.kind != "chitchat" or not found.reply:
+            return update
+        return {**update, "messages": [AIMessage(found.reply)]}
 
     async def write(state: SupervisorState) -> dict[str, Any]:
         answer = await writer.ainvoke([SystemMessage(_instructions(prompt, state)), *state["messages"]])
@@ -123,7 +125,10 @@ def supervisor(
 
     def following(state: SupervisorState) -> str:
         found = Route.model_validate(state["route"])
-        return END if found.kind == "chitchat" else found.worker or WRITE
+        if found.kind == "chitchat":
+            # A model may name the kind and leave the reply out.
+            return END if state["messages"][-1].type == "ai" else WRITE
+        return found.worker or WRITE
 
     builder: StateGraph[SupervisorState, Any, Any, Any] = StateGraph(SupervisorState)
     builder.add_node(ROUTE, route)

@@ -19,7 +19,7 @@ _PROMPT = """Decide how the last message of this conversation is answered.
 
 class Route(BaseModel):
     """Way of a message. ``worker`` prepares the answer to a question or a correction, if it is set; ``reply``
-    is the whole answer to chitchat."""
+    is the whole answer to chitchat, which the writer answers without one."""
 
     kind: Kind
     worker: str | None = Field(None, description="The worker that prepares the answer")

@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langgraph.store.base import PutOp
 
 import perdure
 from perdure.errors import Conflict, Corrupt, NotFound
@@ -316,3 +318,29 @@ def test_a_text_that_no_store_takes_is_refused_by_name(store: PerdureStore) -> N
         Memory(store, "ada").remember("\ud83d")
     with pytest.raises(NotFound, match="perdure memory ls"):
         Memory(store, "ada").retract("gone")
+
+
+@pytest.mark.parametrize("change", ["remember", "retract", "undo"])
+def test_a_change_that_a_removal_overtakes_stores_nothing(change: str, store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    secret = memory.remember("Secret.")
+    if change == "undo":
+        memory.retract(secret.id)
+    steps: Any = {
+        "remember": lambda: programs.remember(
+            memory._place, programs.NewFact(text="Other.", supersedes=[secret.id])
+        ),
+        "retract": lambda: programs.retract(memory._place, secret.id),
+        "undo": lambda: programs.undo(memory._place, secret.id),
+    }[change]()
+    ops = next(steps)
+    while not any(isinstance(op, PutOp) for op in ops):
+        ops = steps.send(store.batch(ops))
+    assert memory.forget() >= 1
+    ops = steps.send(store.batch(ops))
+    ops = steps.send(store.batch(ops))
+    with pytest.raises(Conflict, match="removed meanwhile"):
+        steps.send(store.batch(ops))
+    assert memory.facts(history=True) == []
+    assert users(store) == []
+    assert memory.forgotten_at() is not None

@@ -25,7 +25,7 @@ from perdure.memory import (
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.memories import last_turn
 from perdure.runtime.options import Options
-from perdure.runtime.turns import MEMORY, lane_of
+from perdure.runtime.turns import MEMORY, WaitingTurn, lane_of
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
 
@@ -401,3 +401,36 @@ def test_a_turn_that_waits_for_an_answer_is_handed_over_once() -> None:
 
     run(Agent(asking, memory=policy(extract=noting)), body)
     assert [request.messages for request in noting.requests] == ["User: I sing"]
+
+
+def test_a_turn_from_before_its_user_was_forgotten_is_not_extracted() -> None:
+    """A turn may wait in its thread's outbox, or be under extraction, while its user is forgotten."""
+    model, noting = Scripted(answers=[AIMessage("Noted.")]), Noting()
+    forget: list[Memory] = []
+
+    async def extract(request: ExtractionRequest) -> Sequence[ExtractedFact]:
+        found = await noting(request)
+        while forget:
+            await forget.pop().aforget()
+        return found
+
+    async def body(app: Runtime) -> None:
+        memory = Memory(app.store(), "ada")
+        forget.append(memory)
+        await say(app, "t", "I sing")
+        await settled(app, "ada", 1)
+        assert await memory.afacts(history=True) == []
+        turn = WaitingTurn(
+            agent="agent", thread="t", run="r", at=1, message=None, messages=[["human", "I x"]]
+        )
+        late = {"user": "ada", "turns": [turn.stored()]}
+        await app._worker.runner.graphs.graph(MEMORY, "").ainvoke(
+            late, {"configurable": {"thread_id": "late"}}
+        )
+        assert await memory.afacts(history=True) == []
+        await say(app, "t", "I dance")
+        await settled(app, "ada", 2)
+        assert [fact.text for fact in await memory.afacts(history=True)] == ["I dance"]
+
+    run(Agent(graph(model), memory=policy(extract=extract)), body)
+    assert ["I sing" in request.messages for request in noting.requests] == [True, False]

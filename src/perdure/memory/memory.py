@@ -203,6 +203,14 @@ class Memory:
         place = self._place
         return await self._arun(programs.forget_all(place) if id is None else programs.forget(place, id))
 
+    def forgotten_at(self) -> datetime | None:
+        """Return the time of the latest ``forget()`` of all that was known of the user, or ``None``."""
+        return self._run(programs.forgotten_at(self._place))
+
+    async def aforgotten_at(self) -> datetime | None:
+        """See ``forgotten_at``."""
+        return await self._arun(programs.forgotten_at(self._place))
+
     def export(self) -> dict[str, Any]:
         """Return all that is known of the user, with its history, as plain JSON data."""
         found = self._run(programs.facts(self._place)), self._run(programs.summaries(self._place))

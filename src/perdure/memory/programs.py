@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
 
@@ -23,9 +25,10 @@ from perdure.memory.facts import (
     aware,
     checked_text,
     fact_id,
+    read_time,
     same_text,
 )
-from perdure.memory.users import FACTS, SUMMARIES
+from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 R = TypeVar("R")
 Steps = Generator[list[Op], list[Any], R]
@@ -65,11 +68,20 @@ class Place:
     def summaries(self) -> tuple[str, ...]:
         return (*self.namespace, SUMMARIES)
 
+    @property
+    def removal(self) -> tuple[str, tuple[str, ...]]:
+        """Key and namespace of the time at which the user was forgotten; the key does not show the user."""
+        return sha256(self.namespace[-1].encode("utf-8", "surrogatepass")).hexdigest(), (
+            *self.namespace[:-1],
+            REMOVALS,
+        )
+
 
 def remember(place: Place, new: NewFact) -> Steps[Fact]:
     """Store a fact, and close those that it supersedes; return it, or the current one with an equal text."""
     text = checked_text(new.text, TEXT_MAX)
     valid_from = None if new.valid_from is None else aware(new.valid_from, "valid_from")
+    removal = (yield from _removal(place)) if new.supersedes else None
     known, number = yield from _latest(place, text)
     others = [each for each in dict.fromkeys(new.supersedes) if known is None or each != known.id]
     closed = [fact for fact in (yield from _found(place, others)) if fact.is_current]
@@ -92,21 +104,26 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
         puts = [fact]
     puts += [replace(each, known_until=now, superseded_by=fact.id) for each in closed]
     yield from _put(place, puts)
+    if closed:
+        yield from _refuse_forgotten(place, removal, puts)
     return fact
 
 
 def retract(place: Place, key: str) -> Steps[Fact]:
     """Close a current fact without a successor; return it as it is stored."""
+    removal = yield from _removal(place)
     (fact,) = yield from _found(place, [key])
     if not fact.is_current:
         return fact
     fact = replace(fact, known_until=place.now())
     yield from _put(place, [fact])
+    yield from _refuse_forgotten(place, removal, [fact])
     return fact
 
 
 def undo(place: Place, key: str) -> Steps[list[Fact]]:
     """Take back the latest change of a fact; return the facts that are current again."""
+    removal = yield from _removal(place)
     (fact,) = yield from _found(place, [key])
     if fact.is_current:
         before = [
@@ -133,6 +150,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         successor = again[0].id if again else None
         puts.append(replace(fact, known_until=now, superseded_by=successor))
     yield from _put(place, puts)
+    yield from _refuse_forgotten(place, removal, puts)
     return again
 
 
@@ -199,7 +217,12 @@ def forget(place: Place, key: str) -> Steps[int]:
 
 
 def forget_all(place: Place) -> Steps[int]:
-    """Remove all facts and summaries; return their number."""
+    """Remove all facts and summaries; return their number.
+
+    The time of the removal is stored first, so that nothing that began before it brings them back.
+    """
+    key, at = place.removal
+    yield [PutOp(at, key, {"at": place.now().isoformat(), "removal": uuid4().hex}, index=False)]
     removed = 0
     while True:
         (found,) = yield [SearchOp(place.namespace, None, _PAGE, 0, None, refresh_ttl=False)]
@@ -209,6 +232,12 @@ def forget_all(place: Place) -> Steps[int]:
         removed += len(found)
 
 
+def forgotten_at(place: Place) -> Steps[datetime | None]:
+    """Return the time of the latest removal of all that was known of the user, if there was one."""
+    removal = yield from _removal(place)
+    return None if removal is None else read_time(removal["at"])
+
+
 def namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
     """Return the namespaces of all users, in order."""
     out: dict[tuple[str, ...], None] = {}
@@ -216,7 +245,7 @@ def namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
     while True:
         condition = MatchCondition("prefix", tuple(root))
         (found,) = yield [ListNamespacesOp((condition,), depth, _PAGE, offset)]
-        out.update((tuple(each), None) for each in found if len(each) == depth)
+        out.update((tuple(each), None) for each in found if len(each) == depth and each[-1] != REMOVALS)
         if len(found) < _PAGE:
             return sorted(out)
         offset += len(found)
@@ -251,6 +280,22 @@ def _there(place: Place, keys: Sequence[str]) -> Steps[list[Fact]]:
     items: list[Item | None] = yield [GetOp(place.facts, key, refresh_ttl=False) for key in keys]
     found = zip(keys, items, strict=True)
     return [Fact.read(key, item.value) for key, item in found if item is not None]
+
+
+def _removal(place: Place) -> Steps[Mapping[str, Any] | None]:
+    key, namespace = place.removal
+    (item,) = yield [GetOp(namespace, key, refresh_ttl=False)]
+    return None if item is None else item.value
+
+
+def _refuse_forgotten(
+    place: Place, removal: Mapping[str, Any] | None, written: Sequence[Fact]
+) -> Steps[None]:
+    """Remove what was written, and raise ``Conflict``, if the user was forgotten since ``removal`` was read:
+    a change writes whole facts, also such as were removed meanwhile."""
+    if (yield from _removal(place)) != removal:
+        yield [PutOp(place.facts, fact.id, None) for fact in written]
+        raise Conflict("all that was known of this user was removed meanwhile; nothing was changed")
 
 
 def _put(place: Place, changed: Sequence[Fact]) -> Steps[None]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 ROOT = ("memories",)
 """Namespace that contains those of all users, by default."""
 FACTS, SUMMARIES = "facts", "summaries"
+REMOVALS = "%forgotten"
+"""Label, which no user has, of the namespace with the times at which users were forgotten."""
 
 _USER_MAX = 200
 _TOOL_ROOTS: set[tuple[str, ...]] = set()

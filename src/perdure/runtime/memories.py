@@ -165,6 +165,7 @@ class Memories:
             agent=held.run.graph,
             thread=held.partition.thread,
             run=held.run.id,
+            at=held.messages[0].accepted_at,
             message=message,
             messages=_cut(spoken),
             summary=text,

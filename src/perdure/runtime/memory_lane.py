@@ -8,7 +8,7 @@ last attempt. Facts are stored by their content, so a step that is repeated stor
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -39,6 +39,9 @@ _FULL_S = 30.0
 """Seconds after which a turn that found its lane full is handed over again."""
 
 
+_NOTHING: Mapping[str, Any] = {"facts": [], "summary": None}
+
+
 class LaneState(TypedDict, total=False):
     """State of a lane: the user, the turns that are left, and what was found in the first ones."""
 
@@ -60,12 +63,18 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         turns = _first(state["turns"])
         policy = _policy(agents, turns[0])
         memory = _memory(runtime, state["user"], policy)
-        return {"found": await _found(policy, memory, turns, has_index=has_index)}
+        forgotten = _micros(await memory.aforgotten_at())
+        turns = [turn for turn in turns if turn.at > forgotten]
+        found = await _found(policy, memory, turns, has_index=has_index) if turns else _NOTHING
+        return {"found": {**found, "forgotten": forgotten}}
 
     async def keep(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
         turns = _first(state["turns"])
         memory = _memory(runtime, state["user"], _policy(agents, turns[0]))
         found, last = state["found"], turns[-1]
+        if _micros(await memory.aforgotten_at()) != found["forgotten"]:
+            # The user was forgotten meanwhile; what is newer is extracted again.
+            return {"found": {}}
         there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
         for fact in found["facts"]:
             since = fact["valid_from"]
@@ -177,6 +186,11 @@ def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
     ):
         count += 1
     return turns[:count]
+
+
+def _micros(at: datetime | None) -> int:
+    """Return a time in microseconds since 1970, or 0 for none."""
+    return 0 if at is None else (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def _policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:

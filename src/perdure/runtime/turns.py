@@ -33,6 +33,7 @@ class WaitingTurn:
         agent: The name of the thread's agent.
         thread: The thread.
         run: The run that ended the turn.
+        at: The time at which its message was accepted, in microseconds.
         message: The id of the user's first message in it.
         messages: The type and text of each message.
         summary: The running summary of the thread, if it has one.
@@ -41,6 +42,7 @@ class WaitingTurn:
     agent: str
     thread: str
     run: str
+    at: int
     message: str | None
     messages: Sequence[Sequence[str]]
     summary: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -434,3 +435,34 @@ def test_a_turn_from_before_its_user_was_forgotten_is_not_extracted() -> None:
 
     run(Agent(graph(model), memory=policy(extract=extract)), body)
     assert ["I sing" in request.messages for request in noting.requests] == [True, False]
+
+
+@pytest.mark.parametrize("on_failure", ["rollback", "keep"])
+def test_a_turn_that_cannot_be_extracted_costs_no_other_turn_and_leaves_no_text(on_failure: Any) -> None:
+    model, noting = Scripted(answers=[AIMessage("Noted.")]), Noting()
+
+    async def extract(request: ExtractionRequest) -> Sequence[ExtractedFact]:
+        if "bad" in request.messages:
+            raise ValueError("not readable")
+        return await noting(request)
+
+    async def main() -> None:
+        agent = Agent(graph(model), memory=policy(extract=extract, debounce=0.5))
+        settings = replace(QUICK, on_failure=on_failure, attempts=2)
+        async with (
+            asyncio.timeout(100),
+            perdure.connect("memory://") as db,
+            Runtime(db, agent, settings=settings, observers=[Events()]) as app,
+        ):
+            for thread, text in (("one", "I am bad"), ("one", "I sing"), ("two", "I dance")):
+                await say(app, thread, text)
+            await settled(app, "ada", 3)
+            facts = await Memory(app.store(), "ada").afacts()
+            assert {fact.text for fact in facts} == {"I sing", "I dance"}
+            (state,) = {each.run.state for each in await app.messages(lane_of("ada")) if each.run}
+            assert state == "failed"
+            config: Any = {"configurable": {"thread_id": lane_of("ada")}}
+            stored = [each async for each in app.database.checkpointer().alist(config)]
+            assert "I am bad" not in repr(stored)
+
+    asyncio.run(main())

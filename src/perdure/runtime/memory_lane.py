@@ -39,6 +39,8 @@ _FULL_S = 30.0
 """Seconds after which a turn that found its lane full is handed over again."""
 
 
+_OPTIONS = Options(on_failure="rollback")
+"""Options of the lanes' runs, whatever the worker's setting: one that is given up leaves no text."""
 _NOTHING: Mapping[str, Any] = {"facts": [], "summary": None}
 
 
@@ -60,16 +62,31 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
     """
 
     async def extract(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
-        turns = _first(state["turns"])
+        left, failed, errors = list(state["turns"]), list[dict[str, Any]](), list[Exception]()
+        while left:
+            together = len(_first(left))
+            for count in dict.fromkeys((together, 1)):
+                turns = [WaitingTurn.read(each) for each in left[:count]]
+                try:
+                    found = await find(state["user"], turns, runtime)
+                except Exception as error:
+                    errors.append(error)
+                else:
+                    return {"turns": [*left, *failed], "found": {**found, "count": count}}
+            # It fails alone: those behind it do not wait for it.
+            failed.append(left.pop(0))
+        raise errors[0]
+
+    async def find(user: str, turns: Sequence[WaitingTurn], runtime: NodeRuntime[None]) -> dict[str, Any]:
         policy = _policy(agents, turns[0])
-        memory = _memory(runtime, state["user"], policy)
+        memory = _memory(runtime, user, policy)
         forgotten = _micros(await memory.aforgotten_at())
         turns = [turn for turn in turns if turn.at > forgotten]
         found = await _found(policy, memory, turns, has_index=has_index) if turns else _NOTHING
-        return {"found": {**found, "forgotten": forgotten}}
+        return {**found, "forgotten": forgotten}
 
     async def keep(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
-        turns = _first(state["turns"])
+        turns = [WaitingTurn.read(each) for each in state["turns"][: state["found"]["count"]]]
         memory = _memory(runtime, state["user"], _policy(agents, turns[0]))
         found, last = state["found"], turns[-1]
         if _micros(await memory.aforgotten_at()) != found["forgotten"]:
@@ -122,7 +139,7 @@ def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) ->
         if policy is not None:
             waits = Debounce(round(policy.debounce * 1_000_000), round(policy.max_wait * 1_000_000))
         payload = {INPUT: {"user": user, "turns": [turn]}}
-        message = message_of(MEMORY, payload, "coalesce", reply.id, "", Options())
+        message = message_of(MEMORY, payload, "coalesce", reply.id, "", _OPTIONS)
         lane = Partition(partition.tenant, lane_of(user))
         try:
             return (await accept(lane, message, AcceptanceTerms(debounce=waits))).id

@@ -49,6 +49,7 @@ TESTED_BY = {
     "perdure.engine.tags": "langgraph/test_contract.py",
     "perdure.engine.values": "langgraph/test_contract.py",
     "perdure.engine.scan": "engine/test_fsck.py",
+    "perdure.server.memories": "server/test_memory_routes.py",
     "perdure.storage.sqlite.faults": "storage/test_sqlite_faults.py",
     "perdure.server.origins": "server/test_protocol_socket.py",
     "perdure.server.protocol_subscriptions": "server/test_protocol.py",

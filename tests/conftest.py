@@ -4,7 +4,9 @@ import gc
 import os
 import re
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,11 @@ def chromium() -> str:
             return path
     missing("chromium", "install it with your system's packages (Debian: apt-get install chromium)")
     raise AssertionError
+
+
+@pytest.fixture(autouse=True)
+def no_tools_of_other_tests() -> Iterator[None]:
+    """A process notes in which namespaces its tools keep memories; those of one test are not another's."""
+    yield
+    if (users := sys.modules.get("perdure.memory.users")) is not None:
+        users._TOOL_ROOTS.clear()

@@ -37,15 +37,17 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
         agent.memory.root for agent in caller.host.runtime.graphs.values() if agent.memory is not None
     }
     # Tools keep memories without a policy of the agent.
-    roots = policies | tool_roots() | {ROOT}
-    allowed = {*_found(caller), *_of_tools(caller, roots - policies)}
+    roots = policies | tool_roots()
+    allowed = {*_found(caller), *_of_tools(caller, {*roots, ROOT} - policies)}
     own = any(tuple(labels[: len(namespace)]) == namespace for namespace in allowed)
-    if own or not any(_meet(labels, root) for root in roots):
+    # A server without memories answers a search of all namespaces, as LangGraph's does.
+    if own or not (any(_meet(labels, root) for root in roots) or tuple(labels[: len(ROOT)]) == ROOT):
         return
+    hidden = ", ".join(repr(".".join(root)) for root in sorted({*roots, ROOT}))
     raise Refusal(
         403,
-        f"namespaces below {'.'.join(min(roots))!r} hold what is remembered of users; name another one, or "
-        "read your own memory at /memory",
+        f"namespaces below {hidden} hold what is remembered of users; name another one, or read your own "
+        "memory at /memory",
     )
 
 

@@ -67,7 +67,7 @@ async def _edit(deed: Deed) -> dict[str, Any]:
         now = await graph.aget_state({"configurable": {"thread_id": deed.thread_id}})
     run_id = None if deed.row.run is None else deed.row.run.id
     await deed.runtime.threads.edited(deed.thread_id, run_id, goes_on=bool(now.next))
-    return {"checkpoint_id": after["configurable"]["checkpoint_id"]}
+    return {"checkpoint_id": after.get("configurable", {}).get("checkpoint_id")}
 
 
 async def _run(deed: Deed) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 ROOT = ("memories",)
 """Namespace that contains those of all users, by default."""
@@ -38,7 +39,7 @@ def namespace_of(user: str, root: Sequence[str] = ROOT) -> tuple[str, ...]:
         TypeError: The id is no text.
         ValueError: It is empty, longer than 200 characters, or has a character that stores refuse.
     """
-    if not isinstance(user, str):
+    if not isinstance(cast(object, user), str):
         raise TypeError(f"a user is named by text, not by {type(user).__name__}")
     if not 0 < len(user) <= _USER_MAX:
         raise ValueError(f"a user's id has 1 to {_USER_MAX} characters, this one has {len(user)}")

@@ -44,7 +44,7 @@ _OPTIONS = Options(on_failure="rollback")
 _NOTHING: Mapping[str, Any] = {"facts": [], "summary": None}
 
 
-class LaneState(TypedDict, total=False):
+class LaneState(TypedDict):
     """State of a lane: the user, the turns that are left, and what was found in the first ones."""
 
     user: str
@@ -61,7 +61,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         has_index: True if the store can be searched by a query.
     """
 
-    async def extract(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
+    async def extract(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
         left, failed, errors = list(state["turns"]), list[dict[str, Any]](), list[Exception]()
         while left:
             together = len(_first(left))
@@ -85,7 +85,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         found = await _found(policy, memory, turns, has_index=has_index) if turns else _NOTHING
         return {**found, "forgotten": forgotten}
 
-    async def keep(state: LaneState, runtime: NodeRuntime[None]) -> LaneState:
+    async def keep(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
         turns = [WaitingTurn.read(each) for each in state["turns"][: state["found"]["count"]]]
         memory = _memory(runtime, state["user"], _policy(agents, turns[0]))
         found, last = state["found"], turns[-1]

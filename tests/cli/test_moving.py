@@ -340,16 +340,18 @@ def test_readable_json_is_as_before(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_has_not_arrived_can_be_deleted(run: Run, tmp_path: Path) -> None:
-    from perdure.model.ops import Commit, Delete
-    from perdure.model.records import GC, HEAD
+    from perdure.engine.transfer_claim import CLAIM
+    from perdure.model.ops import Commit, Delete, Put
+    from perdure.model.records import GC, HEAD, SEAL
 
     def fill(db: perdure.SyncDatabase) -> None:
         talk(db)
-        handle_of(db).driver.perform(Commit(Partition("", "ada"), (Delete(HEAD, ("",)), Delete(GC, ()))))
+        ops = (Delete(HEAD, ("",)), Delete(GC, ()), Put(SEAL, CLAIM, version=1))
+        handle_of(db).driver.perform(Commit(Partition("", "ada"), ops))
 
     url = database(tmp_path / "a.db", fill=fill)
     code, _, err = run("fsck", "--db", url)
-    assert (code, "copy again" in err) == (1, True)
+    assert (code, "it has not arrived" in err) == (1, True)
     assert run("threads", "delete", "ada", "--yes", "--db", url)[0] == 0
     assert digests(url) == {}
 

@@ -429,10 +429,10 @@ def test_a_channel_divides_replies_and_asks_questions(memory: Storage) -> None:
             await runtime.accept("ada", "one two", channel="post")
             await settled(runtime, "sent", "sent", "sent")
             await runtime.accept("ada", "ask", channel="post")
-            await settled(runtime, *["sent"] * 4)
+            await settled(runtime, *["sent"] * 5)
             await runtime.answer("ada", "yes")
-            await settled(runtime, *["sent"] * 8)
-        assert post.texts == ["echo:", "one", "two", "really? 32", "echo:", "you", "said", "yes"]
+            await settled(runtime, *["sent"] * 9)
+        assert post.texts == ["echo:", "one", "two", "really?", "32", "echo:", "you", "said", "yes"]
         assert shown == ["ada"] * 3
 
     go(main())

@@ -186,9 +186,8 @@ def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk
             assert await found(threads) == ["a"]
             await threads.adopt(row)
             assert await found(threads) == ["a"]
-            assert await threads.get("a") == row._replace(
-                has_document=True, updated_at=(await threads.get("a")).updated_at
-            )
+            now = await threads.get("a")
+            assert now == row._replace(has_document=True, updated_at=now.updated_at, version=now.version)
 
     go(main())
 

@@ -57,7 +57,7 @@ def test_of_two_that_create_a_thread_one_is_refused_and_stores_nothing(
             first, second = await threads.draft("ada", {"n": 1}), await threads.draft("ada", {"n": 2})
             await runtime.submit("ada", {"messages": []}, precondition=first.precondition, delay=delay)
             before = near.rows("ada")
-            with pytest.raises(AlreadyCreated, match="'ada' was created meanwhile"):
+            with pytest.raises(AlreadyCreated, match="'ada' was written meanwhile"):
                 await runtime.submit("ada", {"messages": []}, precondition=second.precondition, delay=delay)
             assert near.rows("ada") == before
             assert (await threads.get("ada")).metadata == {"n": 1}

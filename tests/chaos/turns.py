@@ -137,7 +137,12 @@ def faults(turn: Turn, stored: Sequence[StreamPart], before: Sequence[str]) -> l
     if invented := {part.id for part in told} - is_stored:
         wrong.append(f"{len(invented)} parts were told that are not stored")
     if not wrong and [part[:3] for part in turn.told] != [part[:3] for part in stored]:
-        wrong.append("what was told is not what is stored")
+        other = [
+            (one[:3], held[:3]) for one, held in zip(turn.told, stored, strict=False) if one[:3] != held[:3]
+        ]
+        wrong.append(
+            f"of {len(turn.told)} parts told and {len(stored)} stored these differ first: {other[:2]}"
+        )
     if turn.told[-1].data != {"run_id": turn.run_id, "status": "success"}:
         wrong.append(f"it ended with {turn.told[-1].data}")
     values = [part.data for part in told if part.event == "values"]

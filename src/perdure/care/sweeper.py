@@ -84,7 +84,7 @@ class SweepOptions:
 
 
 class SweeperBase:
-    """What both sweepers have in common.
+    """Parts that both sweepers have in common.
 
     Args:
         driver: the database, with its expired threads.

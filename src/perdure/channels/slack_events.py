@@ -54,7 +54,7 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
     if event.get("subtype") == "message_changed":
         message = event["message"]
         if message.get("text") == event.get("previous_message", {}).get("text"):
-            # Slack unfolded a link; nobody changed anything.
+            # Slack unfolded a link; the text is unchanged.
             return None
         edit = str(event["event_ts"])
     if message.get("bot_id") or not message.get("user") or message.get("subtype") == "bot_message":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import KeyFile, Tenant, err, key_of, url_of
+from perdure.config.hosts import in_url, is_loopback
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redacted
 
@@ -124,8 +124,8 @@ async def _acting(
 
 def _presentation(url: str, place: _Place, rights: str) -> Presentation:
     listener, host, browser = place
-    near = _is_loopback(host)
-    address = f"http://{_shown(host)}:{listener.getsockname()[1]}/inspect/"
+    near = is_loopback(host)
+    address = f"http://{in_url(host)}:{listener.getsockname()[1]}/inspect/"
 
     def ready() -> None:
         err.print(f"[bold]Perdure inspector[/] {address}", soft_wrap=True)
@@ -153,18 +153,3 @@ def _places(words: list[str]) -> dict[str, str]:
     from perdure.runtime.loading import named
 
     return named(words)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _shown(host: str) -> str:
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host

@@ -1,10 +1,10 @@
-"""Names of hosts, addresses and networks in settings, without any look-up."""
+"""Names of hosts, addresses and networks, in settings and to listen on, without any look-up."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 Network = IPv4Network | IPv6Network
 
@@ -30,3 +30,24 @@ def _name(word: str) -> str:
     if not HOST.fullmatch(name) or name.rpartition(".")[2].isdigit():
         raise ValueError("it has to be a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'")
     return name
+
+
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+"""Addresses of all interfaces of this machine."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a host to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def in_url(host: str) -> str:
+    """Return a host to listen on as it stands in a URL that this machine can open."""
+    if host in ANY_ADDRESS:
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

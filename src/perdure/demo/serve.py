@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import os
 import socket
 import threading
@@ -21,11 +20,11 @@ from urllib.parse import urlsplit, urlunsplit
 from rich.console import Console
 from rich.markup import escape
 
+from perdure.config.hosts import in_url, is_loopback
 from perdure.demo.models import require
 from perdure.errors import PerdureError
 
 STOPPING_SECONDS = 5
-ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 EXPOSED = "[yellow]Anyone who reaches this port can read and change every conversation.[/]"
 PORTS_TRIED = 20
 
@@ -79,10 +78,10 @@ async def serve(url: str, host: str, port: int, model: str | None, open_browser:
     console = Console(highlight=False)
     with _listening(host, port) as listener:
         async with opened(url, model, console) as demo:
-            database, is_near = shown_url(url), _is_loopback(host)
+            database, is_near = shown_url(url), is_loopback(host)
             app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
             taken: int = listener.getsockname()[1]
-            address = f"http://{_in_url(host)}:{taken}/"
+            address = f"http://{in_url(host)}:{taken}/"
 
             async def ready() -> None:
                 moved_from = port if port not in (0, taken) else None
@@ -146,18 +145,3 @@ def _banner(console: Console, address: str, database: str, model: str, *, moved_
     console.print(f"  [dim]model[/]         {escape(model)}", soft_wrap=True)
     console.print("  [dim]stop[/]          Ctrl-C, or kill -9: the conversations stay either way")
     console.print()
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _in_url(host: str) -> str:
-    if host in ANY_ADDRESS:
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host

@@ -62,7 +62,7 @@ class Cron(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What a change makes of a cron: its new body, the time at which it is due next, and until when one
+    """A cron after a change: its new body, the time at which it is due next, and until when one
     process has claimed its start."""
 
     body: Mapping[str, Any]

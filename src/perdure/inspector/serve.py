@@ -29,7 +29,7 @@ class InspectorServer(uvicorn.Server):
 
 
 class Presentation(NamedTuple):
-    """What the start of the inspector shows.
+    """Address and scope of a started inspector.
 
     Attributes:
         loopback: True if it listens on the loopback address: other host names are refused then.

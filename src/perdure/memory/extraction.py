@@ -67,7 +67,7 @@ class ExtractedFact:
 
 @dataclass(frozen=True, slots=True)
 class ExtractionRequest:
-    """What an extractor gets.
+    """Input of an extractor.
 
     Attributes:
         messages: The messages of one or more turns as text, one paragraph each, ``User: …`` or

@@ -1,4 +1,4 @@
-"""What is held in memory of namespaces that were searched, brought up to date by generation.
+"""Indexes in memory of the namespaces that were searched, brought up to date by generation.
 
 Reading a namespace's vectors and texts from the database takes far longer than comparing them, so they are
 held, up to a number of bytes; the namespaces searched longest ago are forgotten first.

@@ -1,4 +1,8 @@
-"""The audit finds each fault of the faulty graphs, at its place, and nothing in the sound ones."""
+"""The audit finds each fault of the faulty graphs, at its place, and nothing in the sound ones.
+
+Covers perdure.audit.declarations, perdure.audit.interrupts, perdure.audit.reducers, perdure.audit.storage,
+perdure.audit.subgraphs, perdure.audit.updates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Telegram: the genuine aiogram against a double, over HTTP."""
+"""Telegram: the genuine aiogram against a double, over HTTP.
+
+Covers perdure.channels.sessions, perdure.channels.telegram_updates, perdure.channels.webhook.
+"""
 
 from __future__ import annotations
 

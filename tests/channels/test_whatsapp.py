@@ -1,4 +1,7 @@
-"""WhatsApp: the genuine pywa against a double, over HTTP."""
+"""WhatsApp: the genuine pywa against a double, over HTTP.
+
+Covers perdure.channels.whatsapp_updates.
+"""
 
 from __future__ import annotations
 

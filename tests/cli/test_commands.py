@@ -1,4 +1,7 @@
-"""The commands as a shell sees them: output, exit codes, and what is refused in one sentence."""
+"""The commands as a shell sees them: output, exit codes, and what is refused in one sentence.
+
+Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.inspect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``perdure inspect`` as a process: it serves on this machine alone, and changes nothing."""
+"""``perdure inspect`` as a process: it serves on this machine alone, and changes nothing.
+
+Covers perdure.inspector.listen, perdure.inspector.serve.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Moving house as a shell sees it: export, import, copy, what they print and refuse, and being killed."""
+"""Moving house as a shell sees it: export, import, copy, what they print and refuse, and being killed.
+
+Covers perdure.admin.moving, perdure.cli.copy, perdure.cli.export_import.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Worker processes as an operator runs them: real ones, told to stop in the middle of things, on SQLite."""
+"""Worker processes as an operator runs them: real ones, told to stop in the middle of things, on SQLite.
+
+Covers perdure.cli.logs, perdure.cli.signals, perdure.cli.worker_process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Schemas and policies of conversations from the settings: what each graph gets, and what is refused."""
+"""Schemas and policies of conversations from the settings: what each graph gets, and what is refused.
+
+Covers perdure.config.models.
+"""
 
 from __future__ import annotations
 

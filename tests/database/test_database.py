@@ -1,4 +1,7 @@
-"""The operations of an open database, awaited and blocking: the same names, arguments and results."""
+"""The operations of an open database, awaited and blocking: the same names, arguments and results.
+
+Covers perdure.database.asynchronous, perdure.database.thread_entries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Forks of a thread: the next turn builds on the earlier checkpoint, and the later ones stay."""
+"""Forks of a thread: the next turn builds on the earlier checkpoint, and the later ones stay.
+
+Covers perdure.langgraph.checkpoint_ids.
+"""
 
 from __future__ import annotations
 

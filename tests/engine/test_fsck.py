@@ -1,4 +1,7 @@
-"""Damage made by hand through the driver is found, and what can be mended is mended."""
+"""Damage made by hand through the driver is found, and what can be mended is mended.
+
+Covers perdure.engine.scan.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A thread takes its documents along, and leaves its events behind."""
+"""A thread takes its documents along, and leaves its events behind.
+
+Covers perdure.engine.content.
+"""
 
 from __future__ import annotations
 

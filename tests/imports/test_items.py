@@ -1,4 +1,7 @@
-"""Items of the stock stores, as they are after an import."""
+"""Items of the stock stores, as they are after an import.
+
+Covers perdure.engine.importing_items.
+"""
 
 from __future__ import annotations
 

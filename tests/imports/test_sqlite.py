@@ -1,4 +1,7 @@
-"""Threads of langgraph-checkpoint-sqlite, made by its own saver, as they are after an import."""
+"""Threads of langgraph-checkpoint-sqlite, made by its own saver, as they are after an import.
+
+Covers perdure.imports.expected, perdure.imports.verify.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The JSON API of the inspector over databases that real graphs filled."""
+"""The JSON API of the inspector over databases that real graphs filled.
+
+Covers perdure.inspector.states, perdure.inspector.timeline.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The saver keeps its contract on every backend, sealed or in the clear, and where little fits at once."""
+"""The saver keeps its contract on every backend, sealed or in the clear, and where little fits at once.
+
+Covers perdure.engine.tags, perdure.engine.values, perdure.langgraph.saver_programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Loaded values in several hands: whatever is reused, no two holders ever share something mutable."""
+"""Loaded values in several hands: whatever is reused, no two holders ever share something mutable.
+
+Covers perdure.langgraph.cache.decoding.
+"""
 
 from __future__ import annotations
 

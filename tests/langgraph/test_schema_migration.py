@@ -1,4 +1,7 @@
-"""Threads of an older schema version: migrated when they are read, stored with the next checkpoint."""
+"""Threads of an older schema version: migrated when they are read, stored with the next checkpoint.
+
+Covers perdure.langgraph.delta_channels, perdure.langgraph.schema_values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Single values come back exactly as from the stock serializer in its strict mode, or are refused by name."""
+"""Single values come back exactly as from the stock serializer in its strict mode, or are refused by name.
+
+Covers perdure.langgraph.object_building, perdure.langgraph.object_packing.
+"""
 
 from __future__ import annotations
 

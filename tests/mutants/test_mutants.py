@@ -1,4 +1,7 @@
-"""Each deliberate break has to fail a test of the contract that passes without it."""
+"""Each deliberate break has to fail a test of the contract that passes without it.
+
+Covers perdure.testing.conformance.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Accepting: durable before it is said, once however often it is sent, and refused without a trace."""
+"""Accepting: durable before it is said, once however often it is sent, and refused without a trace.
+
+Covers perdure.runtime.queue_cache.
+"""
 
 from __future__ import annotations
 

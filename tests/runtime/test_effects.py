@@ -1,4 +1,7 @@
-"""Side effects in nodes: noted once, repeated under the same key, refused to who lost the run."""
+"""Side effects in nodes: noted once, repeated under the same key, refused to who lost the run.
+
+Covers perdure.runtime.task_names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Interrupts: a thread waits without anybody, one answer is taken, and it answers what it was given to."""
+"""Interrupts: a thread waits without anybody, one answer is taken, and it answers what it was given to.
+
+Covers perdure.runtime.interrupt_answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How large a run's state is: told by channel, a warning once a run for what is too large, and no value."""
+"""How large a run's state is: told by channel, a warning once a run for what is too large, and no value.
+
+Covers perdure.runtime.sizes.
+"""
 
 from __future__ import annotations
 

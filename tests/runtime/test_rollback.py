@@ -1,5 +1,8 @@
 """A run that is taken back leaves the thread at the head that was there before the run, whatever else is
-removed meanwhile."""
+removed meanwhile.
+
+Covers perdure.runtime.control.
+"""
 
 from __future__ import annotations
 

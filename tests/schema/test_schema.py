@@ -1,4 +1,7 @@
-"""Schemas: what they refuse when they are made, and what their steps do to names."""
+"""Schemas: what they refuse when they are made, and what their steps do to names.
+
+Covers perdure.schema.changes.
+"""
 
 from __future__ import annotations
 

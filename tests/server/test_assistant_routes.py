@@ -1,4 +1,7 @@
-"""Assistants, driven by LangGraph's own client: their versions, their graphs, and whose they are."""
+"""Assistants, driven by LangGraph's own client: their versions, their graphs, and whose they are.
+
+Covers perdure.runtime.documents, perdure.server.graph_schema, perdure.server.routes.assistants.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a server is told: where settings come from, what wins, and what is refused with which words."""
+"""What a server is told: where settings come from, what wins, and what is refused with which words.
+
+Covers perdure.config.value_kinds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Crons over HTTP, driven by LangGraph's own client: what they start, for whom, and what is refused."""
+"""Crons over HTTP, driven by LangGraph's own client: what they start, for whom, and what is refused.
+
+Covers perdure.server.passing_threads.
+"""
 
 from __future__ import annotations
 

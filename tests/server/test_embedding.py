@@ -1,4 +1,7 @@
-"""LangGraph's API in somebody else's application, and which thread a request there means."""
+"""LangGraph's API in somebody else's application, and which thread a request there means.
+
+Covers perdure.server.thread_ids.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A program's own ``Auth`` decides as it does on LangGraph's server, and an error in it lets nobody in."""
+"""A program's own ``Auth`` decides as it does on LangGraph's server, and an error in it lets nobody in.
+
+Covers perdure.server.auth.data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a server says of itself: that it lives and can work, what it has counted, and what its routes are."""
+"""What a server says of itself: that it lives and can work, what it has counted, and what its routes are.
+
+Covers perdure.server.routes.meta.
+"""
 
 from __future__ import annotations
 

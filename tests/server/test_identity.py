@@ -1,4 +1,7 @@
-"""A user is LangGraph's user, and different claims are different tenants."""
+"""A user is LangGraph's user, and different claims are different tenants.
+
+Covers perdure.runtime.graphs, perdure.runtime.users.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The inspector of a server: under the rights of the request's user, and nothing beyond them."""
+"""The inspector of a server: under the rights of the request's user, and nothing beyond them.
+
+Covers perdure.inspector.work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is known of a user over HTTP: for that user alone, and the lanes for nobody."""
+"""What is known of a user over HTTP: for that user alone, and the lanes for nobody.
+
+Covers perdure.server.memories, perdure.server.routes.memory.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Projects with a ``langgraph.json`` as LangGraph's documentation has them: graphs that are made for each
-use, an application beside the API, headers, and clients without a URL."""
+use, an application beside the API, headers, and clients without a URL.
+
+Covers perdure.server.hosting.loopback, perdure.server.hosting.mounting.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The WebSocket of the event streaming protocol, with LangGraph's own clients and without."""
+"""The WebSocket of the event streaming protocol, with LangGraph's own clients and without.
+
+Covers perdure.server.origins.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The store over HTTP, driven by LangGraph's own client."""
+"""The store over HTTP, driven by LangGraph's own client.
+
+Covers perdure.server.routes.store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Several server processes on one socket, as ``perdure serve --workers`` starts them."""
+"""Several server processes on one socket, as ``perdure serve --workers`` starts them.
+
+Covers perdure.cli.serve.
+"""
 
 from __future__ import annotations
 

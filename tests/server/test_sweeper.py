@@ -1,4 +1,7 @@
-"""Threads whose time is over go, or all of them but their latest state does; others stay."""
+"""Threads whose time is over go, or all of them but their latest state does; others stay.
+
+Covers perdure.engine.removal.
+"""
 
 from __future__ import annotations
 

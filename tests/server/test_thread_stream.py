@@ -1,4 +1,7 @@
-"""A thread's stream: what all of its runs tell, to one client that stays."""
+"""A thread's stream: what all of its runs tell, to one client that stays.
+
+Covers perdure.server.thread_events.
+"""
 
 from __future__ import annotations
 

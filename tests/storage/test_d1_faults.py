@@ -1,4 +1,7 @@
-"""D1 when answers are lost, late, wrong or refused: nothing is applied twice or acknowledged falsely."""
+"""D1 when answers are lost, late, wrong or refused: nothing is applied twice or acknowledged falsely.
+
+Covers perdure.storage.d1.retry.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The DynamoDB driver keeps the contract of the storage port, through both of its doors."""
+"""The DynamoDB driver keeps the contract of the storage port, through both of its doors.
+
+Covers perdure.storage.dynamodb.find.
+"""
 
 import time
 from collections.abc import Iterator

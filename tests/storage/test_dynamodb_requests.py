@@ -1,4 +1,7 @@
-"""What a turn asks of DynamoDB: no scan, strong reads, bounded items, the same units early and late."""
+"""What a turn asks of DynamoDB: no scan, strong reads, bounded items, the same units early and late.
+
+Covers perdure.storage.dynamodb.reading, perdure.storage.dynamodb.writing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The PostgreSQL driver keeps the contract of the storage port, and says in one sentence what is wrong."""
+"""The PostgreSQL driver keeps the contract of the storage port, and says in one sentence what is wrong.
+
+Covers perdure.storage.postgres.functions.
+"""
 
 from __future__ import annotations
 

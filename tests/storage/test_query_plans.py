@@ -1,6 +1,8 @@
 """SQLite answers every hot statement from one index: no table is scanned, nothing is sorted.
 
 The statements are taken from the driver while the saver works, so that a new one is looked at as well.
+
+Covers perdure.storage.sql.listing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The Redis driver keeps the contract of the storage port, through both doors, on a server and a cluster."""
+"""The Redis driver keeps the contract of the storage port, through both doors, on a server and a cluster.
+
+Covers perdure.storage.redis.find, perdure.storage.redis.requests, perdure.storage.redis.url.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Redis when the server is killed, paused, full, foreign or out of reach, and when answers are lost."""
+"""Redis when the server is killed, paused, full, foreign or out of reach, and when answers are lost.
+
+Covers perdure.storage.redis.errors.
+"""
 
 from __future__ import annotations
 

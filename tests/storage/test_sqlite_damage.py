@@ -1,4 +1,7 @@
-"""Records and pages of a SQLite file that are not what was written: noticed when read, reported by thread."""
+"""Records and pages of a SQLite file that are not what was written: noticed when read, reported by thread.
+
+Covers perdure.admin.whole_check, perdure.storage.sqlite.integrity.
+"""
 
 from __future__ import annotations
 

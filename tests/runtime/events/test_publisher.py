@@ -1,4 +1,7 @@
-"""What runs tell: each event once and in order, from memory or from the log, from any process, to the end."""
+"""What runs tell: each event once and in order, from memory or from the log, from any process, to the end.
+
+Covers perdure.runtime.events.outgoing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A worker among threads that it cannot serve or that fail each time serves the others, and does not spin."""
+"""A worker among threads that it cannot serve or that fail each time serves the others, and does not spin.
+
+Covers perdure.runtime.worker.worker.
+"""
 
 from __future__ import annotations
 

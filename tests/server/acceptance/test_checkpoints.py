@@ -1,4 +1,7 @@
-"""A checkpoint that a request names has to be there: otherwise nothing is accepted, and nothing changes."""
+"""A checkpoint that a request names has to be there: otherwise nothing is accepted, and nothing changes.
+
+Covers perdure.server.checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``context_id`` names a thread wherever ``thread_id`` does, and two names for one request are too many."""
+"""``context_id`` names a thread wherever ``thread_id`` does, and two names for one request are too many.
+
+Covers perdure.runtime.run_context.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs, driven by LangGraph's own client: made, waited for, listed, cancelled and deleted."""
+"""Runs, driven by LangGraph's own client: made, waited for, listed, cancelled and deleted.
+
+Covers perdure.server.routes.runs.
+"""
 
 from __future__ import annotations
 

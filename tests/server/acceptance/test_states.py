@@ -1,4 +1,7 @@
-"""States of threads as they are and were, and edited, driven by LangGraph's own client."""
+"""States of threads as they are and were, and edited, driven by LangGraph's own client.
+
+Covers perdure.server.routes.states, perdure.server.snapshots.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Threads, driven by LangGraph's own client."""
+"""Threads, driven by LangGraph's own client.
+
+Covers perdure.server.routes.threads.
+"""
 
 from __future__ import annotations
 

@@ -85,6 +85,7 @@ def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Pa
         (("threads", "ls", "--db", "sqlite:///none.db"), "perdure migrate --db sqlite:///none.db"),
         (("threads", "ls", "--db", "sqlite://none.db"), "sqlite:///none.db"),
         (("threads", "ls", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
+        (("threads", "ls", "--db", "threads.db"), "for a SQLite file write sqlite:///threads.db"),
         (("migrate", "--db", "sqlite:///no/such/folder/t.db"), "create it first"),
         (("migrate", "--db", "memory://"), "has no schema"),
     ],

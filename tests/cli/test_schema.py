@@ -141,6 +141,26 @@ def test_a_step_that_leads_elsewhere_fails_the_check(shell: Shell) -> None:
     assert "is no Schema of perdure.schema" in shell("check", "app:new", "--schema", "app:no_schema")[2]
 
 
+def test_the_schema_of_the_settings_is_used_as_in_a_server(shell: Shell, tmp_path: Path) -> None:
+    name = f"app_of_{tmp_path.name.replace('-', '_')}"
+    settings = tmp_path / "perdure.toml"
+    settings.write_text(f'[graphs]\nmain = "./{name}.py:new"\n[schema]\nmain = "./{name}.py:schema"\n')
+    assert "schema version 2" in shell("show")[1]
+    old_threads(tmp_path, shell, "a")
+    for words in ((), ("main",), (f"./{name}.py:new",)):
+        code, shown, why = shell("plan", *words)
+        assert (code, why) == (0, ""), words
+        assert "tried for schema version 2" in shown
+    assert shell("check", "--write")[:2] == (0, "main: schema version 2 recorded\n")
+    # The record stands under the graph's name, and is found by its place as well.
+    assert shell("check", f"./{name}.py:new")[:2] == (0, "main: schema version 2 as recorded\n")
+    settings.write_text(f'[graphs]\nmain = "./{name}.py:new"\nother = "./{name}.py:old"\n')
+    code, _, why = shell("plan")
+    assert code == 1
+    assert "which graph? Name one of main, other" in why
+    assert shell("plan", "main")[0] == 1
+
+
 def test_a_plan_names_the_threads_that_would_lose_something(shell: Shell, tmp_path: Path) -> None:
     old_threads(tmp_path, shell, "a", "b", "x")
     path = tmp_path / "threads.db"

@@ -90,3 +90,10 @@ def test_threads_are_named_whose_state_the_graph_cannot_build(shell: Shell, tmp_
     (found,) = shell("fsck", "--types", "./after_rename.py:graph", "--json", "--db", url).stdout.splitlines()
     assert json.loads(found)["kind"] == "types"
     assert shell("fsck", "--types", "./before_rename.py:graph", "--db", url).returncode == 0
+    (tmp_path / "perdure.toml").write_text('schema = "./renaming.py:schema"\n')
+    renaming = (
+        "from perdure.schema import Schema, rename_type\n\nschema = Schema(2, [rename_type(2, {}, {})])\n"
+    )
+    names = '"before_rename.Note"', '"after_rename.Remark"'
+    (tmp_path / "renaming.py").write_text(renaming.format(*names))
+    assert shell("fsck", "--types", "./after_rename.py:graph", "--db", url).stderr == ""

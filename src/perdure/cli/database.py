@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -75,7 +76,8 @@ def fsck(
         typer.Option(
             "--types",
             metavar="PLACE",
-            help="A graph, e.g. app:graph: report the threads whose latest state it cannot build",
+            help="A graph, e.g. app:graph, or its name in perdure.toml or langgraph.json: report the threads "
+            "whose latest state it cannot build with the schema of these files or of its Agent",
         ),
     ] = None,
     db: Db = None,
@@ -171,11 +173,12 @@ def _sound(threads: int, histories: int) -> str:
 
 def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
     """Return the checkpointer that the runtime makes for the graph at a place."""
+    from perdure.config.graph_choice import choose_graphs
     from perdure.runtime.graph_factories import Factory
     from perdure.runtime.graphs import saver_for
-    from perdure.runtime.loading import find, load_agent
 
-    agent = asyncio.run(load_agent(find(place)))
+    (chosen,) = choose_graphs([place], file=None, environ=os.environ)
+    agent = asyncio.run(chosen.load())
     graphs = [] if isinstance(agent.graph, Factory) else [agent.graph]
     return saver_for(database, [agent], graphs)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -27,6 +29,7 @@ from perdure.cli.app import (
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
+    from perdure.config.graph_choice import ChosenGraph
     from perdure.runtime.agents import Agent
     from perdure.schema.schema import Schema
 
@@ -34,22 +37,45 @@ schema = typer.Typer(
     help="Change a graph under live threads: record its schema, check it, and plan a deploy.",
     no_args_is_help=True,
 )
-Place = Annotated[str, typer.Argument(help="The graph or Agent, e.g. app:graph or ./app.py:graph")]
+Place = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[GRAPH]",
+        help="The graph or Agent: its place, e.g. app:graph or ./app.py:graph, or its name in perdure.toml "
+        "or langgraph.json; without it the only one there",
+        show_default=False,
+    ),
+]
 SchemaPlace = Annotated[
     str | None,
-    typer.Option("--schema", help="The Schema, e.g. app:schema; by default the Agent's or checkpointer's"),
+    typer.Option(
+        "--schema",
+        help="The Schema, e.g. app:schema; by default the one of the settings, the Agent or the checkpointer",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The settings file", show_default="perdure.toml or langgraph.json here"),
 ]
 RecordFile = Annotated[Path, typer.Option("--file", help="The file with the recorded schemas")]
 _FILE = Path("perdure.schema.json")
 
 
 @schema.command()
-def show(place: Place, schema_place: SchemaPlace = None, as_json: AsJson = False) -> None:
+def show(
+    graph_word: Place = None,
+    schema_place: SchemaPlace = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
     """Show what threads depend on: the channels, types, nodes and interrupts of a graph, and the steps."""
     from perdure.langgraph.fingerprint import fingerprint
 
-    graph, found = _loaded(place, schema_place)
-    held_by = fingerprint(graph)
+    chosen = _one(graph_word, config)
+    place = chosen.word
+    agent, found = _agent(chosen, schema_place)
+    held_by = fingerprint(_graph(agent))
     if as_json:
         steps = [str(step) for step in found.steps]
         print_json({"graph": place, "version": found.version, "steps": steps, "fingerprint": held_by})
@@ -68,8 +94,18 @@ def show(place: Place, schema_place: SchemaPlace = None, as_json: AsJson = False
 
 @schema.command()
 def check(
-    places: Annotated[list[str], typer.Argument(help="The graphs or Agents, e.g. app:graph")],
+    graphs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[GRAPH]...",
+            help="The graphs or Agents: places, e.g. app:graph, or names in perdure.toml or langgraph.json; "
+            "without any all of those files",
+            show_default=False,
+        ),
+    ] = None,
+    *,
     schema_place: SchemaPlace = None,
+    config: Config = None,
     file: RecordFile = _FILE,
     write: Annotated[bool, typer.Option("--write", help="Record the schema as it is now")] = False,
     as_json: AsJson = False,
@@ -85,9 +121,11 @@ def check(
 
     records = read_records(file)
     failed = False
-    for place in places:
-        graph, found = _loaded(place, schema_place)
-        now, recorded = fingerprint(graph), records.get(place)
+    for chosen in _chosen(graphs or (), config):
+        agent, found = _agent(chosen, schema_place)
+        # A graph is recorded under one of its two names, whichever it was first given.
+        place = chosen.other if chosen.word not in records and chosen.other in records else chosen.word
+        now, recorded = fingerprint(_graph(agent)), records.get(place)
         wrong = contradictions(found, now)
         why = verdict(recorded, found.version, now)
         may_be_written = not wrong and (recorded is None or found.version > recorded.version or not why)
@@ -128,9 +166,10 @@ def _advice(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
 
 @schema.command()
 def plan(
-    place: Place,
+    graph_word: Place = None,
     *,
     schema_place: SchemaPlace = None,
+    config: Config = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Try so many threads, spread over all; all without it")
     ] = None,
@@ -148,7 +187,7 @@ def plan(
     """
     from perdure.runtime.schema_plan import plan as plan_threads
 
-    agent, found = _agent(place, schema_place)
+    agent, found = _agent(_one(graph_word, config), schema_place)
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
     with opened(db, tenant, key_file) as database:
@@ -219,16 +258,36 @@ def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) ->
         handle_in(db).run(pin_thread(Partition(database[1], thread_id), version, time.time_ns() // 1000))
 
 
-def _loaded(place: str, schema_place: str | None) -> tuple[Pregel[Any, Any, Any, Any], Schema]:
-    """Return the graph at a place, and its schema."""
-    agent, found = _agent(place, schema_place)
-    return cast("Pregel[Any, Any, Any, Any]", agent.graph), found
+def _chosen(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
+    """Return the graphs that a command was given; those of the settings without any."""
+    from perdure.config.graph_choice import choose_graphs
+
+    return choose_graphs(words, file=config, environ=os.environ)
 
 
-def _agent(place: str, schema_place: str | None) -> tuple[Agent, Schema]:
-    """Return the agent at a place, and its schema.
+def _one(word: str | None, config: Path | None) -> ChosenGraph:
+    """Return the graph that a command was given; the only one of the settings without it.
 
     Raises:
+        BadSetting: There is not one graph in the settings.
+    """
+    from perdure.errors import BadSetting
+
+    found = _chosen([] if word is None else [word], config)
+    if len(found) > 1:
+        raise BadSetting(f"which graph? Name one of {', '.join(sorted(each.word for each in found))}")
+    return found[0]
+
+
+def _graph(agent: Agent) -> Pregel[Any, Any, Any, Any]:
+    return cast("Pregel[Any, Any, Any, Any]", agent.graph)
+
+
+def _agent(chosen: ChosenGraph, schema_place: str | None) -> tuple[Agent, Schema]:
+    """Return an agent and its schema.
+
+    Raises:
+        BadSetting: The settings and the agent have different schemas.
         GraphLoadError: There is no compiled graph, or no schema.
     """
     import asyncio
@@ -237,12 +296,12 @@ def _agent(place: str, schema_place: str | None) -> tuple[Agent, Schema]:
 
     from perdure.errors import GraphLoadError
     from perdure.langgraph.saver import PerdureSaver
-    from perdure.runtime.loading import find, load_agent
+    from perdure.runtime.loading import find
     from perdure.schema.schema import Schema
 
-    agent = asyncio.run(load_agent(find(place)))
+    agent = asyncio.run(chosen.load(with_settings=schema_place is None))
     if not isinstance(agent.graph, Pregel):
-        raise GraphLoadError(f"{place} makes a graph for each use; name a compiled graph")
+        raise GraphLoadError(f"{chosen.place} makes a graph for each use; name a compiled graph")
     saver = agent.graph.checkpointer
     found: Any = agent.schema or (saver.schema if isinstance(saver, PerdureSaver) else Schema())
     if schema_place is not None:

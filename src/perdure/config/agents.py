@@ -130,19 +130,32 @@ def agent_settings(settled: ResolvedConfig, graphs: Collection[str]) -> AgentSet
     Raises:
         BadSetting: A setting names an unknown graph, has no limit, or its numbers do not fit together.
     """
+    tables: Mapping[str, Any] = settled["conversation.graphs"] or {}
+    _require_known(settled.name("conversation.graphs"), tables, graphs)
+    return AgentSettings(
+        schema_places(settled, graphs),
+        {name: made for name in graphs if (made := _policy(settled, name, tables.get(name))) is not None},
+        frozenset(name for name, table in tables.items() if table),
+        memory_settings(settled),
+    )
+
+
+def schema_places(settled: ResolvedConfig, graphs: Collection[str]) -> dict[str, str]:
+    """Return the places of the schemas that the settings give to graphs, by the name of the graph.
+
+    Args:
+        settled: The configuration.
+        graphs: The names of the graphs that there are.
+
+    Raises:
+        BadSetting: The setting names an unknown graph.
+    """
     schemas = settled["schema"] or {}
     if isinstance(schemas, str):
         schemas = dict.fromkeys(graphs, schemas)
     _require_known(settled.name("schema"), schemas, graphs)
     base = settled.entries["schema"].base if "schema" in settled else settled.root
-    tables: Mapping[str, Any] = settled["conversation.graphs"] or {}
-    _require_known(settled.name("conversation.graphs"), tables, graphs)
-    return AgentSettings(
-        {name: settled.placed(place, base) for name, place in schemas.items()},
-        {name: made for name in graphs if (made := _policy(settled, name, tables.get(name))) is not None},
-        frozenset(name for name, table in tables.items() if table),
-        memory_settings(settled),
-    )
+    return {name: settled.placed(place, base) for name, place in schemas.items()}
 
 
 def _policy(settled: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:

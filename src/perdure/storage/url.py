@@ -73,6 +73,8 @@ def has_one_thread(url: str) -> bool:
 def backend_of(url: str) -> BackendModule:
     """Return the module that serves a URL; its client is imported only now."""
     scheme = urlsplit(url).scheme
+    if "://" not in url and "@" not in url:
+        raise BadUrl(f"{url!r} is no database URL; for a SQLite file write sqlite:///{url}, or use {FORMS}")
     if scheme not in _BACKENDS:
         raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")
     module, extra = _BACKENDS[scheme]

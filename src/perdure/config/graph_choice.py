@@ -1,0 +1,93 @@
+"""Graphs that a command names, each with the schema that a server with the same settings would give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.config.agents import AgentSettings, schema_places
+from perdure.config.resolve import ResolvedConfig, add_import_folders, set_variables, settle
+from perdure.runtime.agents import Agent
+from perdure.runtime.loading import find, load_agent, named
+from perdure.runtime.module_files import names_file
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenGraph:
+    """A graph that a command was asked for.
+
+    Attributes:
+        word: the graph as the command was given it, or its name in the settings.
+        place: where it is, a relative file starting at ``root``.
+        other: its name in the settings if ``word`` is its place, its place if ``word`` is its name.
+        schema: the place of the schema that the settings give it, if any.
+        root: the project's folder.
+    """
+
+    word: str
+    place: str
+    other: str | None
+    schema: str | None
+    root: Path
+
+    async def load(self, *, with_settings: bool = True) -> Agent:
+        """Return the agent, with the schema of the settings unless ``with_settings`` is false.
+
+        Raises:
+            BadSetting: the agent has another schema of its own.
+            GraphLoadError: there is no graph at its place, or no schema at the schema's.
+        """
+        agent = await load_agent(find(self.place, root=self.root))
+        if self.schema is None or not with_settings:
+            return agent
+        return AgentSettings({self.word: self.schema}).apply({self.word: agent}, self.root)[self.word]
+
+
+def choose_graphs(
+    words: Sequence[str], *, file: Path | None, environ: Mapping[str, str]
+) -> list[ChosenGraph]:
+    """Return graphs by their names in the settings, or by their places; all of the settings without a word.
+
+    The variables of the settings are set, and its folders importable, as in a server.
+
+    Args:
+        words: names of graphs in the settings, or ``[NAME=]PLACE``.
+        file: the only settings file to read, as for ``settle``.
+        environ: the environment.
+
+    Raises:
+        BadSetting: a source cannot be read or has an invalid setting, or there is no graph.
+        GraphLoadError: a word names no graph.
+    """
+    # Graphs are only loaded, so it does not matter whether a key is at hand.
+    settled = settle(file=file, flags={}, environ=environ, has_key=True)
+    set_variables(settled.env)
+    add_import_folders(settled.import_folders())
+    places: dict[str, str] = {}
+    if "graphs" in settled or not words:
+        places = {name: graph.place for name, graph in settled.graphs("app:graph").items()}
+    return [_chosen(settled, word, places) for word in words or places]
+
+
+def _chosen(settled: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
+    root = settled.root
+    other: str | None
+    if word in places:
+        name, place, other = word, places[word], places[word]
+    else:
+        ((name, given),) = named([word]).items()
+        place = settled.placed(given, Path.cwd())
+        same = [each for each, known in places.items() if _absolute(known, root) == _absolute(place, root)]
+        other = same[0] if same else None
+        name = other or name
+    known = {*places, name}
+    return ChosenGraph(word, place, other, schema_places(settled, known).get(name), root)
+
+
+def _absolute(place: str, root: Path) -> str:
+    """Return a place in one form, so that two names of one file are equal."""
+    if not names_file(place):
+        return place
+    path, _, attribute = place.rpartition(":")
+    return f"{(root / path).resolve()}:{attribute}"

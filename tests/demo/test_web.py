@@ -151,7 +151,7 @@ def test_only_the_own_page_may_write(headers: dict[str, str], allowed: bool) -> 
     ],
 )
 def test_a_web_socket_of_another_page_is_refused(headers: list[tuple[bytes, bytes]], refused: bool) -> None:
-    from perdure.inspector.guard import Guard
+    from perdure.web.guard import Guard
 
     async def scenario() -> None:
         reached: list[str] = []

@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Cors
-from perdure.server.hosting.process import guarded, listening
+from perdure.server.hosting.process import guarded
+from perdure.web.listening import listening
 from tests.server.hosting import owners
 
 STUDIO = Cors(allow_origins=("https://studio.example",))

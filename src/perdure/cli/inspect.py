@@ -62,7 +62,7 @@ def inspect(
             raise MissingExtra(
                 f"perdure inspect needs {module}, which is not installed; pip install 'perdure[server]'"
             )
-    from perdure.inspector.listen import listening
+    from perdure.web.listening import listening
 
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
     if bool(allowed) != bool(places) or (work and not places):

@@ -70,8 +70,9 @@ def serve(
     """
     try:
         from perdure.server.config import load
-        from perdure.server.hosting.process import listening, serve
+        from perdure.server.hosting.process import serve
         from perdure.server.hosting.supervisor import serve_many
+        from perdure.web.listening import listening
     except ImportError as error:
         raise MissingExtra(
             f"perdure serve needs {error.name}, which is not installed; pip install 'perdure[server]'"

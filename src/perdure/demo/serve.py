@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 import threading
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,6 +20,7 @@ from rich.markup import escape
 from perdure.config.hosts import in_url, is_loopback
 from perdure.demo.models import require
 from perdure.errors import PerdureError
+from perdure.web.listening import bound, listening
 
 STOPPING_SECONDS = 5
 EXPOSED = "[yellow]Anyone who reaches this port can read and change every conversation.[/]"
@@ -112,27 +110,16 @@ def shown_url(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:…@{host}"))
 
 
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket bound to the port, or if that is taken to one of the next ports, or to any."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on the port, or if that is taken on one of the next ports, or on any."""
     candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0] if port else [0]
-    for candidate in candidates:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        if os.name != "nt":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for candidate in candidates[:-1]:
         try:
-            listener.bind((host, candidate))
-            listener.listen()
+            return bound(host, candidate)
         except OSError as error:
-            listener.close()
-            if error.errno in (errno.EADDRINUSE, errno.EACCES) and candidate != candidates[-1]:
-                continue
-            place = f"{host}:{candidate} ({error.strerror})"
-            raise PerdureError(f"Cannot listen on {place}; try another --host or --port.") from error
-        with listener:
-            yield listener
-        return
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                break
+    return listening(host, candidates[-1])
 
 
 def _banner(console: Console, address: str, database: str, model: str, *, moved_from: int | None) -> None:

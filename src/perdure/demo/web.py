@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
-from perdure.inspector.guard import Guard
 from perdure.server import app as api
 from perdure.server.config import Http
 from perdure.server.routes import chat
 from perdure.server.state import ServerState
+from perdure.web.guard import Guard
 
 STARTS = (
     "Tell me a long story about a lighthouse",

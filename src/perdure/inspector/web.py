@@ -26,9 +26,9 @@ from perdure.errors import (
 )
 from perdure.inspector import api
 from perdure.inspector.access import Access
-from perdure.inspector.guard import Guard
-from perdure.inspector.pages import HEADERS, PATH, InspectorFiles
+from perdure.inspector.pages import HEADERS, PATH, inspector_pages
 from perdure.runtime.encoding import encoded
+from perdure.web.guard import Guard
 
 _BODY_MAX = 4 * 1024 * 1024
 _log = logging.getLogger("perdure.inspector")
@@ -66,7 +66,7 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
             Route("/", to_page),
             Route(f"{PATH}/api/{{name}}", show, methods=["GET"]),
             Route(f"{PATH}/api/actions/{{name}}", act, methods=["POST"]),
-            Mount(PATH, InspectorFiles(), name="inspector"),
+            Mount(PATH, inspector_pages(), name="inspector"),
         ],
         middleware=[Middleware(Guard, loopback=loopback)],
         exception_handlers={PerdureError: _refused, UnicodeEncodeError: _halved, Exception: _failed},

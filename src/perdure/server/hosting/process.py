@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import signal
 import socket
@@ -15,8 +14,6 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from perdure.errors import BadSetting
-from perdure.inspector.guard import Guard
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
@@ -25,6 +22,7 @@ from perdure.server.hosting.mounting import mounted
 from perdure.server.hosting.startup import opened, own_app
 from perdure.server.origins import allows
 from perdure.server.state import ServerState
+from perdure.web.guard import Guard
 
 
 class Server(uvicorn.Server):
@@ -69,24 +67,6 @@ class Server(uvicorn.Server):
 def _is_not_about_aborted_stream(record: logging.LogRecord) -> bool:
     """Drop uvicorn's error message about streams that the server aborts on purpose."""
     return record.getMessage() != "ASGI callable returned without completing response."
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket. ``BadSetting`` if the address cannot be bound."""
-    # With the protocol given as TCP, asyncio sets TCP_NODELAY: small writes go out at once, not 40 ms later.
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise BadSetting(
-                f"port {port} of {host} is taken; stop what listens there, or pass --port"
-            ) from None
-        raise BadSetting(f"{host}:{port} cannot be listened on: {error.strerror}") from error
-    return listener
 
 
 def guarded(app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket) -> ASGIApp:

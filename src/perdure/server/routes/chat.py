@@ -7,33 +7,21 @@ Nothing is loaded from another host, and the content security policy forbids it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from perdure.server.requests import page_max
 from perdure.server.state import CallerNow
+from perdure.web.pages import Pages, page_folder, page_headers
 
 PATH = "/chat"
 """Path of the page; a thread's address is this, ``/#`` and the thread's id."""
 
-PAGE = Path(str(files("perdure.server"))) / "page"
+PAGE = page_folder("perdure.server")
 
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
+HEADERS = page_headers("no-cache")
 
 
 def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:
@@ -51,13 +39,4 @@ def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:
         # Rules may hide the default assistants from a user who may nevertheless run their graphs.
         return JSONResponse(sorted(caller.host.runtime.graphs), headers=HEADERS)
 
-    app.mount(PATH, _Files(directory=PAGE, html=True), name="chat")
-
-
-class _Files(StaticFiles):
-    """The page's files. Browsers revalidate their copy each time."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        return response
+    app.mount(PATH, Pages(PAGE, HEADERS), name="chat")

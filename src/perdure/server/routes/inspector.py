@@ -18,7 +18,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import actions, api
 from perdure.inspector.access import PERMISSIONS, RunStart, Sees
-from perdure.inspector.pages import PATH, InspectorFiles
+from perdure.inspector.pages import PATH, inspector_pages
 from perdure.inspector.web import given, json_response
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.index import contains
@@ -135,4 +135,4 @@ def serve_inspector(app: FastAPI) -> None:
             raise Refusal(422, str(error)) from error
         return json_response(found)
 
-    app.mount(PATH, InspectorFiles(), name="inspector")
+    app.mount(PATH, inspector_pages(), name="inspector")

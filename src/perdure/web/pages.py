@@ -1,0 +1,53 @@
+"""Static pages of a package, with the headers that keep stored text from ever becoming a program.
+
+Nothing is loaded from another host, and the content security policy forbids it.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def page_headers(caching: Literal["no-cache", "no-store"]) -> dict[str, str]:
+    """Return the headers of a page and of its data.
+
+    Args:
+        caching: ``no-cache`` for browsers that ask each time whether their copy is current, ``no-store`` for
+            those that keep none.
+    """
+    return {
+        "Content-Security-Policy": _POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": caching,
+    }
+
+
+def page_folder(package: str) -> Path:
+    """Return the folder of a package's pages."""
+    return Path(str(files(package))) / "page"
+
+
+class Pages(StaticFiles):
+    """The files of a folder, each with the given headers. They contain no data, so anyone may load them."""
+
+    def __init__(self, folder: Path, headers: dict[str, str]) -> None:
+        super().__init__(directory=folder, html=True)
+        self._headers = headers
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Return a file of the folder."""
+        response = await super().get_response(path, scope)
+        response.headers.update(self._headers)
+        return response

@@ -10,11 +10,13 @@ from typing import Any
 import httpx
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
+from starlette.requests import HTTPConnection
 
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import Gate, Open, Refusal, User
 from perdure.server.state import ServerState
 from tests.server.graphs import graphs
 from tests.server.ports import served
@@ -39,6 +41,22 @@ class Place:
 
 def _as(user: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {user}"} if user else {}
+
+
+class Revocable:
+    """A gate whose answer changes while a connection is open."""
+
+    def __init__(self) -> None:
+        self.user: User | None = User("ada", "")
+        self.conditions: Filter | None = None
+
+    async def authenticate(self, request: HTTPConnection) -> User:
+        if self.user is None:
+            raise Refusal(401, "this token has expired")
+        return self.user
+
+    async def authorize(self, user: User, resource: str, action: str, value: Told) -> Filter | None:
+        return self.conditions
 
 
 @asynccontextmanager

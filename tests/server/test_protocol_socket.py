@@ -16,23 +16,21 @@ from typing import Any
 import pytest
 import uvicorn
 from langgraph_sdk import get_sync_client
-from starlette.requests import HTTPConnection
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 import perdure
 from perdure.runtime import Runtime, Settings
+from perdure.server import reading_rights
 from perdure.server.app import create_app
-from perdure.server.auth.filters import Filter
-from perdure.server.auth.identity import Open, Refusal, User
+from perdure.server.auth.identity import Open, User
 from perdure.server.config import Cors, Http, RequestLimits
-from perdure.server.routes import protocol_socket
 from perdure.server.state import ServerState
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
 from tests.server.graphs import graphs
 from tests.server.hosting import owners, serving
-from tests.server.listening import Told, phase, place
+from tests.server.listening import Revocable, Told, phase, place
 from tests.server.ports import served
 
 
@@ -272,22 +270,6 @@ def test_limits_hold(url: str) -> None:
     _limits(url)
 
 
-class Revocable:
-    """A gate whose answer changes while a connection is open."""
-
-    def __init__(self) -> None:
-        self.user: User | None = User("ada", "")
-        self.conditions: Filter | None = None
-
-    async def authenticate(self, request: HTTPConnection) -> User:
-        if self.user is None:
-            raise Refusal(401, "this token has expired")
-        return self.user
-
-    async def authorize(self, user: User, resource: str, action: str, value: Told) -> Filter | None:
-        return self.conditions
-
-
 @run
 async def _expires(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Revocable()
@@ -312,7 +294,7 @@ async def _expires(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await left(("user", None), sends=True) == 4401
         assert await left(("user", User("bob", "")), sends=True) == 4401
         # Without commands a check at an interval finds it.
-        monkeypatch.setattr(protocol_socket, "_RECHECK_S", 0.05)
+        monkeypatch.setattr(reading_rights, "RECHECK_S", 0.05)
         assert await left(("user", None), sends=False) == 4401
         assert await left(("conditions", {"owner": "ada"}), sends=False) == 4403
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -92,9 +92,11 @@ class _Stream(EventSourceResponse):
         frames: AsyncGenerator[ServerSentEvent, None],
         ends: Collection[str],
         has_end: bool,
+        refused: Callable[[], Awaitable[Any]] | None,
         **more: Any,
     ) -> None:
         self._ends = ends
+        self._refused = refused
         self._has_end = has_end
         self._is_whole = False
         super().__init__(self._noted(frames), **more)
@@ -105,7 +107,19 @@ class _Stream(EventSourceResponse):
             if self._is_whole or not is_last:
                 await send(message)
 
-        await super().__call__(scope, receive, sent)
+        if self._refused is None:
+            await super().__call__(scope, receive, sent)
+            return
+        sending = asyncio.ensure_future(super().__call__(scope, receive, sent))
+        refusing = asyncio.ensure_future(self._refused())
+        try:
+            await asyncio.wait((sending, refusing), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                await sending
+        finally:
+            sending.cancel()
+            refusing.cancel()
+            await asyncio.gather(sending, refusing, return_exceptions=True)
 
     async def _noted(self, frames: AsyncGenerator[ServerSentEvent, None]) -> AsyncIterator[ServerSentEvent]:
         async with aclosing(frames):
@@ -122,6 +136,7 @@ def stream(
     *,
     ends: Collection[str] = (),
     has_end: bool = True,
+    refused: Callable[[], Awaitable[Any]] | None = None,
 ) -> EventSourceResponse:
     """Return a stream of frames, with heartbeats while there are none.
 
@@ -132,11 +147,13 @@ def stream(
         ends: names of frames that may end the stream; after any other last frame the connection is
             aborted, so that clients reconnect.
         has_end: send frames named ``end``.
+        refused: returns once the user may no longer have the stream, which is aborted then.
     """
     return _Stream(
         frames,
         ends,
         has_end,
+        refused,
         ping=round(HEARTBEAT_S),
         ping_message_factory=lambda: ServerSentEvent(comment="heartbeat"),
         sep="\n",

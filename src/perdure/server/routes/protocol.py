@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +20,7 @@ from perdure.server import commands, protocol_subscriptions, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.protocol_events import ProtocolEvent
 from perdure.server.protocol_subscriptions import Failed
+from perdure.server.reading_rights import until_refused
 from perdure.server.responses import Json
 from perdure.server.state import Caller, CallerNow, ThreadId
 
@@ -65,7 +67,8 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
     asked = protocol_subscriptions.read(await _body(request))
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     found = await protocol_subscriptions.subscribe(caller, thread_id, conditions, asked)
-    return streams.stream(caller.host, _frames(found), {})
+    refused = partial(until_refused, request, caller, thread_id, conditions)
+    return streams.stream(caller.host, _frames(found), {}, refused=refused)
 
 
 async def _frames(

@@ -16,7 +16,6 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -31,6 +30,7 @@ from perdure.server.error_handlers import sentence, status_of
 from perdure.server.origins import is_allowed
 from perdure.server.protocol_events import ProtocolEvent
 from perdure.server.protocol_subscriptions import Failed
+from perdure.server.reading_rights import authenticated_again, until_refused
 from perdure.server.routes.protocol import envelope, error, executed
 from perdure.server.state import Caller, caller_of, thread_in_path
 
@@ -38,8 +38,6 @@ router = APIRouter(tags=["protocol"])
 
 _log = logging.getLogger("perdure.server")
 _SUBSCRIPTIONS_MOST = 32
-_RECHECK_S = 30.0
-"""Seconds between two checks of the user of a connection."""
 _REFUSED = 4000
 _TOO_LARGE = 1009
 _RESTARTS = 1012
@@ -94,7 +92,9 @@ class _Socket:
     async def serve(self) -> None:
         """Serve the connection until the client closes it, a subscription fails, or the server stops."""
         reading = asyncio.create_task(self._read())
-        checking = asyncio.create_task(self._check())
+        checking = asyncio.create_task(
+            until_refused(self._websocket, self._caller, self._thread_id, self._conditions)
+        )
         ends: list[asyncio.Task[Any]] = [
             reading,
             checking,
@@ -107,7 +107,7 @@ class _Socket:
                 await reading
                 return
             if checking.done():
-                await checking
+                raise await checking
             await _close(self._websocket, _RESTARTS, "connect again, and subscribe with since")
         except WebSocketDisconnect:
             return
@@ -127,30 +127,9 @@ class _Socket:
             if len(text.encode()) > most:
                 await _close(self._websocket, _TOO_LARGE, f"a command has at most {most} bytes")
                 return
-            await self._authenticate()
+            self._caller = await authenticated_again(self._websocket, self._caller)
             self._caller.host.throttle.request(self._caller.user)
             await self._obey(text)
-
-    async def _authenticate(self) -> None:
-        """Authenticate the user again. ``Refusal`` if the request that opened the connection is no longer
-        valid, or is now of another user."""
-        if self._caller.is_program:
-            return
-        user = await self._caller.host.gate.authenticate(self._websocket)
-        before = self._caller.user
-        if (user.identity, user.tenant) != (before.identity, before.tenant):
-            raise Refusal(401, "the connection was opened by another user; connect again")
-        self._caller = replace(self._caller, user=user)
-
-    async def _check(self) -> None:
-        """Check at an interval whether the user may still read the thread; end by raising ``Refusal``."""
-        while True:
-            await asyncio.sleep(_RECHECK_S)
-            await self._authenticate()
-            conditions = await self._caller.may("threads", "read", {"thread_id": self._thread_id})
-            if conditions != self._conditions:
-                # The subscriptions have the former filter.
-                raise Refusal(403, "the rights of this user have changed; connect again")
 
     async def _obey(self, text: str) -> None:
         number = None

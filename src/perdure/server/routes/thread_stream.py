@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,6 +20,7 @@ from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
+from perdure.server.reading_rights import until_refused
 from perdure.server.state import Caller, CallerNow, ThreadId
 from perdure.server.thread_events import thread_events
 
@@ -46,7 +48,8 @@ async def join(
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
     frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
-    return streams.stream(caller.host, frames, {}, has_end=wants_end(request))
+    refused = partial(until_refused, request, caller, thread_id, conditions)
+    return streams.stream(caller.host, frames, {}, has_end=wants_end(request), refused=refused)
 
 
 async def _frames(

@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 
 from tests.server.tenants import Names, said
 
-Kind = Literal["missing", "empty", "refused command", "listens", "claims", "own"]
+Kind = Literal["missing", "empty", "refused command", "refused call", "listens", "claims", "own"]
 """What is to come of it: there is no such thing; an answer as if there were nothing; as the first of a
-command; a stream on which nothing is told; the same but where names are common to all, as one that would be
-made is taken; or something of one's own."""
+command; an error of JSON-RPC; a stream on which nothing is told; the same but where names are common to all,
+as one that would be made is taken; or something of one's own."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def attempts(names: Names) -> Iterator[Attempt]:
     yield from _store(names)
     yield from _crons(names)
     yield from _memory()
+    yield from _tools(names)
     yield from _claims(names)
 
 
@@ -304,6 +305,16 @@ def _memory() -> Iterator[Attempt]:
     yield Attempt("GET", "/memory")
     yield Attempt("DELETE", "/memory")
     yield Attempt("DELETE", "/memory/{entry_id}", {"entry_id": "facts-1"})
+
+
+def _tools(names: Names) -> Iterator[Attempt]:
+    headers = {"Accept": "application/json, text/event-stream"}
+    listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    yield Attempt("POST", "/mcp", body=listing, headers=headers, kind="empty")
+    call = {"name": names.assistant, "arguments": MINE}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    yield Attempt("POST", "/mcp", body=body, headers=headers, kind="refused call")
+    yield Attempt("POST", "/mcp/", body=listing, headers=headers, kind="empty")
 
 
 def _claims(names: Names) -> Iterator[Attempt]:

@@ -162,6 +162,8 @@ def is_refused(attempt: Attempt, answer: Said, *, has_own: bool) -> bool:
         case "refused command":
             body = json.loads(answer.text)
             return answer.status == 200 and body["type"] == "error" and "meta" not in body
+        case "refused call":
+            return answer.status == 200 and '"error"' in answer.text and '"result"' not in answer.text
         case "listens":
             return answer.status == 200 and "data:" not in answer.text
         case "own":

@@ -16,7 +16,7 @@ PASSED_OVER = {
         _IMAGE,
     ),
     **dict.fromkeys(
-        "auth.disable_studio_auth http.disable_a2a http.disable_mcp http.disable_ui ui ui_config".split(),
+        "auth.disable_studio_auth http.disable_ui ui ui_config".split(),
         _ABSENT,
     ),
     "auth.cache": "the handler is asked for every request",

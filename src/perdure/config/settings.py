@@ -126,7 +126,7 @@ def _kind_of(hint: Any) -> ValueKind:
     return {float: any_number, int: whole(0), bool: FLAG, str: TEXT}[bare]
 
 
-_DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks")
+_DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks", "a2a", "mcp")
 
 
 def _chat(provider: str, in_doubt: tuple[str, ...], *own: tuple[str, bool]) -> list[Setting]:

@@ -22,6 +22,7 @@ from perdure.server.routes import (
     crons,
     health,
     inspector,
+    mcp,
     memory,
     meta,
     protocol,
@@ -57,6 +58,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (protocol_socket.router, http.disable_runs),
         (thread_stream.router, http.disable_runs),
         (store_routes.router, http.disable_store),
+        (mcp.router, http.disable_mcp),
     )
     return [router for router, is_off in chosen if not is_off]
 

@@ -75,6 +75,8 @@ class Http:
     disable_store: bool = False
     disable_meta: bool = False
     disable_webhooks: bool = False
+    disable_a2a: bool = False
+    disable_mcp: bool = False
     webhook_hosts: tuple[str, ...] = ()
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
     page: bool = False

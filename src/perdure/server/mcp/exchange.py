@@ -1,0 +1,234 @@
+"""One request of the Model Context Protocol: tools are listed, and a call is a durable run.
+
+There are no sessions: each request is answered by a protocol server of its own, for its authenticated user.
+A call is a run on a thread of its own, as ``POST /runs/wait`` makes one: it is stored before it begins,
+another server continues it if this one ends, and the thread is removed after it. A client that closes the
+connection cancels the call; it could not receive the result any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+)
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from perdure.errors import PerdureError
+from perdure.model.messages import FAILED, WAITING
+from perdure.runtime import Standing
+from perdure.runtime.encoding import encoded
+from perdure.server import error_handlers, responses
+from perdure.server.auth.claims import with_verified
+from perdure.server.auth.identity import Refusal
+from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
+from perdure.server.passing_threads import ended, removed, removed_after
+from perdure.server.requests import NewRun
+from perdure.server.run_creation import AcceptedRun, submit
+from perdure.server.state import Caller
+from perdure.server.webhooks import values_of
+
+_PAGE = 100
+_log = logging.getLogger("perdure.server")
+
+# It logs the beginning and the end of each exchange, at the level of information.
+logging.getLogger("mcp.server.streamable_http_manager").setLevel(logging.WARNING)
+
+
+class McpResponse(Response):
+    """Response to one request of the protocol, for the authenticated user of the request."""
+
+    def __init__(self, caller: Caller, request: Request, version: str) -> None:
+        super().__init__()
+        self._caller, self._request, self._version = caller, request, version
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(self._caller, self._request.headers)
+        server: Server[Any] = Server(
+            "perdure",
+            version=self._version,
+            instructions="Each tool is an agent. A call is one independent run of it.",
+            on_list_tools=exchange.list_tools,
+            on_call_tool=exchange.call_tool,
+        )
+        most = self._caller.host.limits.body_bytes
+        manager = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=most)
+        async with manager.run():
+            await manager.handle_request(scope, receive, send)
+
+
+class _Exchange:
+    """The methods of the protocol for a user."""
+
+    def __init__(self, caller: Caller, headers: Headers) -> None:
+        self._caller, self._headers = caller, headers
+
+    async def list_tools(self, _: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
+        """Return a page of the tools that the user may call."""
+        start = _offset(None if params is None else params.cursor)
+        try:
+            named = list(tool_names(self._caller, await visible(self._caller)).items())
+            page = named[start : start + _PAGE]
+            inputs = {
+                graph_id: await input_of(self._caller, graph_id)
+                for graph_id in {assistant.graph_id for _, assistant in page}
+            }
+        except (Refusal, PerdureError) as error:
+            raise _protocol_error(error) from error
+        tools = [
+            Tool(
+                name=name,
+                title=assistant.name,
+                description=assistant.description or f"Runs the agent {assistant.name!r}.",
+                input_schema=inputs[assistant.graph_id].schema,
+            )
+            for name, assistant in page
+        ]
+        has_more = start + _PAGE < len(named)
+        return ListToolsResult(tools=tools, next_cursor=str(start + _PAGE) if has_more else None)
+
+    async def call_tool(self, _: Any, params: CallToolRequestParams) -> CallToolResult:
+        """Run the agent of a tool and return its reply. A run that fails, and input that it does not take,
+        are results that are errors, so that a model can read them and correct its call."""
+        try:
+            return await self._called(params.name, params.arguments or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            return _failed("InvalidArguments", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        except Refusal as refusal:
+            if refusal.status >= 500 or refusal.status == 429:
+                raise _protocol_error(refusal) from refusal
+            return _failed("Refused", refusal.detail)
+        except PerdureError as error:
+            if error_handlers.status_of(error) >= 500:
+                _log.warning("a call of a tool failed: %s", type(error).__name__)
+                raise _protocol_error(error) from error
+            return _failed(type(error).__name__, error_handlers.sentence(error))
+
+    async def _called(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        caller = self._caller
+        assistant = assistant_of(caller, await visible(caller), name)
+        if assistant is None:
+            raise MCPError(INVALID_PARAMS, f"There is no tool {name!r}; tools/list returns those there are.")
+        taken = await input_of(caller, assistant.graph_id)
+        fault = best_match(Draft202012Validator(taken.schema).iter_errors(arguments))
+        if fault is not None:
+            place = "".join(f"[{part!r}]" for part in fault.absolute_path) or "the arguments"
+            return _failed("InvalidArguments", f"{place}: {_without_values(fault)}")
+        # Who the user is comes from the credentials alone, as everywhere.
+        verified = with_verified(caller.user, arguments)
+        new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
+        accepted = await submit(caller, self._headers, None, new, modes=(), is_kept=False)
+        try:
+            standing = await ended(caller, accepted.thread_id, accepted.run_id)
+            result = await self._result(accepted, standing)
+        except asyncio.CancelledError:
+            if not caller.host.closing.is_set():
+                caller.host.apart(_abandoned(caller, accepted))
+            raise
+        await removed(caller, standing, accepted.thread_id)
+        return result
+
+    async def _result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
+        run = standing.run
+        if run is None or responses.run_status(standing) in ("interrupted", ""):
+            return _failed("Cancelled", "the run was cancelled before it ended")
+        if run.state == FAILED:
+            error = responses.run_error(run)
+            return _failed(error["error"], error["message"])
+        values = json.loads(encoded(await values_of(self._caller.runtime, accepted.thread_id, run)))
+        if run.state == WAITING:
+            asked = values.get("__interrupt__", ()) if isinstance(values, dict) else ()
+            questions = json.dumps([one.get("value") for one in asked], ensure_ascii=False)
+            return _failed(
+                "Interrupted",
+                f"the agent waits for an answer, which a call of a tool cannot give: {questions}. Call it "
+                "with what it asks for, or talk to it over A2A or the API of threads",
+            )
+        structured = values if isinstance(values, dict) else {"output": values}
+        text = _reply(values)
+        if text is None:
+            text = json.dumps(values, ensure_ascii=False)
+        return CallToolResult(content=[TextContent(text=text)], structured_content=structured)
+
+
+async def _abandoned(caller: Caller, accepted: AcceptedRun) -> None:
+    """Cancel the run of a call whose client has left, and remove its thread."""
+    await caller.runtime.cancel(accepted.thread_id, accepted.run_id)
+    await removed_after(caller, accepted)
+
+
+def _reply(values: Any) -> str | None:
+    """Return the text of the last message of an agent, None if it does not end with one."""
+    messages = values.get("messages") if isinstance(values, dict) else None
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return None
+    last = messages[-1]
+    if last.get("type") != "ai":
+        return None
+    content = last.get("content")
+    if isinstance(content, str):
+        return content
+    parts = [one["text"] for one in content or () if isinstance(one, dict) and one.get("type") == "text"]
+    return "".join(parts) if parts else None
+
+
+def _without_values(fault: Any) -> str:
+    """Return what is wrong without the value, which may be long or secret."""
+    match fault.validator:
+        case "type":
+            kinds = fault.validator_value
+            return f"has to be of type {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
+        case "enum":
+            return f"has to be one of {fault.validator_value}"
+        case "required":
+            lacking = [name for name in fault.validator_value if name not in fault.instance]
+            return f"lacks {', '.join(map(repr, lacking))}"
+        case rule:
+            return f"does not fit the schema's rule {rule!r}"
+
+
+def _failed(kind: str, message: str) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(text=f"{kind}: {message}")],
+        structured_content={"error": kind, "message": message},
+        is_error=True,
+    )
+
+
+def _protocol_error(error: Refusal | PerdureError) -> MCPError:
+    if isinstance(error, Refusal):
+        code = INTERNAL_ERROR if error.status >= 500 else INVALID_PARAMS
+        return MCPError(code, error.detail, {"error": "Refused", "status": error.status})
+    sentence = error_handlers.sentence(error)
+    kind, status = type(error).__name__, error_handlers.status_of(error)
+    return MCPError(INTERNAL_ERROR, sentence, {"error": kind, "status": status})
+
+
+def _offset(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not cursor.isdecimal() or len(cursor) > 9:
+        raise MCPError(INVALID_PARAMS, f"{cursor[:20]!r} is no cursor; send the nextCursor of the last page")
+    return int(cursor)

@@ -1,0 +1,170 @@
+"""Names, descriptions and input schemas of assistants as tools.
+
+A default assistant has the name of its graph, any other one its own name if that is a valid name of a tool
+and no other assistant has it, and else a name made of both its name and its id. The latter form, and the id,
+are understood for every assistant, so that a name that was stored stays valid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from perdure.runtime.graph_factories import Factory
+from perdure.server.assistants import Assistant
+from perdure.server.graph_schema import schemas
+from perdure.server.state import Caller
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_PREFIX_MAX = 48
+_ID_PART = 8
+
+INPUT = "input"
+"""Only argument of a tool whose graph takes something other than an object."""
+
+Schema = dict[str, Any]
+
+_CHAT_MESSAGE: Schema = {
+    "type": "object",
+    "description": "A chat message.",
+    "properties": {
+        "role": {"type": "string", "enum": ["user", "assistant", "system"]},
+        "content": {"type": ["string", "array"], "description": "Text, or a list of content blocks."},
+    },
+    "required": ["role", "content"],
+}
+_MESSAGE_NAMES = frozenset({"AIMessage", "HumanMessage", "SystemMessage"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInput:
+    """Arguments of a tool: their JSON schema, and whether the graph's input is the only one of them."""
+
+    schema: Schema
+    is_wrapped: bool
+
+    def of(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the graph's input."""
+        return arguments.get(INPUT) if self.is_wrapped else dict(arguments)
+
+
+async def visible(caller: Caller) -> list[Assistant]:
+    """Return the assistants that a user may see and whose graphs are served, default ones first."""
+    value: dict[str, Any] = {"metadata": {}}
+    conditions = await caller.may("assistants", "search", value)
+    host = caller.host
+    found = [
+        one
+        for one in await host.assistants.everything(caller.user.tenant)
+        if one.graph_id in host.runtime.graphs
+        # The default ones are everybody's to run.
+        and (host.assistants.is_own(one.assistant_id) or caller.sees(conditions, one.metadata))
+    ]
+    return sorted(
+        found, key=lambda one: (not host.assistants.is_own(one.assistant_id), one.name, one.assistant_id)
+    )
+
+
+def tool_names(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Assistant]:
+    """Return assistants by the names under which they are listed, in the same order."""
+    graphs = caller.host.runtime.graphs
+    counts = Counter(one.name for one in assistants)
+    named: dict[str, Assistant] = {}
+    for one in assistants:
+        if caller.host.assistants.is_own(one.assistant_id):
+            name = one.graph_id
+            is_free = True
+        else:
+            name = one.name
+            is_free = name not in graphs and counts[name] == 1
+        named[name if is_free and _NAME.fullmatch(name) else lasting_name(one)] = one
+    return named
+
+
+def lasting_name(assistant: Assistant) -> str:
+    """Return the name of a tool that does not depend on other assistants."""
+    prefix = _NOT_IN_NAMES.sub("_", assistant.name)[:_PREFIX_MAX]
+    return f"{prefix}_{assistant.assistant_id[:_ID_PART]}"
+
+
+def assistant_of(caller: Caller, assistants: Sequence[Assistant], name: str) -> Assistant | None:
+    """Return the assistant of a tool's name, or of an assistant's id; None if there is none."""
+    if (found := tool_names(caller, assistants).get(name)) is not None:
+        return found
+    return next((one for one in assistants if name in (one.assistant_id, lasting_name(one))), None)
+
+
+async def input_of(caller: Caller, graph_id: str) -> ToolInput:
+    """Return the arguments of a tool that runs a graph."""
+    made = caller.host.runtime.graphs[graph_id].graph
+    if isinstance(made, Factory):
+        # It may make another graph for each user.
+        return await _input_of(caller, graph_id)
+    if made not in _known:
+        _known[made] = await _input_of(caller, graph_id)
+    return _known[made]
+
+
+_known: WeakKeyDictionary[Any, ToolInput] = WeakKeyDictionary()
+"""Arguments by graph: making a JSON schema takes a tenth of a second."""
+
+
+async def _input_of(caller: Caller, graph_id: str) -> ToolInput:
+    async with caller.graph(graph_id, "assistants.read") as graph:
+        schema = schemas(graph_id, graph)["input_schema"]
+    if schema is None:
+        return ToolInput({"type": "object"}, is_wrapped=False)
+    schema = _with_short_messages(schema)
+    if schema.get("type") == "object":
+        return ToolInput(schema, is_wrapped=False)
+    definitions = schema.pop("$defs", None)
+    wrapped: Schema = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT]}
+    return ToolInput(wrapped | ({} if definitions is None else {"$defs": definitions}), is_wrapped=True)
+
+
+def _with_short_messages(schema: Schema) -> Schema:
+    """Return a schema in which a chat message is a role and a content. LangChain's own schema of a message
+    has 30,000 characters, which would be in the context of each model that has the tool."""
+    definitions: Mapping[str, Any] = schema.get("$defs") or {}
+    if not definitions.keys() >= _MESSAGE_NAMES:
+        return dict(schema)
+    shortened = _shortened({name: each for name, each in schema.items() if name != "$defs"}, definitions)
+    kept: dict[str, Any] = {}
+    left = _references(shortened)
+    while left:
+        name = left.pop()
+        if name in definitions and name not in kept:
+            kept[name] = _shortened(definitions[name], definitions)
+            left |= _references(kept[name])
+    result: Schema = {**shortened, **({"$defs": kept} if kept else {})}
+    return result
+
+
+_REFERENCE = "#/$defs/"
+
+
+def _shortened(held: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(held, list):
+        return [_shortened(each, definitions) for each in held]
+    if not isinstance(held, dict):
+        return held
+    choices = held.get("oneOf") or held.get("anyOf") or ()
+    named = {str(each.get("$ref", "")).removeprefix(_REFERENCE) for each in choices if isinstance(each, dict)}
+    if named >= _MESSAGE_NAMES:
+        return _CHAT_MESSAGE
+    return {name: _shortened(each, definitions) for name, each in held.items()}
+
+
+def _references(held: Any) -> set[str]:
+    if isinstance(held, list):
+        return set().union(*map(_references, held))
+    if not isinstance(held, dict):
+        return set()
+    own = held.get("$ref")
+    found = {own.removeprefix(_REFERENCE)} if isinstance(own, str) and own.startswith(_REFERENCE) else set()
+    return found.union(*map(_references, held.values()))

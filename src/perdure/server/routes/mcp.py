@@ -1,0 +1,31 @@
+"""Route of the Model Context Protocol: assistants as tools, over streamable HTTP without sessions."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Request, Response
+
+from perdure.server.auth.identity import Refusal
+from perdure.server.origins import is_allowed
+from perdure.server.state import CallerNow
+
+router = APIRouter(tags=["agents"])
+
+MISSING = "MCP needs an extra on the server: pip install 'perdure[mcp]'"
+"""Message for a server without the packages of the protocol."""
+
+
+@router.post("/mcp")
+async def exchange(caller: CallerNow, request: Request) -> Response:
+    """Answer one request of the Model Context Protocol. There are no sessions, and no stream to listen on."""
+    if not is_allowed(request):
+        raise Refusal(403, "pages of this origin may not call tools here; allow it in http.cors")
+    try:
+        from perdure.server.mcp.exchange import McpResponse
+    except ModuleNotFoundError as error:
+        raise Refusal(501, MISSING) from error
+    return McpResponse(caller, request, version("perdure"))
+
+
+router.add_api_route("/mcp/", exchange, methods=["POST"], include_in_schema=False)

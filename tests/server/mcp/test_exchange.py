@@ -1,4 +1,7 @@
-"""Agents as tools, driven by the protocol's own client."""
+"""Agents as tools, driven by the protocol's own client.
+
+Covers perdure.server.routes.mcp.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ the request is sent again, on any replica: a run that has ended is not repeated,
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.state import CompiledStateGraph
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import OperationalError
 
@@ -26,6 +29,7 @@ from .database import migrate, open_engine
 from .sessions import Sessions
 
 router = APIRouter()
+_log = logging.getLogger(__name__)
 
 
 class Login(BaseModel):
@@ -134,14 +138,31 @@ async def ask(
     idempotency_key: Annotated[str, Header(min_length=1, max_length=200)],
 ) -> dict[str, str]:
     """Answer a message, after those before it that were left without an answer. It is stored first, so it
-    needs a key of its own by which it is known when it is sent again."""
+    needs a key of its own by which it is known when it is sent again. One before it that the graph fails on
+    is left out from then on, unless it is sent again itself."""
     message_id = f"{session}:{idempotency_key}"
     await run_in_threadpool(sessions.add, session, message_id, question.text)
     for row in await run_in_threadpool(sessions.rows, session):
-        if row["answer"] is None:
-            config = {"configurable": {"thread_id": session}, "metadata": {"run_id": row["id"]}}
-            said = {"messages": [{"role": "user", "content": row["question"], "id": row["id"]}]}
-            state = await request.app.state.graph.ainvoke(said, config, durability="sync")
-            await run_in_threadpool(sessions.answer, row["id"], state["messages"][-1].text)
+        is_own = row["id"] == message_id
+        if row["answer"] is not None or (row["has_failed"] and not is_own):
+            continue
+        try:
+            answer = await _reply(request.app.state.graph, session, row)
+        except (perdure.PerdureError, OperationalError):
+            raise
+        except Exception:
+            if is_own:
+                raise
+            _log.exception("a message failed again and is left out")
+            await run_in_threadpool(sessions.fail, row["id"])
+        else:
+            await run_in_threadpool(sessions.answer, row["id"], answer)
     held = {row["id"]: row["answer"] for row in await run_in_threadpool(sessions.rows, session)}
     return {"answer": held[message_id]}
+
+
+async def _reply(graph: CompiledStateGraph[Any, Any, Any, Any], session: str, row: dict[str, Any]) -> str:
+    config: RunnableConfig = {"configurable": {"thread_id": session}, "metadata": {"run_id": row["id"]}}
+    said = {"messages": [{"role": "user", "content": row["question"], "id": row["id"]}]}
+    state = await graph.ainvoke(said, config, durability="sync")
+    return state["messages"][-1].text

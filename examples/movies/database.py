@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    Boolean,
     Column,
     Connection,
     Engine,
@@ -52,6 +53,7 @@ messages = Table(
     Column("session_id", ForeignKey("movie_sessions.id", ondelete="CASCADE"), index=True, nullable=False),
     Column("question", Text, nullable=False),
     Column("answer", Text),
+    Column("has_failed", Boolean, nullable=False, default=False),
 )
 versions = Table("movie_schema", MetaData(), Column("version", Integer, primary_key=True))
 

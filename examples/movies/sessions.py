@@ -52,3 +52,8 @@ class Sessions:
         row = (messages.c.id == message_id) & messages.c.answer.is_(None)
         with self._engine.begin() as connection:
             connection.execute(update(messages).where(row).values(answer=text))
+
+    def fail(self, message_id: str) -> None:
+        """Mark a message as failed: it holds up no later one, and may be sent again."""
+        with self._engine.begin() as connection:
+            connection.execute(update(messages).where(messages.c.id == message_id).values(has_failed=True))

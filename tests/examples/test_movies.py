@@ -189,6 +189,38 @@ def _dies(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the process dies here")
 
 
+def test_a_message_that_fails_each_time_does_not_hold_up_the_next(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(graph: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if given["messages"][0]["content"] == "poison":
+            raise ValueError("the model refuses this message")
+        return reply(graph, given, *args, **kwargs)
+
+    async def main() -> None:
+        async with replica(url) as (client, app):
+            nonlocal reply
+            reply = type(app.state.graph).ainvoke
+            headers = bearing(await logged_in(client))
+            session = (await client.post("/sessions", headers=headers)).json()["session_id"]
+            path = f"/sessions/{session}/messages"
+
+            async def answered(text: str, key: str) -> str | int:
+                given = {**headers, "Idempotency-Key": key}
+                answer = await client.post(path, json={"text": text}, headers=given)
+                return answer.json()["answer"] if answer.status_code == 200 else answer.status_code
+
+            monkeypatch.setattr(type(app.state.graph), "ainvoke", fails)
+            assert await answered("poison", "1") == 500
+            assert str(await answered("which?", "2")).startswith("1:")
+            monkeypatch.undo()
+            assert str(await answered("and then?", "3")).startswith("2:")
+            assert str(await answered("poison", "1")).startswith("3:"), "it can be sent again"
+
+    reply: Any = None
+    asyncio.run(main())
+
+
 def test_its_own_migrations_are_applied_once_by_several_processes(url: str) -> None:
     async def main() -> None:
         async with AsyncExitStack() as several:

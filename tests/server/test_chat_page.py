@@ -197,6 +197,32 @@ def test_an_edit_and_another_answer_are_branches(page: Page) -> None:
     wait_for("both", lambda: (answer.inner_text(), branch.inner_text()) == ("2/2", "1/3"))
 
 
+@pytest.mark.slow
+def test_a_refused_message_is_sent_again_in_the_branch_that_it_was_written_in(page: Page, site: Site) -> None:
+    ask(page, "first")
+    answered(page, 1)
+    act(page.locator(".message.user"), "edit")
+    page.get_by_label("Your message, edited").fill("erstens")
+    page.keyboard.press("Enter")
+    shown(page, "You said: erstens")
+    answered(page, 1)
+    branch = page.locator(".branch")
+    wait_for("the second branch", lambda: branch.all_inner_texts() == ["2/2"])
+    act(page.locator(".message.user"), "before")
+    shown(page, "You said: first")
+    refusal = {"status": 422, "json": {"detail": "not now"}}
+    page.route("**/runs/stream", lambda route: route.fulfill(**refusal))
+    ask(page, "refused")
+    again = page.get_by_role("button", name="Send again")
+    again.wait_for()
+    page.unroute("**/runs/stream")
+    again.click()
+    shown(page, "You said: refused")
+    answered(page, 2)
+    assert bodies(page) == ["first", "You said: first", "refused", "You said: refused"]
+    assert site.said() == [bodies(page)]
+
+
 def test_what_is_sent_before_the_graphs_are_known_is_sent_then(page: Page, site: Site) -> None:
     late(page, "/chat/graphs.json")
     ask(page, "text")  # the first of the graphs takes it, and asks

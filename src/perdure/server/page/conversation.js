@@ -34,7 +34,7 @@ export class Conversation {
     this.values = {};
     this.messages = [];
     this.partial = new Map(); // partial answers, by their ids
-    this.outgoing = []; // sent messages that are in no state yet: {key, text, id, state, runId}
+    this.outgoing = []; // sent messages that are in no state yet: {key, text, id, state, runId, checkpoint}
     this.live = null; // the streamed run: {runId, key}; without a runId it is not accepted yet
     this.forks = new Map();
     this.questions = [];
@@ -182,8 +182,9 @@ export class Conversation {
     await this._start(null, { command: { resume } }, null, () => { this.questions = asked; });
   }
 
+  // Sends a refused message once more, from the checkpoint that it was sent from.
   async again(message) {
-    await this._start(message, { input: { messages: [{ role: "user", content: message.text, id: message.id }] } }, null);
+    await this._start(message, { input: { messages: [{ role: "user", content: message.text, id: message.id }] } }, message.checkpoint);
   }
 
   async showBranch(checkpoint) {
@@ -218,7 +219,7 @@ export class Conversation {
     const key = message?.key ?? identifier();
     const follows = !this.isBusy;
     if (message && !this.outgoing.includes(message)) this.outgoing.push(message);
-    if (message) message.state = "sending";
+    if (message) Object.assign(message, { state: "sending", checkpoint });
     if (follows) this.live = { runId: null, key };
     this.problem = null;
     this.wasStopped = false;

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import os
 import threading
+import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from tests.servers import postgres
 
 VARIABLES = ("PERDURE_DB", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEY_FILE")
 QUICK = Settings(poll=0.2, drain=5)
+_PATIENCE_S = 30.0
 
 
 class Place(NamedTuple):
@@ -90,13 +93,41 @@ def held(place: Place) -> Held:
     return Held(place.connections(), threads, sorted(f.partition(":[")[0] for f in files), tasks)
 
 
-async def settled(place: Place, expected: Held) -> Held:
-    """What is held, once the server has noticed who left."""
-    for _ in range(20):
-        if (now := held(place)) == expected:
-            break
-        await asyncio.sleep(0.1)
-    return now
+async def at_rest(place: Place) -> Held:
+    """What is held once the database has no connection. The server takes note of a connection's end, such as
+    that of the migration before this, in its own time."""
+    await asyncio.to_thread(gc.collect)
+    await _eventually(lambda: place.connections() == 0)
+    return held(place)
+
+
+async def left_over(place: Place, before: Held) -> dict[str, Any]:
+    """The connections, and what else is held beyond what was held before, once it had the time to go.
+
+    What others in this process held before and hold no longer is none of it.
+    """
+    await _eventually(lambda: not _beyond(held(place), before))
+    return _beyond(held(place), before)
+
+
+def _beyond(now: Held, before: Held) -> dict[str, Any]:
+    return {
+        name: more
+        for name, more in {
+            "connections": now.connections,
+            "threads": sorted((Counter(now.threads) - Counter(before.threads)).elements()),
+            "files": sorted((Counter(now.files) - Counter(before.files)).elements()),
+            "tasks": max(0, now.tasks - before.tasks),
+        }.items()
+        if more
+    }
+
+
+async def _eventually(reached: Callable[[], bool]) -> None:
+    """Ask until the answer is yes, or for as long as a busy machine can take; what follows tells which."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not reached() and time.monotonic() < deadline:  # noqa: ASYNC110 - a state of another process
+        await asyncio.sleep(0.05)
 
 
 def run(work: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,18 +14,18 @@ from langgraph.graph import START, MessagesState, StateGraph
 import perdure
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, GraphLoadError, PerdureError, Unavailable
-from perdure.runtime import Runtime
+from perdure.runtime import Runtime, Settings
 from perdure.server import compile_graph, perdure_app
 from perdure.server.state import ServerState
 from tests.server.applications import (
     QUICK,
     Place,
     app_with,
+    at_rest,
     client_of,
-    held,
+    left_over,
     postgresql,
     run,
-    settled,
     started,
     turn,
 )
@@ -77,14 +76,12 @@ def test_a_failed_start_leaves_nothing_open(
     app, kind = failure(app_with, place, monkeypatch)
 
     async def work() -> None:
-        await asyncio.to_thread(gc.collect)
-        before = held(place)
+        before = await at_rest(place)
         for _ in range(3):
             with pytest.raises(kind):
                 async with started(app):
                     raise AssertionError("it started")
-        assert await settled(place, before) == before
-        assert before.connections == 0
+        assert await left_over(place, before) == {}
 
     run(work())
     assert not hasattr(app.state, "perdure")
@@ -102,14 +99,12 @@ def test_a_wrong_password_leaves_nothing_open() -> None:
         wrong = found.migrated().url.replace("postgres@", "lodger:Xq7guess@")
 
         async def work() -> None:
-            await asyncio.to_thread(gc.collect)
-            before = held(found)
+            before = await at_rest(found)
             with pytest.raises(perdure.PerdureError) as caught:
                 async with started(app_with(wrong, serve=True)):
                     raise AssertionError("it started")
             assert "Xq7guess" not in str(caught.value)
-            assert await settled(found, before) == before
-            assert before.connections == 0
+            assert await left_over(found, before) == {}
 
         run(work())
 
@@ -118,8 +113,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_open(place: Place) -> None:
     app = app_with(place.migrated().url, serve=True)
 
     async def work() -> None:
-        await asyncio.to_thread(gc.collect)
-        before = held(place)
+        before = await at_rest(place)
 
         async def start() -> None:
             async with started(app):
@@ -131,7 +125,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_open(place: Place) -> None:
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-        assert await settled(place, before) == before
+        assert await left_over(place, before) == {}
 
     run(work())
 
@@ -155,10 +149,9 @@ def test_twenty_starts_and_stops_leave_nothing(place: Place) -> None:
 
     async def work() -> None:
         graphs = [await once(1)]
-        await settled(place, held(place))
-        before = held(place)._replace(connections=0)
+        before = await at_rest(place)
         graphs += [await once(number) for number in range(2, STARTS + 1)]
-        assert await settled(place, before) == before
+        assert await left_over(place, before) == {}
         assert len({id(graph) for graph in graphs}) == STARTS
 
     run(work())
@@ -191,32 +184,34 @@ def test_it_stops_in_order_and_goes_on_when_a_step_fails(
     monkeypatch.setattr(DatabaseHandle, "close", closed)
 
     async def work() -> None:
-        await asyncio.to_thread(gc.collect)
-        before = held(place)
+        before = await at_rest(place)
         with pytest.raises(RuntimeError, match="failed"):
             async with started(app):
                 pass
         assert order == ["streams", "runtime", "database"]
         assert not hasattr(app.state, "perdure")
-        assert await settled(place, before) == before
+        assert await left_over(place, before) == {}
 
     run(work())
 
 
 def test_a_run_under_way_is_finished_and_its_stream_told_to_end(near: str) -> None:
+    begun = asyncio.Event()
+
     async def slowly(state: MessagesState) -> dict[str, Any]:
-        await asyncio.sleep(1)
+        begun.set()
+        await app.state.perdure.host.closing.wait()
         return {"messages": [AIMessage("slow")]}
 
     slow = StateGraph(MessagesState).add_node("slow", slowly).add_edge(START, "slow")
-    app = app_with(near, graphs={"slow": slow}, serve=True, settings=QUICK)
+    app = app_with(near, graphs={"slow": slow}, serve=True, settings=Settings(poll=0.2, drain=60))
 
     async def work() -> None:
         async with started(app):
             opened = app.state.perdure
             assert opened.host is not None
             await opened.host.runtime.submit("t", {"messages": ["hi"]})
-            await asyncio.sleep(0.3)
+            await asyncio.wait_for(begun.wait(), 60)
             closing = opened.host.closing
         assert closing.is_set()
         async with perdure.connect(near) as db:

@@ -85,6 +85,22 @@ class Chat:
 
         expect(self.page.locator(".message .body")).to_have_text(list(texts), timeout=_PATIENCE_MS)
 
+    def watches(self) -> None:
+        """Keep the messages of every moment from now on, however short it is."""
+        self.page.evaluate(
+            """() => {
+              const bodies = document.getElementsByClassName("body");
+              const look = () => [...bodies].map((body) => body.textContent);
+              window.showed = [look()];
+              const observer = new MutationObserver(() => window.showed.push(look()));
+              observer.observe(document.body, { subtree: true, childList: true, characterData: true });
+            }"""
+        )
+
+    def showed(self) -> list[list[str]]:
+        """The messages of each moment since :meth:`watches`."""
+        return self.page.evaluate("window.showed")
+
     def has(self, selector: str, text: str) -> None:
         """Wait until an element has a text."""
         from playwright.sync_api import expect

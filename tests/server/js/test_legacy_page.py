@@ -55,20 +55,25 @@ def test_t21_an_edit_is_a_branch_and_branches_are_switched(chat: Chat, server: S
     chat.has("#state", "idle")
     chat.edit(1, "instead")
     chat.shows("one", "echo one", "instead", "echo instead")
+    chat.has("#state", "idle")
     chat.has(".at", "2/2")
     chat.page.click(".previous")
     chat.shows("one", "echo one", "two", "echo two")
     chat.has(".at", "1/2")
     # The conversation goes on in the branch that is shown.
+    going_on = ["one", "echo one", "two", "echo two", "three", "echo three"]
+    chat.watches()
     chat.send("three")
-    chat.shows("one", "echo one", "two", "echo two", "three", "echo three")
+    eventually(lambda: going_on in chat.showed(), "the answer is shown")
+    # With a run's end the hook goes back to the branch that was begun last, whichever the run was in.
+    chat.shows("one", "echo one", "instead", "echo instead")
     chat.has("#state", "idle")
+    assert heard(js.call("threads.getState", chat.thread_id)["values"]) == going_on
     chat.reload()
-    # The hook begins with the branch that was begun last.
     chat.shows("one", "echo one", "instead", "echo instead")
     chat.has(".at", "2/2")
     chat.page.click(".previous")
-    chat.shows("one", "echo one", "two", "echo two", "three", "echo three")
+    chat.shows(*going_on)
     assert js.statuses(chat.thread_id) == ["success"] * 4
 
 

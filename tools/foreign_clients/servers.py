@@ -48,8 +48,6 @@ def serving(server: str, python: Path, config: Path, folder: Path, model: str = 
         "LANGSMITH_TRACING": "false",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    # Their suites run several graphs on one thread.
-    variables |= {"PERDURE_RUNTIME_SHARED_THREADS": "true"}
     if model:
         variables |= {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": url + model}
     log = folder / "server.log"

@@ -12,6 +12,9 @@ from tools.foreign_suites.places import Unobtainable, last_line
 
 from .catalogue import GRAPHS, NODE, PORTED, REFERENCE, TESTS, Suite
 
+# Not all of LangChain: the suites' graphs need newer integrations than Perdure's own tests.
+_PINNED = ("langgraph", "langchain-core")
+
 
 def checkout(suite: Suite, work: Path, given: Path | None) -> Path:
     """The root of the suite's repository: the one of that name in the folder that was given, or a clone.
@@ -74,8 +77,8 @@ def pointed(suite: Suite, folder: Path, url: str) -> None:
 def python_of(server: str, work: Path) -> Path:
     """The Python of an environment in which a server runs; that of Perdure's is the tests' too."""
     if server == "perdure":
-        return places.environment([*GRAPHS, *TESTS], work, with_own=True, pinned="lang")
-    return places.environment([*GRAPHS, *REFERENCE], work, pinned="lang")
+        return places.environment([*GRAPHS, *TESTS], work, with_own=True, pinned=_PINNED)
+    return places.environment([*GRAPHS, *REFERENCE], work, pinned=_PINNED)
 
 
 def modules_of(work: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 from .catalogue import Suite
 
 ROOT = Path(__file__).resolve().parents[2]
-_EXTRAS = ("encryption", "postgres", "redis", "dynamodb", "d1")
+_EXTRAS = ("encryption", "postgres", "redis", "dynamodb", "d1", "search")
 
 
 class Unobtainable(Exception):
@@ -98,10 +98,12 @@ def environment_of(suites: Sequence[Suite], work: Path) -> Path:
     return environment([*_own_requirements(), *(r for suite in suites for r in suite.requirements)], work)
 
 
-def environment(requirements: Sequence[str], work: Path, *, with_own: bool = False, pinned: str = "") -> Path:
+def environment(
+    requirements: Sequence[str], work: Path, *, with_own: bool = False, pinned: str | tuple[str, ...] = ""
+) -> Path:
     """The Python of an environment with some packages, made once; ``with_own`` has Perdure and what its
-    server needs in it, from this checkout. Packages whose names begin with ``pinned`` have the version
-    that Perdure's own tests run with.
+    server needs in it, from this checkout. Packages whose names begin with ``pinned``, or one of several,
+    have the version that Perdure's own tests run with.
 
     Raises:
         Unobtainable: A package cannot be installed.

@@ -167,8 +167,11 @@ class AsyncPostgresStandIn(StandIn):
     shared = True
 
 
+_INDEX = ("dims", "embed", "fields")
+
+
 class StoreStandIn(_Opened, PerdureStore):
-    """Perdure's store, made as the stock ones are. It has no index of vectors, and says so."""
+    """Perdure's store, made as the stock ones are, with an index that compares cosines."""
 
     # Fixtures of the stock stores adapt these before they set a store up.
     MIGRATIONS: Any = ()
@@ -176,9 +179,12 @@ class StoreStandIn(_Opened, PerdureStore):
     def __init__(
         self, *_: Any, place: str | None = None, ttl: Any = None, index: Any = None, **__: Any
     ) -> None:
-        if index is not None:
-            raise NotImplementedError("Perdure's store has no index of vectors")
-        self.__dict__.update(vars(_database(False).store(tenant=_tenant(place), ttl=ttl)))
+        if index is not None and index.get("distance_type", "cosine") != "cosine":
+            raise NotImplementedError("Perdure's store compares cosines only")
+        known = None if index is None else {name: index[name] for name in _INDEX if name in index}
+        if known is not None and index.get("text_fields"):
+            known["fields"] = index["text_fields"]  # as SqliteStore names them
+        self.__dict__.update(vars(_database(False).store(tenant=_tenant(place), ttl=ttl, index=known)))
         self.stack = ExitStack()
         self.stack.callback(self.stop_ttl_sweeper)
 

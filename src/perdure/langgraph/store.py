@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -53,6 +54,7 @@ _TTL_KEYS = frozenset(TTLConfig.__annotations__)
 _SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
 _AT_ONCE = 32
+_OF_ONE_ITEM = (GetOp, PutOp)
 
 
 def _wall_clock() -> int:
@@ -74,9 +76,14 @@ class Clock:
 
     def stamp(self) -> int:
         """Return the time for a write: later than any stamp before it."""
+        return self.stamps(1)[0]
+
+    def stamps(self, count: int) -> range:
+        """Return the times for some writes, in their order: see ``stamp``."""
         with self._lock:
-            self._last = max(self._last + 1, self._source())
-            return self._last
+            first = max(self._last + 1, self._source())
+            self._last = first + count - 1
+            return range(first, first + count)
 
 
 _CLOCK = Clock()
@@ -203,7 +210,7 @@ class PerdureStore(BaseStore):
             *map(listing, _listings(ops)),
         ]
         yield [
-            items.renew(partition, [(r, _version()) for r in left], now, self._budget)
+            items.renew(partition, list(zip(left, _versions(), strict=False)), now, self._budget)
             for partition, records in touched.items()
             if (left := [r for key, r in records.items() if key not in writes.get(partition, ())])
         ]
@@ -223,11 +230,12 @@ class PerdureStore(BaseStore):
             if isinstance(op, PutOp):
                 last[tuple(op.namespace), op.key] = op
         by_labels: dict[Labels, dict[str, Write]] = {}
-        for (labels, key), op in last.items():
+        places = zip(self._clock.stamps(len(last)), _versions(), strict=False)
+        for ((labels, key), op), (at, version) in zip(last.items(), places, strict=True):
             body = None if op.value is None else pack(op.value, f"item {key!r} of {labels!r}: value")
             ttl = None if op.ttl is None else span(op.ttl)
             entry = None if body is None or self._index is None else self._index.entry(op, body, embedded)
-            write = Write(key, body, self._clock.stamp(), _version(), ttl, entry)
+            write = Write(key, body, at, version, ttl, entry)
             by_labels.setdefault(labels, {})[key] = write
         return {partition_of(self._tenant, labels): writes for labels, writes in by_labels.items()}
 
@@ -368,10 +376,12 @@ class _Sweeper:
 
 def _validate(op: Any, has_index: bool) -> None:
     """Refuse what could not be stored or found, before anything is read or written."""
-    for name in ("namespace", "namespace_prefix"):
-        refuse_text(name, getattr(op, name, ()))
+    if isinstance(op, _OF_ONE_ITEM):
+        refuse_text("namespace", op.namespace)
+    elif isinstance(op, SearchOp):
+        refuse_text("namespace_prefix", op.namespace_prefix)
     validate_op_namespace(op)
-    if isinstance(op, GetOp | PutOp):
+    if isinstance(op, _OF_ONE_ITEM):
         if isinstance(op, PutOp) and not op.namespace:
             raise InvalidNamespaceError("Namespace cannot be empty.")
         _well_keyed(op.key)
@@ -435,8 +445,10 @@ def _checked(ttl: TTLConfig | None) -> TTLConfig | None:
     return ttl
 
 
-def _version() -> int:
-    return secrets.randbits(_VERSION_BITS) + 1
+def _versions() -> Iterator[int]:
+    """Return versions for the writes of one batch, each to another item: consecutive from a random one, as
+    drawing each costs more than encoding a small item."""
+    return count(secrets.randbits(_VERSION_BITS) + 1)
 
 
 def _item(labels: Labels, record: Record) -> Item:

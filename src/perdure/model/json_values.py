@@ -17,6 +17,7 @@ DEPTH = 256
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LEAVES = frozenset((str, int, bool, type(None)))
+_SEQUENCES = (list, tuple)
 
 
 def pack(value: object, where: str) -> bytes:
@@ -62,7 +63,7 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
     Raises:
         Unserialisable: a part is of another type; the message begins with its path, from ``where``.
     """
-    if value is None or isinstance(value, bool):
+    if type(value) in _LEAVES:
         return value
     if isinstance(value, str):
         return str.__str__(value)
@@ -74,18 +75,20 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         return float.__float__(value)
     if depth >= DEPTH:
         raise Unserialisable(f"{where[:200]}… is nested deeper than {DEPTH} levels, or contains itself")
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         out: dict[str, Any] = {}
         for name, part in value.items():
             if not isinstance(name, str):
                 raise Unserialisable(f"{where} has the key {name!r}, {_a(name)}; keys are text")
             # A leaf stays as it is; formatting its path would cost more than its check.
-            leaf = type(part) in _LEAVES
+            leaf = type(part) in _LEAVES or (type(part) is float and isfinite(part))
             out[str.__str__(name)] = part if leaf else plain(part, f"{where}[{name!r}]", depth + 1)
         return out
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCES):
         return [
-            part if type(part) in _LEAVES else plain(part, f"{where}[{n}]", depth + 1)
+            part
+            if type(part) in _LEAVES or (type(part) is float and isfinite(part))
+            else plain(part, f"{where}[{n}]", depth + 1)
             for n, part in enumerate(value)
         ]
     raise Unserialisable(

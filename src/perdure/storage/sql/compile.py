@@ -213,7 +213,7 @@ def upsert(kind: Kind, count: int = 1) -> str:
 def checksum(op: Put, partition: Partition) -> int:
     """Return the checksum of the record that an operation writes."""
     kind = op.kind
-    fields = [op.fields[c.name] for c in kind.fields]
+    fields = [op.fields[name] for name in _names(kind)]
     return checksums.checksum(
         partition, kind, op.key, fields, op.version if kind.versioned else 0, op.body if kind.body else b""
     )
@@ -228,8 +228,8 @@ def row(op: Put, t: int, of: int) -> tuple[Any, ...]:
         of: The checksum of the record.
     """
     kind = op.kind
-    values: list[Any] = [t, *op.key]
-    values.extend(op.fields[c.name] for c in kind.fields)
+    fields = op.fields
+    values: list[Any] = [t, *op.key, *[fields[name] for name in _names(kind)]]
     if kind.versioned:
         values.append(op.version)
     if kind.body:

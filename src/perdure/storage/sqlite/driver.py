@@ -207,6 +207,7 @@ class SqliteDriver:
         """
         writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
+        change = 0
         for op in ops:
             old: int | None = 0
             new = 0
@@ -220,13 +221,18 @@ class SqliteDriver:
             else:
                 continue
             if op.kind.grows is None:
-                total = None if total is None or old is None else checksums.added(total, new, -old)
+                if old is None:
+                    total = None
+                else:
+                    change += new - old
             if (op.kind, op.key) == checksums.ROOT_HEAD:
                 head = new
         for (kind, is_new), values in puts.items():
             rows.write(writer, kind, values, new=is_new)
         if all(isinstance(op, Check) for op in ops):
             return
+        if total is not None:
+            total = checksums.added(total, change)
         commits = (thread.commits or 0) + 1
         writer.execute(sql.THREAD_SUM, (total, head, commits, t))
         self._written[t] = commits

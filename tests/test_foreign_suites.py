@@ -104,6 +104,13 @@ def test_what_passes_when_it_is_run_again_alone_is_told_apart() -> None:
     assert "s on memory, failed, but passed when run again alone:" in "\n".join(lines([again]))
 
 
+def test_a_reason_covers_tests_by_a_word_of_their_parameters() -> None:
+    reasons = Reasons({("a", "[l2]"): "another measure"})
+    assert reasons.of("a", "tests/test_a.py::test_it[vector-l2]") == "another measure"
+    assert reasons.of("a", "tests/test_a.py::test_l2[vector-cosine]") is None
+    assert reasons.of("b", "tests/test_a.py::test_it[vector-l2]") is None
+
+
 def test_a_reason_covers_what_is_in_a_class_of_its_suite_only() -> None:
     reasons = Reasons({("s", "f::Class"): "its rows"})
     assert reasons.of("s", "f::Class::test_it[x::y]") == "its rows"

@@ -113,13 +113,19 @@ SAVER_SUITES = (
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Tests that are expected to differ, by suite and id without parameters, with the reason."""
+    """Tests that are expected to differ, by suite and id without parameters, with the reason.
+
+    An id ``[word]`` is that of all tests of the suite with this word in their parameters.
+    """
 
     by_id: dict[tuple[str, str], str]
 
     def of(self, suite: str, node: str) -> str | None:
         """Why a test may fail, or nothing when it may not. One for a class or file covers its tests."""
-        name = node.partition("[")[0]
+        name, _, parameters = node.partition("[")
+        for (of, word), why in self.by_id.items():
+            if of == suite and word.startswith("[") and word.strip("[]") in parameters:
+                return why
         while name:
             if reason := self.by_id.get((suite, name)):
                 return reason

@@ -75,15 +75,22 @@ class _Done:
 class _Cursor:
     """Takes the statement by which a fixture makes a stock store set itself up again, and no other."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         return None
 
-    async def execute(self, statement: str, *_: object) -> None:
+    def execute(self, statement: str, *_: object) -> _Done:
         if statement != "DROP TABLE IF EXISTS store_migrations":
             raise NotImplementedError("Perdure's store is not read or written by SQL")
+        return _Done()
 
 
 class StandIn(_Opened, PerdureSaver):
@@ -181,12 +188,15 @@ class StoreStandIn(_Opened, PerdureStore):
     ) -> None:
         if index is not None and index.get("distance_type", "cosine") != "cosine":
             raise NotImplementedError("Perdure's store compares cosines only")
-        known = None if index is None else {name: index[name] for name in _INDEX if name in index}
+        known: Any = None if index is None else {name: index[name] for name in _INDEX if name in index}
         if known is not None and index.get("text_fields"):
             known["fields"] = index["text_fields"]  # as SqliteStore names them
         self.__dict__.update(vars(_database(False).store(tenant=_tenant(place), ttl=ttl, index=known)))
         self.stack = ExitStack()
         self.stack.callback(self.stop_ttl_sweeper)
+
+    def _cursor(self) -> _Cursor:
+        return _Cursor()
 
     @classmethod
     def from_conn_string(cls, place: str, **options: Any) -> Self:
@@ -196,9 +206,6 @@ class StoreStandIn(_Opened, PerdureStore):
 
 class AsyncStoreStandIn(StoreStandIn):
     """In the place of the stock stores of an event loop, whose sweepers are started by `await`."""
-
-    def _cursor(self) -> _Cursor:
-        return _Cursor()
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Any:
         super().start_ttl_sweeper(sweep_interval_minutes)

@@ -315,6 +315,29 @@ def _tools(names: Names) -> Iterator[Attempt]:
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
     yield Attempt("POST", "/mcp", body=body, headers=headers, kind="refused call")
     yield Attempt("POST", "/mcp/", body=listing, headers=headers, kind="empty")
+    card = {"assistant_id": names.assistant}
+    yield Attempt("GET", "/.well-known/agent-card.json", query=card)
+    theirs = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"id": "a:b"}}
+    yield Attempt("POST", "/a2a/{assistant_id}", {"assistant_id": names.assistant}, theirs)
+    chat = {"assistant_id": "chat"}
+    for thread_id, run_id in (
+        (names.idle, names.idle_run),
+        (names.busy, names.running),
+        (OWN, names.asks_run),
+    ):
+        task = {"id": f"{run_id}:{thread_id}"}
+        for method in ("tasks/get", "tasks/cancel", "GetTask", "CancelTask"):
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": task}
+            version = {} if "/" in method else {"A2A-Version": "1.0"}
+            yield Attempt("POST", "/a2a/{assistant_id}", chat, body, headers=version, kind="refused call")
+        said_to = {**_message(), "taskId": task["id"]}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": said_to}}
+        yield Attempt("POST", "/a2a/{assistant_id}", chat, body, kind="refused call")
+
+
+def _message() -> dict[str, Any]:
+    parts = [{"kind": "text", "text": "this is mine"}]
+    return {"kind": "message", "messageId": "m1", "role": "user", "parts": parts}
 
 
 def _claims(names: Names) -> Iterator[Attempt]:
@@ -330,3 +353,6 @@ def _claims(names: Names) -> Iterator[Attempt]:
         yield Attempt("POST", route, {"thread_id": thread_id}, new, kind="claims")
     start = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": MINE}}
     yield Attempt("POST", "/threads/{thread_id}/commands", {"thread_id": names.live}, start, kind="claims")
+    said_to = {**_message(), "contextId": names.asks}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": said_to}}
+    yield Attempt("POST", "/a2a/{assistant_id}", {"assistant_id": "chat"}, body, kind="claims")

@@ -163,7 +163,7 @@ def is_refused(attempt: Attempt, answer: Said, *, has_own: bool) -> bool:
             body = json.loads(answer.text)
             return answer.status == 200 and body["type"] == "error" and "meta" not in body
         case "refused call":
-            return answer.status == 200 and '"error"' in answer.text and '"result"' not in answer.text
+            return answer.status == 200 and '"error"' in answer.text and '"result":' not in answer.text
         case "listens":
             return answer.status == 200 and "data:" not in answer.text
         case "own":
@@ -172,6 +172,8 @@ def is_refused(attempt: Attempt, answer: Said, *, has_own: bool) -> bool:
             return answer.status in (200, 409)
         case "claims" if attempt.route.endswith("/commands"):
             return bool(json.loads(answer.text)["type"] == "error")
+        case "claims" if attempt.route.startswith("/a2a/"):
+            return answer.status == 200 and "error" in json.loads(answer.text)
         case "claims":
             return answer.status == 404
 

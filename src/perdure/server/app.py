@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.server import error_handlers, openapi
 from perdure.server.config import Cors, Http
 from perdure.server.limits import Bounded
-from perdure.server.routes import assistants as assistant_routes
 from perdure.server.routes import (
+    a2a,
     chat,
     crons,
     health,
@@ -33,6 +33,7 @@ from perdure.server.routes import (
     thread_stream,
     threads,
 )
+from perdure.server.routes import assistants as assistant_routes
 from perdure.server.routes import storage as storage_routes
 from perdure.server.routes import store as store_routes
 from perdure.server.state import RAW
@@ -59,6 +60,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (thread_stream.router, http.disable_runs),
         (store_routes.router, http.disable_store),
         (mcp.router, http.disable_mcp),
+        (a2a.router, http.disable_a2a),
     )
     return [router for router, is_off in chosen if not is_off]
 
@@ -75,6 +77,7 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
         responses=openapi.RESPONSES,
         generate_unique_id_function=openapi.operation_id,
     )
+    app.state.perdure_a2a_needs_context = http.a2a_needs_context
     error_handlers.install(app)
     chosen = routers(http)
     openapi.summarise(chosen)

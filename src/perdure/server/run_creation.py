@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
@@ -32,6 +32,7 @@ from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.responses import given
 from perdure.server.state import Caller
+from perdure.server.webhooks import TASK
 
 IDEMPOTENCY_KEY = "idempotency-key"
 DEBOUNCE_MS = "x-debounce-ms"
@@ -68,6 +69,7 @@ class _Invocation:
     stream: StreamOptions | None
     start: Ref | None
     headers: Mapping[str, str]
+    protocol: Mapping[str, Any] | None = None
 
 
 class _Terms(NamedTuple):
@@ -100,6 +102,7 @@ async def submit(
     is_kept: bool,
     subgraphs: bool | None = None,
     interrupt_id: str | None = None,
+    protocol: Mapping[str, Any] | None = None,
 ) -> AcceptedRun:
     """Accept a run. If it is refused, none of it is stored.
 
@@ -112,6 +115,7 @@ async def submit(
         is_kept: keep the events, so that clients can resume a stream.
         subgraphs: emit events of subgraphs; by default as in ``new``.
         interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
+        protocol: data of the A2A protocol; the receivers of its task are notified of the run's end.
 
     Raises:
         Refusal: the request is not valid, or the user may not do this.
@@ -166,8 +170,11 @@ async def submit(
         stream=stream,
         start=start,
         headers=caller.host.headers.of(headers),
+        protocol=protocol,
     )
     options = _options(caller.user, invocation)
+    if protocol is not None and caller.host.webhooks is not None:
+        options = replace(options, webhook=TASK)
     if row is None:
         is_passing = is_alone and new.on_completion != "keep"
         ticket = await _submitted_first(caller, invocation, options, terms, is_passing=is_passing)
@@ -400,6 +407,7 @@ def _options(user: User, invocation: _Invocation) -> Options:
             "metadata": about,
             "kwargs": kwargs,
             "multitask_strategy": new.multitask_strategy or "enqueue",
+            **({} if invocation.protocol is None else {"protocol": dict(invocation.protocol)}),
         },
     )
 

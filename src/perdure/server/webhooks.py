@@ -18,21 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from langgraph.pregel import Pregel
-from langgraph.types import StateSnapshot
 
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_environment, value_of
-from perdure.model.messages import FAILED, READY, SENDING, Reply, Run
+from perdure.model.messages import FAILED, READY, SENDING, Reply
 from perdure.model.records import Partition
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.encoding import encoded
 from perdure.runtime.options import WEBHOOK
-from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.config import Http
 from perdure.server.outbound_policy import OutboundPolicy, Unreachable
-from perdure.server.snapshots import config_of
+from perdure.server.run_values import values_of
 from perdure.server.state import Caller
 from perdure.server.webhook_signature import signed
 
@@ -44,8 +41,9 @@ _TIMEOUT_S = 15.0
 _CONNECT_S = 5.0
 _AGAIN = (408, 429)
 _PAUSE_S = (0.1, 5.0)
-_EARLIER = 20
-"""Number of earlier runs that are searched for the values that a run without checkpoints started from."""
+
+TASK = "perdure:task"
+"""In place of the URL of a run that was made by the A2A protocol: the receivers are those of its task."""
 
 
 class Webhooks:
@@ -67,17 +65,56 @@ class Webhooks:
         self._runtime = runtime
 
     async def _send(self, partition: Partition, reply: Reply) -> None:
+        if reply.payload["url"] == TASK:
+            await self._send_task(partition, reply)
+            return
+        url, addresses = await self._reached(reply.payload["url"])
+        body = encoded(await self._notice(partition, reply)).encode()
+        await self._deliver(url, addresses, body, reply.id, {})
+
+    async def _send_task(self, partition: Partition, reply: Reply) -> None:
+        """Send a task of the A2A protocol to its receivers. If one of them fails, all get it again."""
         try:
-            url = self.reach.url(reply.payload["url"])
-            addresses = await self.reach.addresses(url)
+            from perdure.server.a2a import push
+        except ModuleNotFoundError as error:
+            raise NotSent("push notifications of tasks need an extra: pip install 'perdure[a2a]'") from error
+        if self._runtime is None:
+            raise NotSent("this process is still starting")
+        threads, run_id = self._runtime.for_tenant(partition.tenant), reply.payload["run_id"]
+        failed: NotSent | Undeliverable | None = None
+        for notice in await push.notices(threads, partition.thread, run_id):
+            try:
+                url, addresses = await self._reached(notice.url)
+                await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
+            except NotSent as error:
+                failed = error
+            except Undeliverable as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        await push.forget_ended(threads, partition.thread, run_id)
+
+    async def _reached(self, given: str) -> tuple[httpx.URL, list[str]]:
+        """Return a URL that may be called, and the addresses of its host."""
+        try:
+            url = self.reach.url(given)
+            return url, await self.reach.addresses(url)
         except Unreachable as error:
             raise Undeliverable(f"the webhook's URL may not be called: {error}") from error
         except OSError as error:
             raise NotSent(f"the webhook's host is not known ({type(error).__name__})") from error
-        body = encoded(await self._notice(partition, reply)).encode()
+
+    async def _deliver(
+        self,
+        url: httpx.URL,
+        addresses: list[str],
+        body: bytes,
+        notice_id: str,
+        headers: Mapping[str, str],
+    ) -> None:
         # The receiver compares it with its own clock, so it is this host's, not the database's.
-        headers = signed(self._secrets, reply.id, round(time.time()), body) | {IDEMPOTENCY_KEY: reply.id}
-        status = await self._post(url, addresses, body, headers)
+        signature = signed(self._secrets, notice_id, round(time.time()), body)
+        status = await self._post(url, addresses, body, {**headers, **signature, IDEMPOTENCY_KEY: notice_id})
         if 200 <= status < 300:
             return
         if 400 <= status < 500 and status not in _AGAIN:
@@ -148,38 +185,6 @@ class Webhooks:
     @cached_property
     def _trust(self) -> ssl.SSLContext:
         return httpx.create_ssl_context()
-
-
-async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
-    """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
-    that stored nothing, or was rolled back, left the values that it started from."""
-    async with runtime.opened(run.graph, "threads.read") as graph:
-        return await _values_of(runtime, graph, thread_id, run)
-
-
-async def _values_of(
-    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
-) -> Any:
-    here = await graph.aget_state(config_of(thread_id))
-    if (here.metadata or {}).get("run_id") == run.id:
-        return responses.outcome(here)
-    if (its_last := await _last_of(graph, thread_id, run)) is not None:
-        return responses.outcome(its_last)
-    # Read after the state: if the run is still the latest, the state is from before or during it.
-    (latest,) = await runtime.runs(thread_id, limit=1)
-    if latest.id == run.id:
-        return responses.outcome(here) if here.created_at is not None else {}
-    for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
-        if (before := await _last_of(graph, thread_id, earlier)) is not None:
-            return responses.outcome(before)
-    return {}
-
-
-async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
-    """Return the state of a run's last checkpoint."""
-    async for state in graph.aget_state_history(config_of(thread_id), filter={"run_id": run.id}, limit=1):
-        return state
-    return None
 
 
 async def delivered(caller: Caller, thread_id: str, run_id: str) -> bool:

@@ -1,0 +1,32 @@
+"""JSON-RPC of the protocol, in its releases 1.0 and 0.3, for one request."""
+
+from __future__ import annotations
+
+import logging
+
+from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure.server.a2a.handler import DurableTasks
+from perdure.server.assistants import Assistant
+from perdure.server.state import Caller
+
+# They log what a request contains.
+for _name in ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+
+async def respond(
+    caller: Caller, request: Request, assistant: Assistant, *, needs_context: bool = False
+) -> Response:
+    """Return the response to a request of the protocol.
+
+    Args:
+        caller: the authenticated user of the request.
+        request: the request.
+        assistant: the assistant that it is for.
+        needs_context: refuse a message without a ``contextId``.
+    """
+    handler = DurableTasks(caller, request.headers, assistant, needs_context=needs_context)
+    return await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)

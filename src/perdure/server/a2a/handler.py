@@ -1,0 +1,428 @@
+"""The methods of the A2A protocol for one assistant and one user, over durable runs.
+
+Nothing of a task is in this process alone. A message becomes a run, which is stored before it begins; its
+state is read from its records; its stream can be followed from the beginning by another connection and at
+another server. A client that disconnects does not end its task.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers.request_handler import RequestHandler, validate_request_params
+from a2a.types import a2a_pb2 as types
+from a2a.utils.errors import (
+    A2AError,
+    ExtendedAgentCardNotConfiguredError,
+    InternalError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from a2a.utils.proto_utils import parse_lenient
+from google.protobuf.json_format import MessageToDict
+from pydantic import ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+
+from perdure.errors import NotFound, PerdureError, SubscriberTooSlow, Unavailable
+from perdure.runtime import Standing
+from perdure.runtime.options import StreamMode
+from perdure.server import error_handlers, streams
+from perdure.server.a2a import push
+from perdure.server.a2a.parts import answer_of, input_of, unique_id
+from perdure.server.a2a.tasks import (
+    A2A,
+    INPUT_REQUIRED,
+    TERMINAL,
+    WORKING,
+    DurableTask,
+    document,
+    find,
+    found_in,
+    names_in,
+    run_id_of,
+    task_id_of,
+    text_of,
+)
+from perdure.server.assistants import Assistant
+from perdure.server.auth.identity import Refusal
+from perdure.server.outbound_policy import Unreachable
+from perdure.server.passing_threads import ended
+from perdure.server.requests import NewRun
+from perdure.server.run_creation import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK, submit
+from perdure.server.state import Caller
+from perdure.server.thread_ids import thread_id_of
+
+_MODES: tuple[StreamMode, ...] = ("messages-tuple",)
+_NOT_METADATA = {"debounce_ms", "multitask_strategy"}
+"""Names that would change how a run is accepted; a task is always a run of its own."""
+_PAGE = 50
+_log = logging.getLogger("perdure.server")
+
+A2AEvent = types.Task | types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent
+Events = AsyncGenerator[A2AEvent, None]
+
+
+@asynccontextmanager
+async def translated() -> AsyncIterator[None]:
+    """Raise errors of the block as errors of the protocol, with the name of the error in its data."""
+    try:
+        yield
+    except (A2AError, GeneratorExit):
+        raise
+    except Refusal as refusal:
+        kind = InternalError if refusal.status >= 500 or refusal.status == 429 else InvalidParamsError
+        raise kind(refusal.detail, {"error": "Refused"}) from refusal
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidParamsError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except PerdureError as error:
+        status, data = error_handlers.status_of(error), {"error": type(error).__name__}
+        text = error_handlers.sentence(error)
+        if status >= 500 or status == 429:
+            _log.warning("a method of A2A failed: %s", type(error).__name__)
+            raise InternalError(text, data) from error
+        raise InvalidParamsError(text, data) from error
+    except ValueError as error:
+        raise InvalidParamsError(str(error)) from error
+    except Exception as error:
+        # The text may contain users' data.
+        _log.exception("a method of A2A failed: %s", type(error).__name__, exc_info=False)
+        raise InternalError(f"The server failed ({type(error).__name__}).") from error
+
+
+class DurableTasks(RequestHandler):
+    """The tasks of an assistant, for the authenticated user of a request."""
+
+    def __init__(
+        self, caller: Caller, headers: Headers, assistant: Assistant, *, needs_context: bool = False
+    ) -> None:
+        """Bind to a user and an assistant. With ``needs_context`` a message without a ``contextId`` is
+        refused."""
+        self._caller, self._headers, self._assistant = caller, headers, assistant
+        self._needs_context = needs_context
+
+    # Messages
+
+    @validate_request_params
+    async def on_message_send(
+        self, params: types.SendMessageRequest, context: ServerCallContext
+    ) -> types.Task | types.Message:
+        """Accept a message. Return its task once it has ended or asks a question, or at once if the client
+        does not wait. If the server stops first, the task is returned as it is, and goes on."""
+        async with translated():
+            task = await self._accepted(params, context)
+            if not params.configuration.return_immediately:
+                task = await self._ended(task)
+            return await self._shown(task, params.configuration)
+
+    @validate_request_params
+    async def on_message_send_stream(
+        self, params: types.SendMessageRequest, context: ServerCallContext
+    ) -> Events:
+        """Accept a message and stream its task: the task, its reply while it is written, its end."""
+        async with translated():
+            task = await self._accepted(params, context)
+            async for event in self._events(task):
+                yield event
+
+    @validate_request_params
+    async def on_subscribe_to_task(
+        self, params: types.SubscribeToTaskRequest, context: ServerCallContext
+    ) -> Events:
+        """Stream a task that has not ended, with its reply from the beginning."""
+        async with translated():
+            task = await self._task(params.id, "read")
+            if task.state in TERMINAL:
+                raise UnsupportedOperationError(f"task {task.id!r} has ended; get it with GetTask")
+            async for event in self._events(task):
+                yield event
+
+    # Tasks
+
+    @validate_request_params
+    async def on_get_task(self, params: types.GetTaskRequest, context: ServerCallContext) -> types.Task:
+        """Return a task as it is now."""
+        async with translated():
+            return await self._shown(await self._task(params.id, "read"), params)
+
+    @validate_request_params
+    async def on_list_tasks(
+        self, params: types.ListTasksRequest, context: ServerCallContext
+    ) -> types.ListTasksResponse:
+        """Return tasks of a context, newest first."""
+        async with translated():
+            if not params.context_id:
+                raise InvalidParamsError("tasks are listed by their context; send its contextId")
+            before = int(params.page_token) if params.page_token.isdecimal() else None
+            size = min(params.page_size or _PAGE, 100)
+            await self._caller.thread(thread_id_of(params.context_id), "read")
+            found, following = await found_in(self._caller.runtime, params.context_id, size, before)
+            wanted = types.TaskState.Name(params.status) if params.status else None
+            tasks = [
+                await self._shown(task, params)
+                for task in found
+                if task.assistant_id == self._assistant.assistant_id and wanted in (None, task.state)
+            ]
+            return types.ListTasksResponse(
+                tasks=tasks,
+                page_size=size,
+                total_size=len(tasks),
+                next_page_token="" if following is None else str(following),
+            )
+
+    @validate_request_params
+    async def on_cancel_task(self, params: types.CancelTaskRequest, context: ServerCallContext) -> types.Task:
+        """Cancel a task and return it."""
+        async with translated():
+            task = await self._task(params.id, "update", action="interrupt")
+            if task.state == INPUT_REQUIRED:
+                task = await self._given_up(task, context)
+            elif task.state in TERMINAL or not await self._caller.runtime.cancel(task.thread_id, task.run_id):
+                raise TaskNotCancelableError(f"task {task.id!r} has ended; there is nothing to cancel")
+            return await self._shown(await self._ended(task), None)
+
+    # Push notifications
+
+    @validate_request_params
+    async def on_create_task_push_notification_config(
+        self, params: types.TaskPushNotificationConfig, context: ServerCallContext
+    ) -> types.TaskPushNotificationConfig:
+        """Add a receiver to a task that has not ended."""
+        async with translated():
+            task = await self._task(params.task_id, "update")
+            config = self._receiver(params)
+            await push.put(self._caller.runtime, task, config)
+            # Read after the receiver is stored: if the task has not ended by now, its end will be sent there.
+            now = await self._task(task.id, "update")
+            if now.state in TERMINAL:
+                await push.delete(self._caller.runtime, task, config["id"])
+                raise UnsupportedOperationError(f"task {task.id!r} has ended; nothing more is sent about it")
+            return _push_config(task, config)
+
+    @validate_request_params
+    async def on_get_task_push_notification_config(
+        self, params: types.GetTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> types.TaskPushNotificationConfig:
+        """Return a receiver of a task."""
+        async with translated():
+            task = await self._task(params.task_id, "read")
+            for config in await push.configs(self._caller.runtime, task):
+                if config["id"] == params.id:
+                    return _push_config(task, config)
+            raise TaskNotFoundError(f"task {task.id!r} has no push notification config {params.id!r}")
+
+    @validate_request_params
+    async def on_list_task_push_notification_configs(
+        self, params: types.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
+    ) -> types.ListTaskPushNotificationConfigsResponse:
+        """Return the receivers of a task."""
+        async with translated():
+            task = await self._task(params.task_id, "read")
+            found = await push.configs(self._caller.runtime, task)
+            shown = [_push_config(task, config) for config in found]
+            return types.ListTaskPushNotificationConfigsResponse(configs=shown)
+
+    @validate_request_params
+    async def on_delete_task_push_notification_config(
+        self, params: types.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> None:
+        """Remove a receiver of a task."""
+        async with translated():
+            task = await self._task(params.task_id, "update")
+            await push.delete(self._caller.runtime, task, params.id)
+
+    async def on_get_extended_agent_card(
+        self, params: types.GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> NoReturn:
+        """Raise: the card of ``/.well-known`` is all there is."""
+        raise ExtendedAgentCardNotConfiguredError("the agent card has everything; there is no extended one")
+
+    # Steps
+
+    async def _accepted(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
+        """Store a message as a run, and return its task. A message that was sent before is the same task."""
+        message = MessageToDict(params.message)
+        protocol: dict[str, Any] = {
+            "name": A2A,
+            "version": _version(context),
+            "message": params.message.message_id,
+        }
+        if params.configuration.HasField("task_push_notification_config"):
+            protocol["push"] = [self._receiver(params.configuration.task_push_notification_config)]
+        metadata = {**MessageToDict(params.metadata), **MessageToDict(params.message.metadata)}
+        made: dict[str, Any] = {
+            "assistant_id": self._assistant.assistant_id,
+            "metadata": {name: held for name, held in metadata.items() if name not in _NOT_METADATA},
+            "if_not_exists": "create",
+            "on_completion": "keep",
+            "stream_resumable": True,
+            "multitask_strategy": "enqueue",
+        }
+        thread_id = params.message.context_id or None
+        if params.message.task_id:
+            task = await self._waiting(params.message.task_id, thread_id)
+            made |= {"command": {"resume": answer_of(self._caller.user, message)}}
+            protocol["task"] = run_id_of(task.standings[0])
+            thread_id = task.thread_id
+        else:
+            if thread_id is None and self._needs_context:
+                raise InvalidParamsError(
+                    "contextId is missing; name the conversation that the message is for"
+                )
+            takes = await self._takes_messages()
+            made |= {"input": input_of(self._caller.user, message, takes_messages=takes)}
+        if thread_id is not None:
+            thread_id_of(thread_id)
+        accepted = await submit(
+            self._caller,
+            self._run_headers(unique_id(message)),
+            thread_id,
+            NewRun.model_validate(made),
+            modes=_MODES,
+            is_kept=True,
+            protocol=protocol,
+        )
+        found = await find(self._caller.runtime, accepted.thread_id, protocol.get("task", accepted.run_id))
+        if found is None:
+            raise self._no_task(task_id_of(accepted.thread_id, accepted.run_id))
+        return found
+
+    async def _waiting(self, task_id: str, thread_id: str | None) -> DurableTask:
+        """Return a task that waits for an answer."""
+        task = await self._task(task_id, "update")
+        if thread_id not in (None, task.thread_id):
+            raise InvalidParamsError(f"task {task_id!r} belongs to another context; leave contextId out")
+        if task.state in TERMINAL:
+            raise UnsupportedOperationError(
+                f"task {task_id!r} has ended; send the message to its contextId without a taskId"
+            )
+        if task.state != INPUT_REQUIRED:
+            raise UnsupportedOperationError(
+                f"task {task_id!r} asks nothing now; wait for it, or send the message without a taskId: it "
+                "is a task of its own, which begins after this one"
+            )
+        return task
+
+    async def _given_up(self, task: DurableTask, context: ServerCallContext) -> DurableTask:
+        """End a task that waits for an answer, without one."""
+        new = NewRun(
+            assistant_id=self._assistant.assistant_id,
+            command={"goto": "__end__"},  # type: ignore[arg-type]
+            multitask_strategy="enqueue",
+        )
+        first = run_id_of(task.standings[0])
+        protocol = {"name": A2A, "version": _version(context), "task": first, "ends": True}
+        headers = self._run_headers(None)
+        await submit(self._caller, headers, task.thread_id, new, modes=(), is_kept=False, protocol=protocol)
+        return await self._task(task.id, "read")
+
+    async def _task(self, task_id: str, to: str, **value: Any) -> DurableTask:
+        """Return a task of the assistant on whose context the user may perform an action."""
+        try:
+            thread_id, run_id = names_in(task_id)
+            await self._caller.thread(thread_id_of(thread_id), to, **value)
+        except ValueError as error:
+            raise TaskNotFoundError(f"there is no task {task_id!r}: {error}") from error
+        except (NotFound, Refusal) as error:
+            raise self._no_task(task_id) from error
+        task = await find(self._caller.runtime, thread_id, run_id)
+        if task is None or task.assistant_id != self._assistant.assistant_id:
+            raise self._no_task(task_id)
+        return task
+
+    def _no_task(self, task_id: str) -> TaskNotFoundError:
+        return TaskNotFoundError(f"there is no task {task_id!r} of this agent")
+
+    async def _ended(self, task: DurableTask) -> DurableTask:
+        try:
+            return task.after(await ended(self._caller, task.thread_id, task.run_id))
+        except Unavailable:
+            if not self._caller.host.closing.is_set():
+                raise
+            return task
+
+    async def _events(self, task: DurableTask) -> Events:
+        """Yield a task and what becomes of it. The reply comes from its beginning, so that a client that lost
+        its connection has all of it."""
+        caller = self._caller
+        yield await self._shown(task, None)
+        if task.state == INPUT_REQUIRED or task.state in TERMINAL:
+            return
+        names: dict[str, Any] = {"task_id": task.id, "context_id": task.thread_id}
+        begun: set[str] = set()
+        async for item in streams.followed(caller, task.thread_id, task.run_id, 0):
+            if isinstance(item, Standing):
+                final = await self._shown(task.after(item), None)
+                for artifact in final.artifacts:
+                    yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, last_chunk=True)
+                yield types.TaskStatusUpdateEvent(**names, status=final.status)
+                return
+            if isinstance(item, SubscriberTooSlow):
+                raise InternalError(f"{item}; subscribe to the task again", {"error": "SubscriberTooSlow"})
+            if item.name == "metadata":
+                working = types.TaskStatus(state=types.TaskState.Value(WORKING))
+                yield types.TaskStatusUpdateEvent(**names, status=working)
+            elif item.name == "messages" and (chunk := _chunk(item.data)) is not None:
+                message_id, text = chunk
+                part = types.Part(text=text)
+                artifact = types.Artifact(artifact_id=message_id, name="reply", parts=[part])
+                yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, append=message_id in begun)
+                begun.add(message_id)
+        raise InternalError("the server is stopping; subscribe to the task again", {"error": "Unavailable"})
+
+    async def _shown(self, task: DurableTask, asked: Any) -> types.Task:
+        shown = await document(self._caller.runtime, task)
+        if asked is not None and asked.HasField("history_length"):
+            most = asked.history_length
+            shown["history"] = shown["history"][-most:] if most else []
+        return parse_lenient(shown, types.Task())
+
+    async def _takes_messages(self) -> bool:
+        async with self._caller.graph(self._assistant.graph_id, "threads.create_run") as graph:
+            return "messages" in graph.channels
+
+    def _receiver(self, config: types.TaskPushNotificationConfig) -> push.PushConfig:
+        policy = self._caller.host.webhooks
+        if policy is None:
+            raise PushNotificationNotSupportedError("webhooks are disabled on this server; subscribe instead")
+        try:
+            policy.url(config.url)
+        except Unreachable as error:
+            raise InvalidParamsError(f"the URL may not be called: {error}") from error
+        return push.named(MessageToDict(config))
+
+    def _run_headers(self, key: str | None) -> Headers:
+        """Return the headers of the request, with the key by which a message that is sent again is known in
+        place of those that would change how a run is accepted."""
+        headers = MutableHeaders(raw=list(self._headers.raw))
+        for name in (IDEMPOTENCY_KEY, DEBOUNCE_MS, MULTITASK):
+            if name in headers:
+                del headers[name]
+        if key is not None:
+            headers[IDEMPOTENCY_KEY] = f"a2a:{self._assistant.assistant_id}:{key}"
+        return headers
+
+
+def _version(context: ServerCallContext) -> str:
+    """Return the release of the protocol that a client speaks: in 1.0 no method has a slash."""
+    return "0.3" if "/" in str(context.state.get("method", "")) else "1.0"
+
+
+def _chunk(data: str) -> tuple[str, str] | None:
+    """Return the id and the text of a part of an agent's message; None for anything else."""
+    message: Mapping[str, Any] = json.loads(data)[0]
+    if message.get("type") not in ("ai", "AIMessageChunk") or not (text := text_of(message)):
+        return None
+    return str(message.get("id")), text
+
+
+def _push_config(task: DurableTask, config: push.PushConfig) -> types.TaskPushNotificationConfig:
+    return parse_lenient({**config, "taskId": task.id}, types.TaskPushNotificationConfig())

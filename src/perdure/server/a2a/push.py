@@ -1,0 +1,131 @@
+"""Push notifications: where the end of a task is sent, and what is sent.
+
+A configuration that comes with a message is stored with it in one commit, a later one beside the task. A task
+is sent when it ends or asks a question, by the outbox: at least once, signed as webhooks are.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from a2a.compat.v0_3.conversions import to_compat_task
+from a2a.types.a2a_pb2 import Task
+from a2a.utils.proto_utils import parse_lenient
+
+from perdure.runtime.documents import TenantDocuments
+from perdure.runtime.tenant import TenantRuntime
+from perdure.server.a2a.tasks import TERMINAL, DurableTask, document, find, protocol_of
+
+_TOKEN = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
+_MOST = 10
+
+PushConfig = dict[str, Any]
+"""A configuration in the JSON form of the protocol: ``id``, ``url``, and optionally ``token`` and
+``authentication``."""
+
+
+class TaskNotice(NamedTuple):
+    """A request to a receiver, without its signature."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def named(config: Mapping[str, Any]) -> PushConfig:
+    """Return the stored form of a configuration, with an id."""
+    kept = {name: config[name] for name in ("url", "token", "authentication") if config.get(name)}
+    return {"id": config.get("id") or str(uuid.uuid4()), **kept}
+
+
+async def configs(runtime: TenantRuntime, task: DurableTask) -> list[PushConfig]:
+    """Return the configurations of a task."""
+    held = {one["id"]: one for standing in task.standings for one in protocol_of(standing).get("push", ())}
+    later = await _documents(runtime).get(task.id)
+    if later is not None:
+        held |= {one["id"]: one for one in later.body["set"]}
+        held = {name: one for name, one in held.items() if name not in later.body["deleted"]}
+    return list(held.values())
+
+
+async def put(runtime: TenantRuntime, task: DurableTask, config: PushConfig) -> None:
+    """Store a configuration of a task, in place of the one with the same id. ``ValueError`` if there are
+    too many."""
+
+    def changed(body: Mapping[str, Any]) -> dict[str, Any]:
+        others = [one for one in body["set"] if one["id"] != config["id"]]
+        if len(others) >= _MOST:
+            raise ValueError(f"a task has at most {_MOST} configurations; delete one of them")
+        deleted = [name for name in body["deleted"] if name != config["id"]]
+        return {"set": [*others, config], "deleted": deleted}
+
+    await _change(runtime, task, changed)
+
+
+async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> None:
+    """Remove a configuration of a task."""
+
+    def changed(body: Mapping[str, Any]) -> dict[str, Any]:
+        others = [one for one in body["set"] if one["id"] != config_id]
+        return {"set": others, "deleted": sorted({*body["deleted"], config_id})}
+
+    await _change(runtime, task, changed)
+
+
+async def notices(runtime: TenantRuntime, thread_id: str, run_id: str) -> Sequence[TaskNotice]:
+    """Return what has to be sent about a task that has ended or asks a question; nothing if its run was
+    removed.
+
+    Args:
+        runtime: the runtime of the task's tenant.
+        thread_id: the thread.
+        run_id: the run that has ended.
+    """
+    standing = await runtime.find(thread_id, run_id)
+    if standing is None:
+        return ()
+    task = await find(runtime, thread_id, protocol_of(standing).get("task", run_id))
+    if task is None or not (receivers := await configs(runtime, task)):
+        return ()
+    shown = await document(runtime, task)
+    is_early = protocol_of(standing).get("version") == "0.3"
+    body = _early(shown) if is_early else json.dumps({"task": shown}, ensure_ascii=False)
+    return [TaskNotice(one["url"], _headers(one), body.encode()) for one in receivers]
+
+
+async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> None:
+    """Remove the configurations that were stored beside a task, if the task has ended."""
+    task = await find(runtime, thread_id, run_id)
+    if task is not None and task.state in TERMINAL:
+        await _documents(runtime).remove(task.id)
+
+
+def _early(shown: Mapping[str, Any]) -> str:
+    task = to_compat_task(parse_lenient(dict(shown), Task()))
+    return task.model_dump_json(by_alias=True, exclude_none=True)
+
+
+def _headers(config: PushConfig) -> dict[str, str]:
+    headers = {_TOKEN: config["token"]} if "token" in config else {}
+    held = config.get("authentication") or {}
+    # In earlier releases of the protocol there are several schemes.
+    scheme = held.get("scheme")
+    if scheme and held.get("credentials"):
+        headers["Authorization"] = f"{scheme} {held['credentials']}"
+    return headers
+
+
+def _documents(runtime: TenantRuntime) -> TenantDocuments:
+    return runtime.documents("task_push")
+
+
+async def _change(runtime: TenantRuntime, task: DurableTask, changed: Any) -> None:
+    documents = _documents(runtime)
+    while True:
+        if await documents.revise(task.id, lambda held: changed(held.body)) is not None:
+            return
+        if await documents.create(task.id, changed({"set": [], "deleted": []})) is not None:
+            return

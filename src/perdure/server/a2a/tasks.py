@@ -1,0 +1,231 @@
+"""Tasks of the protocol: a task is a run, and each run that answers its questions.
+
+The state of a task is read from the records of its runs each time, so every server knows it, also after a
+restart. The task's id has the id of its first run and that of its thread, which is the task's context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.model.messages import WAITING
+from perdure.runtime import Standing
+from perdure.runtime.agents import COMMAND, INPUT, RESUME
+from perdure.runtime.encoding import encoded
+from perdure.runtime.options import Options
+from perdure.runtime.tenant import TenantRuntime
+from perdure.server import responses
+from perdure.server.run_values import values_of
+
+PROTOCOL = "protocol"
+"""Key of a run's data with the protocol that it was made for, and what that has to know of it."""
+A2A = "a2a"
+_PAGE = 100
+
+SUBMITTED, WORKING = "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"
+COMPLETED, FAILED, CANCELED = "TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED"
+INPUT_REQUIRED = "TASK_STATE_INPUT_REQUIRED"
+TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
+
+_STATES = {
+    "pending": SUBMITTED,
+    "running": WORKING,
+    "success": COMPLETED,
+    "interrupted": CANCELED,
+    "": CANCELED,
+}
+
+JsonObject = dict[str, Any]
+
+
+def task_id_of(thread_id: str, run_id: str) -> str:
+    """Return the id of the task that began with a run."""
+    return f"{run_id}:{thread_id}"
+
+
+def names_in(task_id: str) -> tuple[str, str]:
+    """Return the thread and the run of a task's id. ``ValueError`` if it has not both."""
+    run_id, colon, thread_id = task_id.partition(":")
+    if not (run_id and colon and thread_id):
+        raise ValueError("the id of a task is RUN:CONTEXT, as the task was returned")
+    return thread_id, run_id
+
+
+def protocol_of(standing: Standing) -> Mapping[str, Any]:
+    """Return what the protocol has stored with a run; empty if it was not made through it."""
+    options = Options.read_if_readable(standing.message.options)
+    held = {} if options is None else options.about.get(PROTOCOL) or {}
+    return held if held.get("name") == A2A else {}
+
+
+@dataclass(frozen=True, slots=True)
+class DurableTask:
+    """A task: the message that began it, those that answered its questions, and the standing of each."""
+
+    thread_id: str
+    standings: tuple[Standing, ...]
+
+    @property
+    def id(self) -> str:
+        return task_id_of(self.thread_id, run_id_of(self.standings[0]))
+
+    @property
+    def current(self) -> Standing:
+        """The standing of the run that decides about the state."""
+        return self.standings[-1]
+
+    @property
+    def run_id(self) -> str:
+        """The id of that run."""
+        return run_id_of(self.current)
+
+    @property
+    def assistant_id(self) -> Any:
+        return self.standings[0].message.options.get("about", {}).get("assistant_id")
+
+    @property
+    def state(self) -> str:
+        """State in the terms of the protocol."""
+        run = self.current.run
+        if run is not None and run.state == WAITING:
+            return INPUT_REQUIRED
+        if protocol_of(self.current).get("ends") and run is not None:
+            return CANCELED
+        return _STATES.get(responses.run_status(self.current), FAILED)
+
+    def after(self, standing: Standing) -> DurableTask:
+        """Return the task with another standing of its current run."""
+        return DurableTask(self.thread_id, (*self.standings[:-1], standing))
+
+
+def run_id_of(standing: Standing) -> str:
+    """Return the id of a message's run, which it may not have yet."""
+    return standing.message.id if standing.run is None else standing.run.id
+
+
+async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
+    """Return the task that began with a run, None if there is none."""
+    first = await runtime.find(thread_id, run_id)
+    if first is None or not (protocol := protocol_of(first)) or "task" in protocol:
+        return None
+    if first.run is None or first.run.state != WAITING:
+        return DurableTask(thread_id, (first,))
+    answers: list[Standing] = []
+    before: int | None = None
+    while page := await runtime.messages(thread_id, limit=_PAGE, before=before):
+        newer = [one for one in page if one.message.seq > first.message.seq]
+        answers += [one for one in newer if protocol_of(one).get("task") == run_id]
+        if len(newer) < _PAGE:
+            break
+        before = page[-1].message.seq
+    return DurableTask(thread_id, (first, *reversed(answers)))
+
+
+async def found_in(
+    runtime: TenantRuntime, thread_id: str, limit: int, before: int | None
+) -> tuple[list[DurableTask], int | None]:
+    """Return tasks of a thread, newest first.
+
+    Args:
+        runtime: the runtime of the user's tenant.
+        thread_id: the thread.
+        limit: number of messages to look at.
+        before: the number of the message below which to look, None for all.
+
+    Returns:
+        The tasks, and the number below which the next ones are, None if there are no more.
+    """
+    page: Sequence[Standing] = await runtime.messages(thread_id, limit=limit, before=before)
+    found = [
+        task
+        for one in page
+        if protocol_of(one) and (task := await find(runtime, thread_id, run_id_of(one))) is not None
+    ]
+    return found, page[-1].message.seq if len(page) == limit else None
+
+
+async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
+    """Return a task in the JSON form of the protocol, with its reply or its question."""
+    state, run = task.state, task.current.run
+    updated = task.current.message.accepted_at if run is None else run.updated_at
+    status: JsonObject = {"state": state, "timestamp": responses.when(updated)}
+    shown: JsonObject = {
+        "id": task.id,
+        "contextId": task.thread_id,
+        "status": status,
+        "history": [asked for one in task.standings if (asked := _asked(task, one)) is not None],
+    }
+    if state in (COMPLETED, INPUT_REQUIRED) and run is not None:
+        values = json.loads(encoded(await values_of(runtime, task.thread_id, run)))
+        if state == COMPLETED:
+            shown["artifacts"] = [_artifact(task, values)]
+        else:
+            questions = values.get("__interrupt__", ()) if isinstance(values, dict) else ()
+            parts = [_part(one.get("value")) for one in questions]
+            status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
+    elif state == FAILED and run is not None:
+        error = responses.run_error(run)
+        status["message"] = _message(task, [{"text": f"{error['error']}: {error['message']}"}])
+    return shown
+
+
+def _message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
+    return {
+        "messageId": f"{task.run_id}:{task.state}",
+        "role": "ROLE_AGENT",
+        "taskId": task.id,
+        "contextId": task.thread_id,
+        "parts": parts,
+    }
+
+
+def _part(value: Any) -> JsonObject:
+    return {"text": value} if isinstance(value, str) and value else {"data": value}
+
+
+def _artifact(task: DurableTask, values: Any) -> JsonObject:
+    """Return the result of a task: the text of the agent's last message, or else the values of its graph."""
+    messages = values.get("messages") if isinstance(values, dict) else None
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        last = messages[-1]
+        if last.get("type") == "ai" and (text := text_of(last)):
+            return {"artifactId": last.get("id") or task.run_id, "name": "reply", "parts": [{"text": text}]}
+    return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message of LangChain in its JSON form."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    blocks = [one for one in content or () if isinstance(one, dict) and one.get("type") == "text"]
+    return "".join(str(one.get("text", "")) for one in blocks)
+
+
+def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
+    """Return the user's message of a run, None for a run that has none."""
+    payload = standing.message.payload
+    given = payload.get(INPUT)
+    command = payload.get(COMMAND) or {}
+    parts: list[JsonObject] = []
+    if isinstance(given, dict):
+        said = given.get("messages")
+        last = said[-1] if isinstance(said, list) and said else None
+        if isinstance(last, dict) and (text := text_of(last)):
+            parts.append({"text": text})
+        if others := {name: value for name, value in given.items() if name != "messages"}:
+            parts.append({"data": others})
+    elif RESUME in payload or "resume" in command:
+        parts.append(_part(payload.get(RESUME, command.get("resume"))))
+    if not parts:
+        return None
+    return {
+        "messageId": protocol_of(standing).get("message") or standing.message.id,
+        "role": "ROLE_USER",
+        "taskId": task.id,
+        "contextId": task.thread_id,
+        "parts": parts,
+    }

@@ -1,0 +1,52 @@
+"""Routes of the A2A protocol: an agent and its card for each assistant."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from perdure.server.auth.identity import Refusal
+from perdure.server.origins import is_allowed
+from perdure.server.responses import Json
+from perdure.server.state import AssistantName, Caller, CallerNow
+
+router = APIRouter(tags=["agents"])
+
+MISSING = "A2A needs an extra on the server: pip install 'perdure[a2a]'"
+"""Message for a server without the package of the protocol."""
+
+
+@router.post("/a2a/{assistant_id}")
+async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
+    """Answer one request of the A2A protocol, JSON-RPC. A task is a run, and its context is the thread."""
+    if not is_allowed(request):
+        raise Refusal(403, "pages of this origin may not talk to agents here; allow it in http.cors")
+    try:
+        from perdure.server.a2a.dispatch import respond
+    except ModuleNotFoundError as error:
+        raise Refusal(501, MISSING) from error
+    assistant = await caller.assistant_to_run(assistant_id)
+    needs_context = bool(getattr(request.app.state, "perdure_a2a_needs_context", False))
+    return await respond(caller, request, assistant, needs_context=needs_context)
+
+
+@router.get("/.well-known/agent-card.json")
+async def card(
+    caller: CallerNow, request: Request, assistant_id: Annotated[str | None, Query()] = None
+) -> Json:
+    """Return the agent card of an assistant. It needs the same credentials as the agent."""
+    try:
+        from perdure.server.a2a.cards import card_document
+    except ModuleNotFoundError as error:
+        raise Refusal(501, MISSING) from error
+    assistant = await caller.assistant_to_run(assistant_id or _only(caller))
+    url = f"{str(request.base_url).rstrip('/')}/a2a/{assistant.assistant_id}"
+    return Json(card_document(caller, assistant, url), headers={"Cache-Control": "private, no-cache"})
+
+
+def _only(caller: Caller) -> str:
+    graphs = sorted(caller.host.runtime.graphs)
+    if len(graphs) != 1:
+        raise Refusal(422, f"name the agent with ?assistant_id=; the graphs are {', '.join(graphs)}")
+    return graphs[0]

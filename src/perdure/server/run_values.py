@@ -1,0 +1,48 @@
+"""Values that a run left in its thread, regardless of later runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+
+from perdure.model.messages import Run
+from perdure.runtime.tenant import TenantRuntime
+from perdure.server import responses
+from perdure.server.snapshots import config_of
+
+_EARLIER = 20
+"""Number of earlier runs that are searched for the values that a run without checkpoints started from."""
+
+
+async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
+    """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
+    that stored nothing, or was rolled back, left the values that it started from."""
+    async with runtime.opened(run.graph, "threads.read") as graph:
+        return await _values_of(runtime, graph, thread_id, run)
+
+
+async def _values_of(
+    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
+) -> Any:
+    here = await graph.aget_state(config_of(thread_id))
+    if (here.metadata or {}).get("run_id") == run.id:
+        return responses.outcome(here)
+    if (its_last := await _last_of(graph, thread_id, run)) is not None:
+        return responses.outcome(its_last)
+    # Read after the state: if the run is still the latest, the state is from before or during it.
+    (latest,) = await runtime.runs(thread_id, limit=1)
+    if latest.id == run.id:
+        return responses.outcome(here) if here.created_at is not None else {}
+    for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
+        if (before := await _last_of(graph, thread_id, earlier)) is not None:
+            return responses.outcome(before)
+    return {}
+
+
+async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
+    """Return the state of a run's last checkpoint."""
+    async for state in graph.aget_state_history(config_of(thread_id), filter={"run_id": run.id}, limit=1):
+        return state
+    return None

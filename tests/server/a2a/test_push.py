@@ -1,0 +1,122 @@
+"""Push notifications of tasks, from the outbox to a receiver on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from a2a.types import a2a_pb2 as types
+from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
+from standardwebhooks.webhooks import Webhook
+
+import perdure
+from perdure.config.webhook_secrets import key_of
+from perdure.runtime import Settings
+from perdure.server.app import create_app
+from perdure.server.auth.identity import Open
+from perdure.server.state import ServerState
+from tests.server.a2a.test_handler import Gate, graphs
+from tests.server.hosting import run
+from tests.server.ports import served
+from tests.server.receiving import NEAR, Receiver, opened, receiving
+from tests.server.talking import said, talking
+
+SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@asynccontextmanager
+async def sending(gate: Gate | None = None) -> AsyncIterator[str]:
+    """The address of a server that sends notifications."""
+    async with perdure.connect("memory://", migrate=True) as db:
+        quick = Settings(poll=0.2, shared_threads=True, drain=0.1)
+        runtime = opened(db, secrets=(SIGNING,), graphs=graphs(gate), settings=quick, all_tenants=True)
+        async with runtime:
+            host = ServerState.over(runtime, Open(), webhooks=NEAR)
+            async with served(create_app(None), host) as url:
+                yield url
+
+
+def receiver_at(receiver: Receiver, **more: Any) -> types.TaskPushNotificationConfig:
+    return types.TaskPushNotificationConfig(url=receiver.url, token="t0ken", **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@run
+async def test_a_receiver_that_comes_with_a_message_is_sent_each_rest_of_its_task(version: str) -> None:
+    async with (
+        receiving(500, 200) as receiver,
+        sending() as url,
+        talking(url, "ask", version=version) as talk,
+    ):
+        config = types.SendMessageConfiguration(task_push_notification_config=receiver_at(receiver))
+        asked = await talk.task("tea", configuration=config)
+        await receiver.told(2)
+        first, again = receiver.calls[:2]
+        assert first.headers["idempotency-key"] == again.headers["idempotency-key"], (
+            "it failed, and came again"
+        )
+        assert again.headers["x-a2a-notification-token"] == "t0ken"
+        Webhook(SIGNING).verify(again.said, again.headers)
+        assert key_of(SIGNING)
+        task = again.body["task"] if version == "1.0" else again.body
+        state = "TASK_STATE_INPUT_REQUIRED" if version == "1.0" else "input-required"
+        assert (task["id"], task["status"]["state"]) == (asked["id"], state)
+        await talk.task("blue", task=asked["id"])
+        await receiver.told(3)
+        done = receiver.calls[2].body
+        done = done["task"] if version == "1.0" else done
+        assert done["id"] == asked["id"]
+        assert done["status"]["state"] == ("TASK_STATE_COMPLETED" if version == "1.0" else "completed")
+        assert done["artifacts"][0]["parts"][0]["text"] == "a blue cup"
+
+
+@pytest.mark.slow
+@run
+async def test_receivers_are_set_read_and_removed_while_a_task_goes_on() -> None:
+    gate = Gate()
+    async with (
+        receiving() as receiver,
+        receiving() as other,
+        sending(gate) as url,
+        talking(url, "rest") as talk,
+    ):
+        at_once = types.SendMessageConfiguration(return_immediately=True)
+        (begun,) = await talk.events(said("one", configuration=at_once))
+        task_id = begun["task"]["id"]
+        kept = await talk.client.create_task_push_notification_config(receiver_at(receiver, task_id=task_id))
+        gone = await talk.client.create_task_push_notification_config(receiver_at(other, task_id=task_id))
+        asked = types.ListTaskPushNotificationConfigsRequest(task_id=task_id)
+        listed = (await talk.client.list_task_push_notification_configs(asked)).configs
+        assert {one.id for one in listed} == {kept.id, gone.id}
+        got = await talk.client.get_task_push_notification_config(
+            types.GetTaskPushNotificationConfigRequest(task_id=task_id, id=kept.id)
+        )
+        assert got.url == receiver.url
+        await talk.client.delete_task_push_notification_config(
+            types.DeleteTaskPushNotificationConfigRequest(task_id=task_id, id=gone.id)
+        )
+        with pytest.raises(TaskNotFoundError, match="no push notification config"):
+            await talk.client.get_task_push_notification_config(
+                types.GetTaskPushNotificationConfigRequest(task_id=task_id, id=gone.id)
+            )
+        gate.opened.set()
+        (told,) = await receiver.told()
+        assert told["task"]["artifacts"][0]["parts"] == [{"text": "rested"}]
+        assert other.calls == []
+        with pytest.raises(UnsupportedOperationError, match="nothing more is sent"):
+            await talk.client.create_task_push_notification_config(receiver_at(receiver, task_id=task_id))
+
+
+@pytest.mark.slow
+@run
+async def test_an_address_that_may_not_be_called_is_refused_with_the_message() -> None:
+    async with sending() as url, talking(url, "chat") as talk:
+        inside = types.TaskPushNotificationConfig(url="http://169.254.169.254/latest/meta-data")
+        config = types.SendMessageConfiguration(task_push_notification_config=inside)
+        with pytest.raises(InvalidParamsError, match="may not be called"):
+            await talk.task("hello", context="c1", configuration=config)
+        with pytest.raises(InvalidParamsError, match="not found"):
+            await talk.client.list_tasks(types.ListTasksRequest(context_id="c1"))

@@ -20,6 +20,7 @@
     │   ├── ThreadPinned    the thread is kept at an older schema version than the application's
     │   └── MigrationFailed a declared step cannot be applied to the thread
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
+    ├── UnrecordedCall      a replay would have called something outside
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
     ├── EmbeddingFailed     the embedding model raised an error
@@ -131,6 +132,10 @@ class ThreadPinned(Unreadable):
 class MigrationFailed(Unreadable):
     """A declared step cannot be applied to what a thread holds; the message names the step. The thread is
     unchanged."""
+
+
+class UnrecordedCall(PerdureError, RuntimeError):
+    """A replay met a call that the thread has no record of; it was not made. The message names the call."""
 
 
 class Unserialisable(PerdureError):

@@ -14,6 +14,7 @@ from perdure.cli.export_import import export
 from perdure.cli.import_data import import_
 from perdure.cli.inspect import inspect
 from perdure.cli.memory import memory
+from perdure.cli.replay import replay
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve
 from perdure.cli.store import store
@@ -31,6 +32,7 @@ app.command()(audit)
 app.command()(worker)
 app.command()(serve)
 app.command()(inspect)
+app.command()(replay)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(tenants, name="tenants")

@@ -7,8 +7,10 @@ result.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from perdure.errors import Fenced
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import EFFECT, EPOCH, Key, Partition
 
@@ -23,6 +25,21 @@ def recall(partition: Partition, run_id: str, name: str, number: int) -> Program
         return rows.get(own)
     (earlier,) = yield from ask(Fetch(partition, (Get(EFFECT, (rows[pointer].decode(), name, number)),)))
     return earlier[0].body if earlier else None
+
+
+def results(partition: Partition) -> Program[dict[Key, bytes]]:
+    """Return all recorded results of a thread by key, with the pointers to their runs."""
+    (found,) = yield from ask(Fetch(partition, (Range(EFFECT),)))
+    return {record.key: record.body for record in found}
+
+
+def among(found: Mapping[Key, bytes], run_id: str, name: str, number: int) -> bytes | None:
+    """Return the same as ``recall``, from results that were read before."""
+    own = found.get((run_id, name, number))
+    pointer = found.get(pointer_key(name, number))
+    if own is not None or pointer is None:
+        return own
+    return found.get((pointer.decode(), name, number))
 
 
 def pointer_key(name: str, number: int) -> Key:

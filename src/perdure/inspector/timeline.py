@@ -12,6 +12,7 @@ from perdure.engine.reading import read_each
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown, shown
+from perdure.langgraph.call_records import is_of_calls
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.messages import Run
 from perdure.model.ops import Fetch, Get, Range
@@ -173,7 +174,7 @@ def _tasks(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return the writes of tasks by task: the channels, and whether it asked, was answered or failed."""
     by_task: dict[str, list[str]] = {}
     for record in records:
-        if record.key[3] >= _ASIDE:
+        if record.key[3] >= _ASIDE and not is_of_calls(record.fields["channel"]):
             by_task.setdefault(record.key[2], []).append(record.fields["channel"])
     return [
         {

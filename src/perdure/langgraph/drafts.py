@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
 from perdure.engine.checkpoints import Draft
 from perdure.engine.threads import View
@@ -17,6 +17,7 @@ from perdure.langgraph import translate, value_errors
 from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
+from perdure.langgraph.call_records import slot_of
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
@@ -337,7 +338,7 @@ class WritesPlan:
             # The last of several writes to one reserved slot counts.
             slots: dict[int, PendingWrite] = {}
             for position, (channel, value) in enumerate(self.writes):
-                idx = WRITES_IDX_MAP.get(channel, position)
+                idx = slot_of(channel, position)
                 slots[idx] = PendingWrite(
                     self.namespace,
                     self.checkpoint_id,

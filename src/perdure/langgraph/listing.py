@@ -12,6 +12,7 @@ from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 from perdure.engine import history
 from perdure.engine.tenant_listing import Entry, Merge
 from perdure.engine.values import MissingChunk
+from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId, leased
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.translate import Address, Values, read_metadata, read_page, to_tuple
@@ -168,7 +169,8 @@ def _tuples(
 ) -> Program[list[CheckpointTuple]]:
     """Return the tuples of the records of one namespace, without those that were removed meanwhile."""
     while records:
-        pending = yield from history.writes_of(partition, namespace, [r.id for r in records])
+        found = yield from history.writes_of(partition, namespace, [r.id for r in records])
+        pending = {name: visible(writes) for name, writes in found.items()}
         try:
             pages = yield from _read_all(migration, digest, partition, records, pending)
         except MissingChunk:

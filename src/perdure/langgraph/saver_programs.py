@@ -23,13 +23,15 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import checkpoints, copying, retention
+from perdure.engine import checkpoints, copying, history, retention
+from perdure.engine import values as engine_values
 from perdure.engine.threads import View, is_older
 from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
-from perdure.errors import Conflict, NotAllowed, OtherGraph
+from perdure.errors import Conflict, NotAllowed, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
+from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow
 from perdure.langgraph.drafts import CheckpointPlan, Encoder, WritesPlan
@@ -40,9 +42,10 @@ from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
 from perdure.model.arguments import refuse_text
-from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, HeadClaim, claim, loop_name
+from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.versions import first_version
@@ -96,6 +99,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self.graph: str | None = None
         """For the runtime: the graph to which a thread belongs after this saver has put its first checkpoint
         on it. Loading a thread of another graph raises ``OtherGraph``."""
+        self.recorder: CallRecorder | None = None
+        """Collector of the calls of models and tools, which are stored with the writes of their tasks."""
         self.on_older: Callable[[Partition], None] | None = None
         """For the runtime: called, likewise, for a thread that was found older than this process knew it.
         Without it that is logged."""
@@ -162,7 +167,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         known = self._packer, self._digest, cache, at.partition
         read = partial(translate.read_values, *known, view=found.view)
         shown, values = yield from migration.read(
-            at.partition, found.checkpoint, found.writes, at.named or ROOT, read
+            at.partition, found.checkpoint, visible(found.writes), at.named or ROOT, read
         )
         self._caches.weigh(at.partition)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
@@ -178,6 +183,23 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
                 "use another thread, or let graphs share threads: shared_threads=True in the "
                 "runtime's settings"
             )
+
+    def stored_writes(
+        self, partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
+    ) -> Program[dict[str, list[tuple[PendingWrite, Any]]]]:
+        """Return the writes of tasks by checkpoint, with their values, records of calls included, under the
+        names that they are stored with."""
+        found = yield from history.writes_of(partition, namespace, checkpoint_ids)
+        wanted = {f"{name}|{i}": w.ref for name, writes in found.items() for i, w in enumerate(writes)}
+        trees, _ = yield from engine_values.resolve(partition, wanted, self._digest)
+        return {
+            name: [(w, self._packer.value(*joined(trees[f"{name}|{i}"]))) for i, w in enumerate(writes)]
+            for name, writes in found.items()
+        }
+
+    def is_older(self, record: CheckpointRecord) -> bool:
+        """Return True if an older schema version than this saver's has stored a checkpoint."""
+        return self._migration.is_due(record)
 
     def _list(self, pages: CheckpointListing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
         return (yield from pages.next_page(self._migration, self._digest))
@@ -292,9 +314,29 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         loop = self._loops.of(at.partition, namespace, at.configurable)
         encoder = self._encoder(at.partition)
         bare = loop_name("", None, self._migration.schema.version)
+        if self.recorder is not None:
+            writes = self._with_calls(self.recorder, writes, task_id)
         plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare)
         plan.freeze()
         return plan
+
+    def _with_calls(
+        self, recorder: CallRecorder, writes: Sequence[tuple[str, Any]], task_id: str
+    ) -> Sequence[tuple[str, Any]]:
+        """Return a task's writes with the records of its calls, if it made any. An answer that cannot be
+        stored must not fail the step: of it the type is recorded."""
+        calls = recorder.take(task_id)
+        if not calls:
+            return writes
+        stored = [self._storable(call).stored() for call in calls]
+        return [*writes, (channel_of(writes), stored)]
+
+    def _storable(self, call: CallRecord) -> CallRecord:
+        try:
+            self._packer.payload(call.stored())
+        except (TypeNotAllowed, Unserialisable):
+            return call.without_answer()
+        return call
 
     def _put_writes(
         self, config: RunnableConfig, plan: WritesPlan, known: View | None = None

@@ -110,6 +110,7 @@ class Agent:
         prices: Prices of models by their names, for the cost of calls in events and metrics.
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
             and summarised as part of a run's input, for graphs that send a model all that they hold.
+        record: Record the calls of models and tools with their steps, for ``perdure.replay``.
         memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
             it.
 
@@ -130,6 +131,7 @@ class Agent:
     conversation: Conversation | None = None
     memory: MemoryPolicy | None = None
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    record: bool = False
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]

@@ -12,7 +12,7 @@ ended between the call and the record is repeated under the same key, by which i
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -22,10 +22,10 @@ from langgraph.config import get_config
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import journal
 from perdure.engine.runs import HeldRun
-from perdure.errors import NotAllowed
+from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
-from perdure.model.records import Partition
+from perdure.model.records import Key, Partition
 from perdure.runtime.task_names import once_a_try, task_name
 
 P = ParamSpec("P")
@@ -44,6 +44,33 @@ class EffectJournal:
     @classmethod
     def of(cls, database: DatabaseHandle, held: HeldRun) -> EffectJournal:
         return cls(database, held.partition, held.run.id, held.epoch)
+
+    async def arecall(self, name: str, number: int) -> bytes | None:
+        """Return the recorded result of an effect, ``None`` if there is none."""
+        return await self.database.arun(journal.recall(self.partition, self.run_id, name, number))
+
+    def recall(self, name: str, number: int) -> bytes | None:
+        """See ``arecall``."""
+        return self.database.run(journal.recall(self.partition, self.run_id, name, number))
+
+
+@dataclass(frozen=True)
+class ReplayedEffects(EffectJournal):
+    """Journal for a replay, which repeats no side effect: ``results`` are those of the thread, by key."""
+
+    results: Mapping[Key, bytes]
+
+    async def arecall(self, name: str, number: int) -> bytes | None:
+        return self.recall(name, number)
+
+    def recall(self, name: str, number: int) -> bytes | None:
+        body = journal.among(self.results, self.run_id, name, number)
+        if body is None:
+            raise UnrecordedCall(
+                f"thread {self.partition.thread!r} has no recorded result of the side effect "
+                f"{name.partition(':')[2]!r}: its run was removed, or had no runtime; it was not repeated"
+            )
+        return body
 
 
 def effect_key(label: str, number: int = 0) -> str:
@@ -97,7 +124,7 @@ def effects(
             return await call(*args, **kwargs)
         name = _name(named)
         with once_a_try(_config(), (name, number), named):
-            before = await kept.database.arun(journal.recall(kept.partition, kept.run_id, name, number))
+            before = await kept.arecall(name, number)
             if before is None:
                 body = encode(await call(*args, **kwargs), "side effect's result")
                 before = await kept.database.arun(
@@ -118,7 +145,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
             return call(*args, **kwargs)
         name = _name(named)
         with once_a_try(_config(), (name, number), named):
-            before = kept.database.run(journal.recall(kept.partition, kept.run_id, name, number))
+            before = kept.recall(name, number)
             if before is None:
                 body = encode(call(*args, **kwargs), "side effect's result")
                 before = kept.database.run(

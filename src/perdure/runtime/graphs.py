@@ -16,6 +16,7 @@ from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
+from perdure.langgraph.recorded import recorded
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
@@ -188,4 +189,5 @@ class Graphs:
             saver.graph = name
         store = graph.store or self.store(tenant)
         watched = watching(graph, self._undeclared[name])
-        return watched.copy(update={"checkpointer": saver, "store": store})
+        bound = watched.copy(update={"checkpointer": saver, "store": store})
+        return recorded(bound) if self.agents[name].record else bound

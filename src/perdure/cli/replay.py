@@ -1,0 +1,166 @@
+"""Command ``perdure replay``: recorded threads against the graph as it is now, for CI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, out, print_json, printable, url_of
+from perdure.errors import BadSetting
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+    from perdure.replay.comparison import Difference
+    from perdure.replay.run import ReplayOptions, ReplayReport
+    from perdure.runtime.agents import Agent
+
+_WIDEST = 400
+
+
+def replay(
+    thread_ids: Annotated[list[str], typer.Argument(metavar="THREAD…", help="The threads' ids")],
+    *,
+    graph: Annotated[
+        str,
+        typer.Option(metavar="MODULE:GRAPH", help="The graph or Agent as it is now, e.g. ./agent.py:graph"),
+    ],
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Begin so many checkpoints before the latest; all without it")
+    ] = None,
+    to_the_end: Annotated[
+        bool, typer.Option("--all", help="Show every step that differs, not only the first")
+    ] = False,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="CHANNEL", help="A channel whose values do not count")
+    ] = None,
+    live_tool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run this tool, and compare what its results do"),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The graph's context, a JSON object")
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run recorded steps again with your changed code, and show where it does something else.
+
+    Every step starts from its recorded state. Models and tools are answered from the recording, interrupts
+    with the recorded answers; nothing outside is called: connections and processes are refused. The database
+    is only read. Compared are the nodes that run, what is sent to models and tools, what nodes write, and the
+    state after it. Ids of messages, UUIDs and times may differ.
+
+      perdure replay thread-1 --graph ./agent.py:graph --db sqlite:///threads.db
+
+    Threads of Agent(graph, record=True) have every call. In others the answers are taken from the messages
+    that nodes wrote: a prompt that changed is not seen, and a call that left no message is reported.
+
+    Exit code 0 when nothing differs, 1 when something does, or nothing could be compared. With --json, one
+    object for each difference and one for each thread.
+    """
+    from perdure.database.opening import open_for_reading
+    from perdure.replay.run import ReplayOptions
+    from perdure.runtime.loading import find, load_agent
+
+    options = ReplayOptions(
+        last=last,
+        to_the_end=to_the_end,
+        ignore=frozenset(ignore or ()),
+        live_tools=frozenset(live_tool or ()),
+        context=_context(context),
+        whole_process=True,
+    )
+    agent = asyncio.run(load_agent(find(graph)))
+    database = open_for_reading(url_of(db), tenant=tenant, encryption_key=key_of(key_file))
+    differs = False
+    try:
+        for thread_id in thread_ids:
+            report = asyncio.run(_replayed(database, agent, thread_id, options, is_quiet=as_json))
+            differs |= not report.is_same or not report.replayed
+            (_print_json if as_json else _print)(report)
+    finally:
+        database.close()
+    if differs:
+        raise typer.Exit(1)
+
+
+async def _replayed(
+    database: SyncDatabase, agent: Agent, thread_id: str, options: ReplayOptions, *, is_quiet: bool
+) -> ReplayReport:
+    from perdure.replay.run import replay as replay_thread
+
+    with Progress(console=err, transient=True, disable=is_quiet or not err.is_terminal) as progress:
+        task = progress.add_task(f"steps of {escape(printable(thread_id))}", total=None)
+
+        def on_step(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return await replay_thread(database, agent, thread_id, options=options, on_step=on_step)
+
+
+def _context(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BadSetting(f"--context is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadSetting('--context has to be a JSON object, such as {"user": "ada"}')
+    return found
+
+
+def _print(report: ReplayReport) -> None:
+    name = escape(printable(report.thread_id))
+    for each in report.differences:
+        out.print(f"{name}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
+        _print_values(each)
+    steps = "1 step" if report.replayed == 1 else f"{report.replayed} steps"
+    if report.differences:
+        first = report.differences[0]
+        out.print(f"{name}: differs at step {first.step}, checkpoint {first.checkpoint_id}", soft_wrap=True)
+    elif report.replayed:
+        out.print(f"{name}: {steps} replayed, nothing differs", soft_wrap=True)
+    else:
+        err.print(f"{name}: no step could be replayed", soft_wrap=True)
+    for number, reason in report.skipped:
+        err.print(f"{name}: step {number} was not replayed: {escape(reason)}", soft_wrap=True)
+    if report.derived:
+        err.print(
+            f"{name}: no calls are recorded for {report.derived} of the steps, so that changed prompts are "
+            "not seen there; record them with Agent(graph, record=True)",
+            soft_wrap=True,
+        )
+
+
+def _print_values(found: Difference) -> None:
+    if found.expected is None and found.found is None:
+        return
+    for sign, color, value in (("-", "red", found.expected), ("+", "green", found.found)):
+        text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        if len(text) > _WIDEST:
+            text = f"{text[:_WIDEST]}… ({len(text):,} characters)"
+        out.print(f"  [{color}]{sign} {escape(text)}[/]", soft_wrap=True)
+
+
+def _print_json(report: ReplayReport) -> None:
+    for each in report.differences:
+        print_json({"thread_id": report.thread_id, **each.shown()})
+    print_json(
+        {
+            "thread_id": report.thread_id,
+            "same": report.is_same,
+            "replayed": report.replayed,
+            "skipped": [{"step": number, "reason": reason} for number, reason in report.skipped],
+            "noise": report.noise,
+            "derived": report.derived,
+        }
+    )

@@ -1,0 +1,293 @@
+"""Records of the calls of models and tools that a task made, stored with the task's writes.
+
+A record has digests of what was sent and the answer, so that ``perdure.replay`` can run the step again and
+call nothing. The records of a task are one more write in a slot of their own: they are committed with its
+other writes and removed with their checkpoint. LangGraph never sees them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langgraph.checkpoint.base import WRITES_IDX_MAP
+from langgraph.checkpoint.serde.types import RESUME
+from langgraph.types import Command
+
+from perdure.model.checkpoint import PendingWrite
+
+MODEL, TOOL = "model", "tool"
+CHANNEL = "__perdure_calls__"
+"""Channel of the records, followed by the number of answers to interrupts that the task had then."""
+_SLOT = -8
+_MOST_ANSWERS = 7
+_TASKS_MAX = 4096
+_NAMESPACE = "langgraph_checkpoint_ns"
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord:
+    """One call of a model or a tool by a task.
+
+    Attributes:
+        kind: Model or tool.
+        name: The model's or the tool's name.
+        parts: Digests of what was sent: of a model the system messages, the other messages, the tools and the
+            settings; of a tool its input.
+        answer: A model's message, or what a tool returned.
+        error: Class and text of the error that it raised instead, if it did.
+        missing: Type of an answer that cannot be stored, if it is of one.
+        place: Namespace of the task, which is not stored.
+    """
+
+    kind: str
+    name: str
+    parts: Mapping[str, str]
+    answer: Any = None
+    error: tuple[str, str] | None = None
+    missing: str | None = None
+    place: str = ""
+    is_over: bool = False
+
+    def stored(self) -> dict[str, Any]:
+        """Return the call as it is stored."""
+        out: dict[str, Any] = {"kind": self.kind, "name": self.name, "parts": dict(self.parts)}
+        if self.error is not None:
+            out["error"] = list(self.error)
+        elif self.missing is not None:
+            out["missing"] = self.missing
+        elif isinstance(self.answer, Command):
+            given: Command[Any] = self.answer
+            out["command"] = {"graph": given.graph, "update": given.update, "goto": given.goto}
+        else:
+            out["answer"] = self.answer
+        return out
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> CallRecord:
+        """Return a stored call."""
+        answer = stored.get("answer")
+        if "command" in stored:
+            answer = Command(**stored["command"])
+        error = stored.get("error")
+        return cls(
+            stored["kind"],
+            stored["name"],
+            stored["parts"],
+            answer,
+            None if error is None else (error[0], error[1]),
+            stored.get("missing"),
+            is_over=True,
+        )
+
+    def without_answer(self) -> CallRecord:
+        """Return the call with the type of its answer only."""
+        return CallRecord(self.kind, self.name, self.parts, missing=type(self.answer).__name__)
+
+
+def digest(value: Any) -> str:
+    """Return a short digest of a value, the same for equal values in every process."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_jsonable)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def prompt_parts(messages: Iterable[BaseMessage], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of what is sent to a model. Ids and metadata of messages do not count."""
+    shown = [_message(message) for message in messages]
+    rest = {name: value for name, value in settings.items() if name != "tools"}
+    return {
+        "system": digest([each for each in shown if each["type"] == "system"]),
+        "messages": digest([each for each in shown if each["type"] != "system"]),
+        "tools": digest(settings.get("tools")),
+        "settings": digest(rest),
+    }
+
+
+def _message(message: BaseMessage) -> dict[str, Any]:
+    calls = getattr(message, "tool_calls", None) or ()
+    return {
+        "type": message.type,
+        "name": message.name,
+        "content": message.content,
+        "tool_calls": [[call["name"], call["args"], call["id"]] for call in calls],
+        "tool_call_id": getattr(message, "tool_call_id", None),
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if callable(dump) and not isinstance(value, type):
+        return dump()
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    # Addresses in memory, as in the text of many objects, differ between processes.
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+@dataclass(slots=True)
+class CallRecorder(BaseCallbackHandler):
+    """Collects the calls of running tasks until a checkpointer takes them. Calls that a tool makes belong to
+    the tool's answer and are left out."""
+
+    calls: OrderedDict[str, list[CallRecord]] = field(default_factory=OrderedDict[str, list[CallRecord]])
+    open: dict[UUID, CallRecord] = field(default_factory=dict[UUID, CallRecord])
+    _inside: set[UUID] = field(default_factory=set[UUID])
+    _lock: Lock = field(default_factory=Lock)
+    run_inline = True
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def take(self, task_id: str) -> list[CallRecord]:
+        """Return the finished calls of a task and of those below it that store nothing, and forget them."""
+        with self._lock:
+            places = [place for place in self.calls if task_id in _task_ids(place)]
+            taken = [call for place in places for call in self.calls.pop(place)]
+        return [call for call in taken if call.is_over]
+
+    # Callbacks of LangChain
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        settings = kwargs.get("invocation_params") or {}
+        named = (metadata or {}).get("ls_model_name") or settings.get("model") or settings.get("model_name")
+        name = str(named or kwargs.get("name") or (serialized or {}).get("name") or "model")
+        parts = prompt_parts(messages[0] if messages else (), settings)
+        self._start(CallRecord(MODEL, name, parts), run_id, parent_run_id, metadata)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        generations = response.generations[0] if response.generations else []
+        first = generations[0] if generations else None
+        self._end(run_id, first.message if isinstance(first, ChatGeneration) else None)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._fail(run_id, error)
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
+        parts = tool_parts(input_str if inputs is None else inputs)
+        self._start(CallRecord(TOOL, name, parts), run_id, parent_run_id, metadata)
+        self._inside.add(run_id)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._inside.discard(run_id)
+        self._end(run_id, output)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._inside.discard(run_id)
+        self._fail(run_id, error)
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **_: Any,
+    ) -> None:
+        if parent_run_id in self._inside:
+            self._inside.add(run_id)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._inside.discard(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._inside.discard(run_id)
+
+    def _start(
+        self, call: CallRecord, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None
+    ) -> None:
+        call.place = str((metadata or {}).get(_NAMESPACE) or "")
+        if not call.place or parent in self._inside:
+            return
+        with self._lock:
+            self.open[run_id] = call
+            self.calls.setdefault(call.place, []).append(call)
+            while len(self.calls) > _TASKS_MAX:
+                # Left by tasks that were cancelled.
+                for left in self.calls.popitem(last=False)[1]:
+                    left.place = ""
+
+    def _end(self, run_id: UUID, answer: Any) -> None:
+        call = self.open.pop(run_id, None)
+        if call is not None:
+            call.answer, call.is_over = answer, True
+
+    def _fail(self, run_id: UUID, error: BaseException) -> None:
+        call = self.open.pop(run_id, None)
+        if call is not None:
+            kind = type(error)
+            call.error, call.is_over = (f"{kind.__module__}:{kind.__qualname__}", str(error)), True
+
+
+def tool_parts(given: Any) -> dict[str, str]:
+    """Return the digest of what is passed to a tool."""
+    return {"input": digest(given)}
+
+
+def _task_ids(namespace: str) -> list[str]:
+    return [part.rpartition(":")[2] for part in namespace.split("|") if ":" in part]
+
+
+# Slots
+
+
+def channel_of(writes: Sequence[tuple[str, Any]]) -> str:
+    """Return the channel for the records of a task that stores these writes."""
+    answers: Any = next((value for name, value in writes if name == RESUME), [])
+    return f"{CHANNEL}{min(len(answers) if isinstance(answers, list) else 1, _MOST_ANSWERS)}"
+
+
+def answers_at(channel: str) -> int:
+    """Return the number of answers that a task had when it made the calls in a channel."""
+    return int(channel.removeprefix(CHANNEL))
+
+
+def is_of_calls(channel: str) -> bool:
+    """Return True if a channel has records of calls."""
+    return channel.startswith(CHANNEL)
+
+
+def slot_of(channel: str, position: int) -> int:
+    """Return the index of a write: that of its special channel, else its position."""
+    if is_of_calls(channel):
+        return _SLOT - answers_at(channel)
+    return WRITES_IDX_MAP.get(channel, position)
+
+
+def visible(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
+    """Return the writes that LangGraph sees: those that are no records of calls."""
+    return tuple(write for write in writes if not is_of_calls(write.channel))

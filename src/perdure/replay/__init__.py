@@ -1,0 +1,11 @@
+"""Replay of recorded threads by changed code, without calling anything.
+
+>>> report = await replay(db, graph, "thread")
+>>> assert report.is_same, report.differences[0]
+"""
+
+from perdure.langgraph.recorded import recorded
+from perdure.replay.comparison import Difference
+from perdure.replay.run import ReplayOptions, ReplayReport, replay, replay_sync
+
+__all__ = ["Difference", "ReplayOptions", "ReplayReport", "recorded", "replay", "replay_sync"]

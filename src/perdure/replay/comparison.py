@@ -1,0 +1,288 @@
+"""Differences between a recorded step and its replay, the cause before its consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from langgraph.checkpoint.serde.types import TASKS
+
+from perdure.errors import UnrecordedCall
+from perdure.replay.answering import CallDifference, RefusedCall
+from perdure.replay.plain_values import aligned, snapshot
+from perdure.replay.recording import TaskKey, TaskRecord, names_of
+
+Kind = Literal["nodes", "prompt", "call", "unrecorded", "error", "interrupt", "write", "next", "state"]
+"""What differs: the nodes of the step, what is sent to a model, which calls are made, a call without a
+record, an error, an interrupt, a value that a node writes, the nodes that it leads to, or what a reducer
+makes of the writes."""
+
+_BRANCH, _JOIN = "branch:to:", "join:"
+_INTERNAL = ("__", _BRANCH, _JOIN)
+_NO_WRITES = "__no_writes__"
+_ORDER: tuple[Kind, ...] = (
+    "nodes", "unrecorded", "prompt", "call", "error", "interrupt", "write", "next", "state",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One difference between a recorded step and its replay.
+
+    Attributes:
+        kind: What differs.
+        step: LangGraph's number of the step.
+        checkpoint_id: The checkpoint from which the step started.
+        node: The node, empty if the difference is not of one.
+        namespace: The nodes whose subgraphs lead to it.
+        channel: The channel, if it is about one.
+        expected: What is recorded, as plain data.
+        found: What the replay had.
+        detail: One sentence about it.
+    """
+
+    kind: Kind
+    step: int
+    checkpoint_id: str
+    node: str = ""
+    namespace: tuple[str, ...] = ()
+    channel: str | None = None
+    expected: Any = None
+    found: Any = None
+    detail: str = ""
+
+    @property
+    def place(self) -> str:
+        """The step with the node, for people: ``step 3, node worker/agent``."""
+        path = "/".join((*self.namespace, self.node)) if self.node else ""
+        return f"step {self.step}" + (f", node {path}" if path else "")
+
+    def shown(self) -> dict[str, Any]:
+        """Return the difference as JSON data."""
+        return {**asdict(self), "namespace": list(self.namespace)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Comparison of one step.
+
+    Attributes:
+        step: LangGraph's number of the step.
+        checkpoint_id: The checkpoint from which it started.
+        is_whole: True if the recorded step was completed.
+        ignored: Channels whose values do not count.
+        found: The differences.
+        noise: Number of values that differ as they do in every run.
+    """
+
+    step: int
+    checkpoint_id: str
+    is_whole: bool
+    ignored: Collection[str] = ()
+    found: list[Difference] = field(default_factory=list[Difference])
+    noise: int = 0
+
+    def sorted(self) -> list[Difference]:
+        """Return the differences: causes first, and those of inner graphs before those of outer ones."""
+        return sorted(self.found, key=lambda each: (_ORDER.index(each.kind), -len(each.namespace)))
+
+    def nodes(self, expected: Collection[str], found: Collection[str]) -> None:
+        """Compare the nodes that run in the step."""
+        if sorted(expected) != sorted(found):
+            self._add("nodes", expected=sorted(expected), found=sorted(found), detail="other nodes run")
+
+    def refused(self, refusal: RefusedCall) -> None:
+        """Add a call that was refused."""
+        *above, node = names_of(refusal.place) or ("",)
+        added = Difference(
+            kind="unrecorded",
+            step=self.step,
+            checkpoint_id=self.checkpoint_id,
+            node=node,
+            namespace=tuple(above),
+            detail=refusal.reason,
+        )
+        if added not in self.found:
+            self.found.append(added)
+
+    def failed(self, error: Exception) -> None:
+        """Add an error that ended the replay outside of a node."""
+        self._add("error", found=f"{type(error).__name__}: {error}", detail="the step fails")
+
+    def calls(self, differences: Collection[CallDifference]) -> None:
+        """Add the calls that are not as recorded."""
+        for each in dict.fromkeys((d.task and d.task.key, *d[1:]) for d in differences):
+            task = next(d.task for d in differences if (d.task and d.task.key, *d[1:]) == each)
+            _, kind, name, recorded, parts = each
+            if recorded is None:
+                detail = f"calls the {kind} {name!r}, which was not called"
+            elif not name:
+                detail = f"does not call the {kind} {recorded!r} any more"
+            elif parts:
+                which = f" ({recorded!r} when it was recorded)" if recorded != name else ""
+                detail = f"what is sent to the {kind} {name!r}{which} differs: {', '.join(parts)}"
+            else:
+                detail = f"calls the {kind} {name!r} instead of {recorded!r}"
+            self._add(
+                "prompt" if kind == "model" and parts else "call",
+                task,
+                expected=None if parts else recorded,
+                found=None if parts else name or None,
+                detail=detail,
+            )
+
+    def tasks(
+        self,
+        expected: Mapping[TaskKey, TaskRecord],
+        found: Mapping[TaskKey, TaskRecord],
+        unreplayed: Collection[TaskKey],
+        *,
+        is_cut: bool,
+    ) -> None:
+        """Compare tasks with what they wrote.
+
+        Args:
+            expected: The recorded tasks, those of subgraphs included.
+            found: The tasks of the replay.
+            unreplayed: Tasks whose tools were answered: what those ran is recorded, and not replayed.
+            is_cut: True if the replay ended by an error, so that other tasks may lack.
+        """
+        if self.is_whole and not is_cut:
+            names = [task.node for key, task in expected.items() if len(key) == 1]
+            self.nodes(names, [task.node for key, task in found.items() if len(key) == 1])
+        for key, task in expected.items():
+            other = found.get(key)
+            if other is not None:
+                self._task(task, other)
+            elif len(key) > 1 and not any(key[: len(at)] == at for at in unreplayed) and key[:-1]:
+                self._missing(task, found)
+        for key, task in found.items():
+            if key not in expected and len(key) > 1 and self.is_whole and not is_cut:
+                self._add("nodes", task, detail="runs, and did not when it was recorded")
+
+    def _missing(self, task: TaskRecord, found: Mapping[TaskKey, TaskRecord]) -> None:
+        above = next(
+            (found[task.key[:end]] for end in range(len(task.key) - 1, 0, -1) if task.key[:end] in found),
+            None,
+        )
+        if above is not None and (above.is_finished or above.interrupts is not None):
+            self._add("nodes", task, detail="does not run any more")
+
+    def _task(self, expected: TaskRecord, found: TaskRecord) -> None:
+        if not expected.is_finished and expected.interrupts is None and expected.error is None:
+            return
+        if found.error is not None:
+            if str(found.error).startswith(f"{UnrecordedCall.__name__}("):
+                return  # named already
+            if expected.error is None or snapshot(expected.error) != found.error:
+                detail = "raises an error" if expected.error is None else "raises another error"
+                self._add(
+                    "error", expected, expected=snapshot(expected.error), found=found.error, detail=detail
+                )
+            return
+        if expected.interrupts is not None or found.interrupts is not None:
+            now = self._noted(expected.interrupts, found.interrupts)
+            if now != expected.interrupts:
+                self._add(
+                    "interrupt",
+                    expected,
+                    expected=expected.interrupts,
+                    found=now,
+                    detail="its interrupts differ",
+                )
+        if expected.is_finished and found.is_finished:
+            self._writes(expected, found)
+        elif expected.is_finished != found.is_finished and expected.interrupts == found.interrupts:
+            detail = (
+                "does not end any more" if expected.is_finished else "ends, and did not when it was recorded"
+            )
+            self._add("error", expected, detail=detail)
+
+    def _writes(self, expected: TaskRecord, found: TaskRecord) -> None:
+        for name in dict.fromkeys((*expected.writes, *found.writes)):
+            if name in self.ignored or name == _NO_WRITES or name.startswith((_BRANCH, _JOIN)):
+                continue
+            before, after = (
+                [snapshot(value) for value in each.writes.get(name, [])] for each in (expected, found)
+            )
+            after = self._noted(before, after)
+            if before != after:
+                kind: Kind = "next" if name == TASKS else "write"
+                channel = None if name == TASKS else name
+                detail = "sends other tasks" if name == TASKS else f"writes something else to {name!r}"
+                self._add(kind, expected, channel, _one(before), _one(after), detail)
+        leads, now = (_next(each) for each in (expected, found))
+        if leads != now:
+            self._add("next", expected, None, leads, now, "leads to other nodes")
+
+    def state(self, expected: Mapping[str, Any], found: Mapping[str, Any], deltas: Collection[str]) -> None:
+        """Compare the values of channels after the step, except those whose writes differ already.
+
+        Args:
+            expected: The recorded values, as plain data.
+            found: Those of the replay.
+            deltas: Channels that are stored as writes only.
+        """
+        known = {each.channel for each in self.found if each.kind == "write" and not each.namespace}
+        for name in sorted({*expected, *found}):
+            if name in known or name in self.ignored or name in deltas or name.startswith(_INTERNAL):
+                continue
+            now = self._noted(expected.get(name), found.get(name))
+            if now != expected.get(name):
+                self._add(
+                    "state", None, name, expected.get(name), now, f"the channel {name!r} ends up different"
+                )
+
+    def _noted(self, expected: Any, found: Any) -> Any:
+        out, count = aligned(expected, found)
+        self.noise += count
+        return out
+
+    def _add(
+        self,
+        kind: Kind,
+        task: TaskRecord | None = None,
+        channel: str | None = None,
+        expected: Any = None,
+        found: Any = None,
+        detail: str = "",
+    ) -> None:
+        self.found.append(
+            Difference(
+                kind=kind,
+                step=self.step,
+                checkpoint_id=self.checkpoint_id,
+                node="" if task is None else task.node,
+                namespace=() if task is None else task.namespace,
+                channel=channel,
+                expected=expected,
+                found=found,
+                detail=detail,
+            )
+        )
+
+
+def _next(task: TaskRecord) -> list[str]:
+    return sorted(_called(name) for name in task.writes if name.startswith((_BRANCH, _JOIN)))
+
+
+def _called(channel: str) -> str:
+    return channel.removeprefix(_BRANCH).removeprefix(_JOIN)
+
+
+def _one(values: list[Any]) -> Any:
+    """Return the only value of a channel, several as they are, ``None`` for none."""
+    return None if not values else values[0] if len(values) == 1 else values
+
+
+def leads_on(versions: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return True if a checkpoint has a trigger that no node has consumed: the thread was to go on."""
+    return any(_is_newer(name, version, seen) for name, version in versions.items())
+
+
+def _is_newer(name: str, version: Any, seen: Mapping[str, Mapping[str, Any]]) -> bool:
+    if not name.startswith((_BRANCH, _JOIN, TASKS)):
+        return False
+    consumed = [nodes[name] for nodes in seen.values() if name in nodes]
+    return not consumed or max(consumed) < version

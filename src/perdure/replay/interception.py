@@ -1,0 +1,230 @@
+"""Interception of calls to the outside while a step is replayed: of chat models, text models, tools and
+stores, and of every connection that Python code opens.
+
+Calls of other code in the process are unaffected: the answers belong to the context of the replay. Only with
+``everywhere`` are connections refused to the whole process, threads without that context included.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
+from langchain_core.tools import BaseTool
+from langgraph.store.base import BaseStore, Op, Result
+
+from perdure.errors import UnrecordedCall
+from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, tool_parts
+from perdure.replay.answering import CURRENT, Answering
+
+_CONNECTING = frozenset(
+    {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "subprocess.Popen"}
+    | {"os.system", "os.exec", "os.posix_spawn", "os.startfile", "urllib.Request"}
+)
+_lock = Lock()
+_installed = False
+_everywhere = 0
+
+
+@contextmanager
+def everywhere() -> Iterator[None]:
+    """Refuse connections to the whole process during the block."""
+    global _everywhere
+    install()
+    with _lock:
+        _everywhere += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _everywhere -= 1
+
+
+def install() -> None:
+    """Put the interceptions in place, once a process; without a replay they pass everything on."""
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        _installed = True
+        _wrap(BaseChatModel, "_generate_with_cache", _generate)
+        _wrap(BaseChatModel, "_agenerate_with_cache", _agenerate)
+        _wrap(BaseChatModel, "stream", _stream)
+        _wrap(BaseChatModel, "astream", _astream)
+        _wrap(BaseLLM, "_generate_helper", _refuse_text_model)
+        _wrap(BaseLLM, "_agenerate_helper", _refuse_text_model)
+        _wrap(BaseTool, "run", _run)
+        _wrap(BaseTool, "arun", _arun)
+        sys.addaudithook(_audit)
+
+
+def _wrap(owner: type, name: str, replaced: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answers = CURRENT.get()
+        if answers is None:
+            return original(self, *args, **kwargs)
+        return replaced(answers, functools.partial(original, self), self, *args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event not in _CONNECTING:
+        return
+    answers = CURRENT.get()
+    if answers is None and not _everywhere:
+        return
+    if event == "socket.connect" and not isinstance(args[1], tuple):
+        target = "a local socket"
+    else:
+        target = str(args[1] if event == "socket.connect" else args[0])
+    reason = f"{event} {target}: a replay opens no connection and starts no process"
+    if answers is not None:
+        raise answers.refuse_connection(_namespace(), reason)
+    raise UnrecordedCall(reason)
+
+
+def _namespace(config: Any = None) -> str:
+    found = config or var_child_runnable_config.get() or {}
+    return str((found.get("metadata") or {}).get("langgraph_checkpoint_ns") or "")
+
+
+# Models
+
+
+def _asked(answers: Answering, model: BaseChatModel, run_manager: Any) -> CallRecord:
+    """Return the call of a model as the replay's recorder has noted it. A call without its callbacks was not
+    recorded either."""
+    found = None if run_manager is None else answers.recorder.open.get(run_manager.run_id)
+    return found or CallRecord(MODEL, type(model).__name__, {}, place=_namespace())
+
+
+def _result(answer: Any) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+def _generate(
+    answers: Answering,
+    original: Callable[..., Any],
+    model: BaseChatModel,
+    messages: Any,
+    stop: Any = None,
+    run_manager: Any = None,
+    **kwargs: Any,
+) -> ChatResult:
+    return _result(answers.answer(_asked(answers, model, run_manager)))
+
+
+async def _agenerate(
+    answers: Answering,
+    original: Callable[..., Any],
+    model: BaseChatModel,
+    messages: Any,
+    stop: Any = None,
+    run_manager: Any = None,
+    **kwargs: Any,
+) -> ChatResult:
+    return _result(answers.answer(_asked(answers, model, run_manager)))
+
+
+def _stream(
+    answers: Answering, original: Callable[..., Any], model: BaseChatModel, *args: Any, **kwargs: Any
+) -> Iterator[AIMessageChunk]:
+    yield _chunk(model.invoke(*args, **kwargs))
+
+
+async def _astream(
+    answers: Answering, original: Callable[..., Any], model: BaseChatModel, *args: Any, **kwargs: Any
+) -> AsyncIterator[AIMessageChunk]:
+    yield _chunk(await model.ainvoke(*args, **kwargs))
+
+
+def _chunk(message: AIMessage) -> AIMessageChunk:
+    if isinstance(message, AIMessageChunk):
+        return message
+    fields = message.model_dump(exclude={"type"})
+    return AIMessageChunk(**fields, chunk_position="last")
+
+
+def _refuse_text_model(
+    answers: Answering, original: Callable[..., Any], model: BaseLLM, *args: Any, **kwargs: Any
+) -> Any:
+    raise answers.refuse(CallRecord(MODEL, type(model).__name__, {}, place=_namespace()))
+
+
+# Tools
+
+
+def _tool_call(tool: BaseTool, tool_input: Any, config: Any) -> CallRecord:
+    given = tool._filter_injected_args(tool_input) if isinstance(tool_input, dict) else tool_input
+    return CallRecord(TOOL, tool.name, tool_parts(given), place=_namespace(ensure_config(config)))
+
+
+def _run(
+    answers: Answering,
+    original: Callable[..., Any],
+    tool: BaseTool,
+    tool_input: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    call = _tool_call(tool, tool_input, kwargs.get("config"))
+    tool_call_id = kwargs.get("tool_call_id")
+    if tool.name in answers.live:
+        answers.compare(call, tool_call_id)
+        return original(tool_input, *args, **kwargs)
+    return _returned(answers.answer(call, tool_call_id), tool_call_id)
+
+
+async def _arun(
+    answers: Answering,
+    original: Callable[..., Any],
+    tool: BaseTool,
+    tool_input: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    call = _tool_call(tool, tool_input, kwargs.get("config"))
+    tool_call_id = kwargs.get("tool_call_id")
+    if tool.name in answers.live:
+        answers.compare(call, tool_call_id)
+        return await original(tool_input, *args, **kwargs)
+    return _returned(answers.answer(call, tool_call_id), tool_call_id)
+
+
+def _returned(answer: Any, tool_call_id: str | None) -> Any:
+    """Return an answer as the tool would: a message for a model's call, else its content."""
+    if tool_call_id is None and hasattr(answer, "tool_call_id"):
+        return answer.content
+    return answer
+
+
+class RefusingStore(BaseStore):
+    """Store for a replay: what it held at the time of a step is not recorded, so reading is refused. Writes
+    are dropped."""
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        return [self._result(op) for op in ops]
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        return self.batch(ops)
+
+    def _result(self, op: Op) -> Result:
+        if type(op).__name__ == "PutOp":
+            return None
+        call = CallRecord(
+            TOOL, f"store.{type(op).__name__.removesuffix('Op').lower()}", {}, place=_namespace()
+        )
+        answers = CURRENT.get()
+        raise UnrecordedCall("a replay has no store") if answers is None else answers.refuse(call)

@@ -1,0 +1,95 @@
+"""Records of calls: stored in the commit of their task, out of LangGraph's sight, and removed with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+import perdure
+from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, prompt_parts, slot_of
+from perdure.langgraph.recorded import recorded
+from tests.replay.agents import build, parts
+
+CONFIG: Any = {"configurable": {"thread_id": "one"}}
+
+
+def test_calls_are_stored_with_the_writes_of_their_task_and_hidden_from_the_graph() -> None:
+    with perdure.connect_sync("memory://") as db:
+        graph = recorded(build(parts()).compile(checkpointer=db.checkpointer()))
+        graph.invoke({"messages": [("user", "look up tea and milk")]}, CONFIG)
+        shown = [w[1] for found in db.checkpointer().list(CONFIG) for w in found.pending_writes or ()]
+        assert not any(channel.startswith(CHANNEL) for channel in shown)
+        calls = {
+            value[0]["name"]: (channel, len(value))
+            for found in db.export("one")["checkpoints"]
+            for channel, value in ((w["channel"], w["value"]) for w in found["pending_writes"])
+            if channel.startswith(CHANNEL)
+        }
+        assert calls["look_up"] in ((f"{CHANNEL}0", 2), (f"{CHANNEL}0", 1))
+        assert db.fsck("one") == []
+        db.checkpointer().prune(["one"])
+        left = [w["channel"] for found in db.export("one")["checkpoints"] for w in found["pending_writes"]]
+        assert set(left) <= {"__interrupt__", f"{CHANNEL}0", "branch:to:ask"}
+
+
+def test_an_interrupted_task_keeps_the_calls_of_each_attempt() -> None:
+    with perdure.connect_sync("memory://") as db:
+        graph = recorded(build(parts()).compile(checkpointer=db.checkpointer()))
+        graph.invoke({"messages": [("user", "hello")]}, CONFIG)
+        graph.invoke(Command(resume="yes"), CONFIG)
+        kept = {
+            w["channel"]: w["value"][0]["answer"]["value"]["content"]
+            for found in db.export("one")["checkpoints"]
+            for w in found["pending_writes"]
+            if w["channel"].startswith(CHANNEL) and "draft" in str(w["value"])
+        }
+        assert kept == {
+            f"{CHANNEL}0": "answer 4 to draft a question",
+            f"{CHANNEL}1": "answer 5 to draft a question",
+        }
+
+
+def test_digests_see_what_is_sent_and_not_how_it_is_named() -> None:
+    sent = [SystemMessage("Be kind."), HumanMessage("hello", id="1")]
+    same = prompt_parts([SystemMessage("Be kind.", id="3"), HumanMessage("hello", id="4")], {"model": "a"})
+    assert prompt_parts(sent, {"model": "a"}) == same
+    for part, other in {
+        "system": prompt_parts([SystemMessage("Be rude."), sent[1]], {"model": "a"}),
+        "messages": prompt_parts([sent[0], HumanMessage("bye")], {"model": "a"}),
+        "tools": prompt_parts(sent, {"model": "a", "tools": ["x"]}),
+        "settings": prompt_parts(sent, {"model": "b"}),
+    }.items():
+        assert {name for name in same if same[name] != other[name]} == {part}
+    assert digest({"a": object()}) == digest({"a": object()})
+
+
+def test_a_call_comes_back_as_it_was_stored() -> None:
+    for call in (
+        CallRecord("model", "m", {"system": "1"}, AIMessage("hello")),
+        CallRecord("tool", "t", {"input": "1"}, Command(update={"n": 1}, goto="next")),
+        CallRecord("tool", "t", {"input": "1"}, error=("builtins:ValueError", "no")),
+        CallRecord("tool", "t", {"input": "1"}, object()).without_answer(),
+    ):
+        again = CallRecord.read(call.stored())
+        assert (again.kind, again.name, again.answer, again.error, again.missing) == (
+            call.kind, call.name, call.answer, call.error, call.missing,
+        )  # fmt: skip
+
+
+def test_slots_of_records_collide_with_no_other() -> None:
+    slots = {slot_of(f"{CHANNEL}{n}", 0) for n in range(8)}
+    special = {slot_of(name, 0) for name in ("__error__", "__interrupt__", "__resume__", "__scheduled__")}
+    assert len(slots) == 8
+    assert not slots & special
+    assert max(slots) < 0
+    assert min(slots) >= -15
+    assert slot_of("messages", 3) == 3
+
+
+def test_a_graph_with_another_checkpointer_is_refused() -> None:
+    with pytest.raises(TypeError, match="checkpointer of Perdure"):
+        recorded(build(parts()).compile(checkpointer=InMemorySaver()))

@@ -267,8 +267,9 @@ def _task_ids(namespace: str) -> list[str]:
 
 def channel_of(writes: Sequence[tuple[str, Any]]) -> str:
     """Return the channel for the records of a task that stores these writes."""
-    answers: Any = next((value for name, value in writes if name == RESUME), [])
-    return f"{CHANNEL}{min(len(answers) if isinstance(answers, list) else 1, _MOST_ANSWERS)}"
+    # The list grows with each answer that the task takes up.
+    given = [len(value) if isinstance(value, list) else 1 for name, value in writes if name == RESUME]
+    return f"{CHANNEL}{min(max(given, default=0), _MOST_ANSWERS)}"
 
 
 def answers_at(channel: str) -> int:

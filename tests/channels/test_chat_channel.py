@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from perdure.channels import ChatAddress
+from perdure.channels.chat_channel import ChatChannel
+from perdure.channels.receiving import Receiver
 from perdure.model.messages import Reply
 from perdure.model.records import Partition
 from perdure.runtime import NotSent, Undeliverable
@@ -101,3 +105,20 @@ def test_what_is_posted_to_slack_has_no_control_sequence(memory: Storage) -> Non
             assert line.bot.measure("<") == 4
 
     go(main())
+
+
+def test_a_channel_that_cannot_search_for_replies_refuses_to_reconcile() -> None:
+    with pytest.raises(ValueError, match="which Silent cannot do; choose 'resend' or 'hold'"):
+        Silent("silent", None, "reconcile")
+
+
+class Silent(ChatChannel):
+    """A provider that cannot be asked for a reply."""
+
+    length = question_length = 100
+
+    async def handle(self, request: Request, receiver: Receiver) -> Response:
+        return Response()
+
+    async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
+        return None

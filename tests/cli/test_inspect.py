@@ -1,6 +1,6 @@
 """``perdure inspect`` as a process: it serves on this machine alone, and changes nothing.
 
-Covers perdure.inspector.listen, perdure.inspector.serve.
+Covers perdure.inspector.serve.
 """
 
 from __future__ import annotations

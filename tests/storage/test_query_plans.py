@@ -2,7 +2,7 @@
 
 The statements are taken from the driver while the saver works, so that a new one is looked at as well.
 
-Covers perdure.storage.sql.listing.
+Covers perdure.storage.sql.item_search, perdure.storage.sql.listing.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,6 +34,15 @@ class SendUncertain(Exception):
     library may contain a token or a text."""
 
 
+@runtime_checkable
+class FindsReplies(Protocol):
+    """A channel whose provider can be asked for a reply that it may have, as ``"reconcile"`` needs."""
+
+    async def find(self, thread_id: str, reply: Reply) -> str | None:
+        """Return the provider's id of a reply, ``None`` if it does not have the reply."""
+        ...
+
+
 class ChatChannel(ABC):
     """One bot at one provider. An async context manager that closes its connections.
 
@@ -41,11 +50,19 @@ class ChatChannel(ABC):
         name: The name of the channel.
         options: The options that all channels share.
         in_doubt: The policy for replies that the provider may or may not have.
+
+    Raises:
+        ValueError: The name is empty, or the policy needs a ``FindsReplies``.
     """
 
     def __init__(self, name: str, options: ChatOptions | None, in_doubt: InDoubt) -> None:
         if not name:
             raise ValueError("a channel needs a name")
+        if in_doubt == "reconcile" and not isinstance(self, FindsReplies):
+            raise ValueError(
+                f"in_doubt='reconcile' asks the provider for a reply, which {type(self).__name__} cannot do; "
+                "choose 'resend' or 'hold'"
+            )
         self.name = name
         self.options = options or ChatOptions()
         self.backoff = ChatBackoff()
@@ -70,7 +87,7 @@ class ChatChannel(ABC):
             self.name: Channel(
                 send_in=self._send,
                 in_doubt=self._in_doubt,
-                find=self._find if self._in_doubt == "reconcile" else None,
+                find=self._find_in(self) if isinstance(self, FindsReplies) else None,
                 split=self._split,
                 ask=questions.question,
                 indicate=self._indicate,
@@ -122,10 +139,6 @@ class ChatChannel(ABC):
             SendUncertain: The provider may have it.
         """
 
-    async def find(self, thread_id: str, reply: Reply) -> str | None:
-        """Return the provider's id of a reply that it may have, ``None`` if it does not have it."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be asked for a message")
-
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
         """Show in the chat that an answer is being written, until it is cancelled. Without an indicator it
         returns at once."""
@@ -151,10 +164,6 @@ class ChatChannel(ABC):
         if found is None:
             found = self._receivers[id(runtime)] = Receiver(runtime, self.name, self.options, self.position)
         return found
-
-    async def _find(self, thread_id: str, reply: Reply) -> str | None:
-        self.backoff.check(ChatAddress.of(thread_id).chat)
-        return await self.find(thread_id, reply)
 
     async def _send(self, partition: Partition, reply: Reply) -> str | None:
         try:
@@ -184,6 +193,13 @@ class ChatChannel(ABC):
                     "give all workers this channel, so that parts are stored and tried again one by one"
                 ) from error
         return sent
+
+    def _find_in(self, provider: FindsReplies) -> Callable[[str, Reply], Awaitable[str | None]]:
+        async def find(thread_id: str, reply: Reply) -> str | None:
+            self.backoff.check(ChatAddress.of(thread_id).chat)
+            return await provider.find(thread_id, reply)
+
+        return find
 
     async def _indicate(self, partition: Partition, message: Message) -> None:
         await self.show_activity(ChatAddress.of(partition.thread), message)

@@ -7,7 +7,8 @@ else of it ever changes. So the facts that were known at any earlier time can be
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -85,23 +86,18 @@ class Fact:
         Raises:
             Corrupt: The item is no fact of this release.
         """
-        try:
-            known_from = read_time(value["known_from"])
-            if known_from is None:
-                raise ValueError
+        with _readable(key, "fact"):
             return cls(
                 id=key,
                 text=str(value["text"]),
                 thread=value["thread"],
                 message=value["message"],
                 valid_from=read_time(value["valid_from"]),
-                known_from=known_from,
+                known_from=_read_known_time(value["known_from"]),
                 known_until=read_time(value["known_until"]),
                 superseded_by=value["superseded_by"],
                 supersedes=tuple(value["supersedes"]),
             )
-        except (LookupError, TypeError, ValueError) as error:
-            raise Corrupt(f"the item {key!r} is no fact that this release can read") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +130,8 @@ class ThreadSummary:
         Raises:
             Corrupt: The item is no summary of this release.
         """
-        try:
-            at = read_time(value["at"])
-            if at is None:
-                raise ValueError
-            return cls(thread=key, text=str(value["text"]), at=at)
-        except (LookupError, TypeError, ValueError) as error:
-            raise Corrupt(f"the item {key!r} is no summary that this release can read") from error
+        with _readable(key, "summary"):
+            return cls(thread=key, text=str(value["text"]), at=_read_known_time(value["at"]))
 
 
 Remembered = Fact | ThreadSummary
@@ -185,7 +176,20 @@ def aware(at: datetime, what: str) -> datetime:
 
 def read_time(text: str | None) -> datetime | None:
     """Return the time of an item's field; raise ``ValueError`` if it is none, or has no time zone."""
-    return None if text is None else aware(datetime.fromisoformat(text), "a stored time")
+    return None if text is None else _read_known_time(text)
+
+
+def _read_known_time(text: str) -> datetime:
+    return aware(datetime.fromisoformat(text), "a stored time")
+
+
+@contextmanager
+def _readable(key: str, what: str) -> Iterator[None]:
+    """Raise ``Corrupt`` for an item that has not the fields of what it should be."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise Corrupt(f"the item {key!r} is no {what} that this release can read") from error
 
 
 def _written(at: datetime | None) -> str | None:

@@ -77,7 +77,7 @@ class Memory:
             NotFound: There is no fact of one of these ids.
             ValueError: The text is empty or too long, or a time has no time zone.
         """
-        new = _new(text, thread, message, valid_from, supersedes)
+        new = NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
         return self._run(programs.remember(self._place, new))
 
     async def aremember(
@@ -90,7 +90,7 @@ class Memory:
         supersedes: Sequence[str] = (),
     ) -> Fact:
         """See ``remember``."""
-        new = _new(text, thread, message, valid_from, supersedes)
+        new = NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
         return await self._arun(programs.remember(self._place, new))
 
     def recall(
@@ -249,18 +249,6 @@ async def ausers(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
 
 def _users(found: Sequence[tuple[str, ...]], root: Sequence[str]) -> list[str]:
     return sorted(user_of_namespace(each, root) for each in found)
-
-
-def _new(
-    text: str,
-    thread: str | None,
-    message: str | None,
-    valid_from: datetime | None,
-    supersedes: Sequence[str],
-) -> NewFact:
-    if isinstance(supersedes, str):
-        raise TypeError("supersedes is a list of ids, not one text")
-    return NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
 
 
 def _question(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> Question:  # noqa: A002

@@ -52,6 +52,10 @@ class NewFact:
     valid_from: datetime | None = None
     supersedes: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.supersedes, str):
+            raise TypeError("supersedes is a list of ids, not one text")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

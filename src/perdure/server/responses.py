@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Response
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
@@ -32,6 +32,43 @@ class Json(Response):
         return encoded(content).encode()
 
 
+R = TypeVar("R")
+
+
+class _Page(Protocol):
+    """The part of a request that chooses a page of a list."""
+
+    limit: int
+    offset: int
+
+
+def page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, Any]]) -> Json:
+    """Return the page of a list that a request asks for.
+
+    Args:
+        found: the whole list, in order.
+        asked: the page, and if it has one its ``select``, the parts of each entry to return.
+        shown: returns an entry of the response.
+    """
+    end = asked.offset + asked.limit
+    rows = [shown(one) for one in found[asked.offset : end]]
+    select: Sequence[str] | None = getattr(asked, "select", None)
+    if select is not None:
+        rows = [selected(one, select) for one in rows]
+    return Json(rows, headers=page_headers(len(found), end if len(found) > end else None))
+
+
+def page_headers(total: int, following: int | None) -> dict[str, str]:
+    """Return the headers of a page.
+
+    Args:
+        total: the number of entries on all pages, as far as it is known.
+        following: the offset of the next page, if there is one.
+    """
+    headers = {"X-Pagination-Total": str(total)}
+    return headers if following is None else {**headers, "X-Pagination-Next": str(following)}
+
+
 def when(microseconds: int) -> str:
     """Return a time of the database as text, RFC 3339."""
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
@@ -50,6 +87,13 @@ def assistant(found: Assistant) -> dict[str, Any]:
         "created_at": when(found.created_at),
         "updated_at": when(found.updated_at),
     }
+
+
+def assistant_version(found: Assistant) -> dict[str, Any]:
+    """Return a version of an assistant, which never changes."""
+    shown = assistant(found)
+    del shown["updated_at"]
+    return shown
 
 
 def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None = None) -> dict[str, Any]:

@@ -125,14 +125,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
     found = await _found(caller, asked, {"limit": asked.limit, "offset": asked.offset})
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
-    end = asked.offset + asked.limit
-    shown = [responses.assistant(one) for one in found[asked.offset : end]]
-    if asked.select is not None:
-        shown = [responses.selected(one, asked.select) for one in shown]
-    headers = {"X-Pagination-Total": str(len(found))}
-    if len(found) > end:
-        headers["X-Pagination-Next"] = str(end)
-    return Json(shown, headers=headers)
+    return responses.page(found, asked, responses.assistant)
 
 
 @router.post("/assistants/count")
@@ -204,14 +197,8 @@ async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versi
     """List the versions of an assistant, the newest first."""
     found = await caller.assistant(assistant_id, "read")
     held = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
-    wanted = [responses.assistant(one) for one in held if contains(one.metadata, asked.metadata)]
-    for one in wanted:
-        del one["updated_at"]
-    end = asked.offset + asked.limit
-    headers = {"X-Pagination-Total": str(len(wanted))}
-    if len(wanted) > end:
-        headers["X-Pagination-Next"] = str(end)
-    return Json(wanted[asked.offset : end], headers=headers)
+    wanted = [one for one in held if contains(one.metadata, asked.metadata)]
+    return responses.page(wanted, asked, responses.assistant_version)
 
 
 @router.post("/assistants/{assistant_id}/latest")

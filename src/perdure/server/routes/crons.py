@@ -137,14 +137,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
     found = [_shown(cron) for cron in await _found(caller, asked, page)]
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (one[by] or "", one["cron_id"]), reverse=asked.sort_order != "asc")
-    end = asked.offset + asked.limit
-    shown = found[asked.offset : end]
-    if asked.select is not None:
-        shown = [responses.selected(one, asked.select) for one in shown]
-    headers = {"X-Pagination-Total": str(len(found))}
-    if len(found) > end:
-        headers["X-Pagination-Next"] = str(end)
-    return Json(shown, headers=headers)
+    return responses.page(found, asked, lambda one: one)
 
 
 @router.post("/runs/crons/count")

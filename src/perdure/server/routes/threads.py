@@ -94,9 +94,8 @@ async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     shown: list[str] = []
     for at in range(0, len(rows), _AT_ONCE):
         shown += await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE]))
-    headers = {"X-Pagination-Total": str(asked.offset + len(rows) + has_more)}
-    if has_more:
-        headers["X-Pagination-Next"] = str(asked.offset + len(rows))
+    end = asked.offset + len(rows)
+    headers = responses.page_headers(end + has_more, end if has_more else None)
     return Response(f"[{','.join(shown)}]", media_type=Json.media_type, headers=headers)
 
 

@@ -40,10 +40,10 @@ def columns_of(kind: Kind, *, bodies: bool = True) -> tuple[Column, ...]:
     return tuple(out)
 
 
-def output(columns: Iterable[Column], start: int = 0) -> str:
+def output(columns: Iterable[Column], start: int = 0, alias: str = "x") -> str:
     """Return the columns in forms that JSON can carry, with unique names: equal ones would be merged."""
-    forms = {"text": "x.{}", "integer": "CAST(x.{} AS TEXT)", "bytes": "hex(x.{})"}
-    names = [f"{forms[c.kind].format(c.name)} AS c{n}" for n, c in enumerate(columns, start)]
+    forms = {"text": "{}.{}", "integer": "CAST({}.{} AS TEXT)", "bytes": "hex({}.{})"}
+    names = [f"{forms[c.kind].format(alias, c.name)} AS c{n}" for n, c in enumerate(columns, start)]
     return ", ".join(names) or "1 AS c0"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Find, Get, IndexHit, Range
+from perdure.model.ops import Bound, Find, Get, IndexHit, Range
 from perdure.model.records import INDEXED, ITEM, Kind, Partition, Record
 from perdure.storage.d1.columns import (
     PARTITION,
@@ -22,6 +22,7 @@ from perdure.storage.d1.columns import (
     values_of,
 )
 from perdure.storage.sql import compile as sql
+from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
 from perdure.storage.sql.schema import PREFIX, table
 
 DROPPED = "dropped"
@@ -163,40 +164,31 @@ def find(effect: Find) -> Statement:
 
 
 def _items(effect: Find) -> Statement:
-    """Return the statement of a find of items, as ``compile.select_items``."""
-    where = ["p.space = ?1", "p.tenant = ?2"]
-    parameters = [effect.space, effect.tenant or ""]
+    """Return the statement of a find of items. All parameters are sent as text."""
+    parameters: list[str] = []
 
-    def bound(value: str) -> str:
+    def text(value: str) -> str:
         parameters.append(value)
         return f"?{len(parameters)}"
 
-    if effect.prefix:
-        where.append(f"p.thread >= {bound(effect.prefix)} AND p.thread < {bound(effect.prefix_end)}")
-    where.append(f"(x.expires_at IS NULL OR x.expires_at > CAST({bound(str(effect.until))} AS INTEGER))")
-    where += [
-        f"({' OR '.join(f'instr(x.body, unhex({bound(part.hex())})) > 0' for part in any_of)})"
-        for any_of in effect.holding
-    ]
-    for each in effect.bounds:
-        is_text = isinstance(each.limit, str)
-        limit = bound(str(each.limit))
-        where.append(sql.keeps(each, "x.body", limit if is_text else f"CAST({limit} AS REAL)"))
-    if effect.last is not None:
-        time = f"CAST({bound(str(effect.last.updated_at))} AS INTEGER)"
-        thread, key = bound(effect.last.thread), bound(effect.last.key)
-        where.append(
-            f"(x.updated_at < {time} OR x.updated_at = {time} AND (p.thread, x.key) > ({thread}, {key}))"
-        )
-    limit, skip = bound(str(effect.limit)), bound(str(effect.skip))
-    text = (
+    def bind(value: str | int) -> str:
+        return text(value) if isinstance(value, str) else f"CAST({text(str(value))} AS INTEGER)"
+
+    def within(bound: Bound) -> str:
+        limit = text(str(bound.limit))
+        return sql.keeps(bound, "i.body", limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
+
+    def holds(part: bytes) -> str:
+        return f"instr(i.body, unhex({text(part.hex())})) > 0"
+
+    where = item_conditions(effect, ItemSyntax(bind, holds, within))
+    query = (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
-        f" {output(columns_of(ITEM, bodies=True))} FROM {PREFIX}thread AS p"
-        f" JOIN {table(ITEM)} AS x ON x.t = p.pk WHERE {' AND '.join(where)}"
-        " ORDER BY x.updated_at DESC, p.thread, x.key"
-        f" LIMIT CAST({limit} AS INTEGER) OFFSET CAST({skip} AS INTEGER)"
+        f" {output(columns_of(ITEM, bodies=True), alias='i')} FROM {PREFIX}thread AS p"
+        f" JOIN {table(ITEM)} AS i ON i.t = p.pk WHERE {where}"
+        f" ORDER BY {ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
     )
-    return text, tuple(parameters)
+    return query, tuple(parameters)
 
 
 def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:

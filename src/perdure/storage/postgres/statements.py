@@ -13,6 +13,7 @@ from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
 from perdure.storage.postgres.url import PostgresUrl
+from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
 
 _TEXT, _BIGINT, _BYTEA = 25, 20, 17
 _TYPES = {str: _TEXT, int: _BIGINT, bytes: _BYTEA}
@@ -121,31 +122,20 @@ class Statements:
         )
 
     def _items(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where = ["p.space = $1", "p.tenant = $2"]
-        parameters = cast("list[str | int | bytes]", [effect.space, effect.tenant])
+        parameters: list[str | int | bytes] = []
 
-        def bound(value: str | int | bytes) -> str:
+        def bind(value: str | int | bytes) -> str:
             parameters.append(value)
             return f"${len(parameters)}"
 
-        if effect.prefix:
-            where.append(f"p.thread >= {bound(effect.prefix)} AND p.thread < {bound(effect.prefix_end)}")
-        where.append(f"(i.expires_at IS NULL OR i.expires_at > {bound(effect.until)})")
-        where += [
-            f"({' OR '.join(f'position({bound(part)} IN i.body) > 0' for part in any_of)})"
-            for any_of in effect.holding
-        ]
-        if effect.last is not None:
-            time, thread, key = (bound(part) for part in effect.last)
-            where.append(
-                f"(i.updated_at < {time} OR i.updated_at = {time} AND (p.thread, i.key) > ({thread}, {key}))"
-            )
+        where = item_conditions(
+            effect, ItemSyntax(bind, holds=lambda part: f"position({bind(part)} IN i.body) > 0")
+        )
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
         return _typed(
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"
-            f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {' AND '.join(where)}"
-            f" ORDER BY i.updated_at DESC, p.thread, i.key"
-            f" LIMIT {bound(effect.limit)} OFFSET {bound(effect.skip)}",
+            f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {where} ORDER BY {ORDER}"
+            f" LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}",
             parameters,
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 from perdure.model.ops import Bound, Delete, Find, IndexHit, ListedThread, Put, Range
 from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
+from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
 from perdure.storage.sql.schema import PREFIX, table
 
 Statement = tuple[str, tuple[Any, ...]]
@@ -76,34 +77,32 @@ def select_listed(effect: Find) -> Statement:
 def select_items(effect: Find) -> Statement:
     """Return the statement for a page of the store's items, the latest written first, with their namespaces,
     each with a flag if it must have a checksum."""
-    where = ["p.space = ?", "p.tenant = ?"]
-    parameters: list[Any] = [effect.space, effect.tenant]
-    if effect.prefix:
-        where.append("p.thread >= ? AND p.thread < ?")
-        parameters += [effect.prefix, effect.prefix_end]
-    where.append("(i.expires_at IS NULL OR i.expires_at > ?)")
-    parameters.append(effect.until)
-    for any_of in effect.holding:
-        where.append(f"({' OR '.join('instr(i.body, ?) > 0' for _ in any_of)})")
-        parameters += any_of
-    for bound in effect.bounds:
-        where.append(keeps(bound, "i.body", "?"))
-        parameters.append(bound.limit)
-    if effect.last is not None:
-        where.append("(i.updated_at < ? OR i.updated_at = ? AND (p.thread, i.key) > (?, ?))")
-        parameters += (effect.last.updated_at, *effect.last)
+    parameters: list[Any] = []
+
+    def bind(value: str | int | float | bytes) -> str:
+        parameters.append(value)
+        return f"?{len(parameters)}"
+
+    where = item_conditions(
+        effect,
+        ItemSyntax(
+            bind,
+            holds=lambda part: f"instr(i.body, {bind(part)}) > 0",
+            within=lambda bound: keeps(bound, "i.body", bind(bound.limit)),
+        ),
+    )
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
     # Rows are sorted without their bodies, and read whole when the page is known.
     page = (
         "SELECT i.rowid AS place, p.total IS NOT NULL AS required, p.tenant AS tenant, p.thread AS thread,"
         f" p.space AS space FROM {PREFIX}thread p JOIN {table(ITEM)} i ON i.t = p.pk"
-        f" WHERE {' AND '.join(where)} ORDER BY i.updated_at DESC, p.thread, i.key LIMIT ? OFFSET ?"
+        f" WHERE {where} ORDER BY {ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
     )
     sql = (
         f"SELECT f.required, f.tenant, f.thread, f.space, {columns} FROM ({page}) f"
         f" JOIN {table(ITEM)} i ON i.rowid = f.place ORDER BY i.updated_at DESC, f.thread, i.key"
     )
-    return sql, (*parameters, effect.limit, effect.skip)
+    return sql, tuple(parameters)
 
 
 def keeps(bound: Bound, body: str, limit: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from langgraph_sdk import get_client
@@ -22,6 +23,7 @@ from tests.server.graphs import graphs
 from tests.server.ports import served
 
 Told = dict[str, Any]
+T = TypeVar("T")
 
 _TIMEOUT = httpx.Timeout(60, connect=10)
 
@@ -37,6 +39,26 @@ class Place:
 
     def http(self, user: str = "") -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, headers=_as(user), timeout=_TIMEOUT, trust_env=False)
+
+    async def begun(self, thread_id: str, listening: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin to listen to a thread, and come back once the server tells what happens there from now on."""
+        before = self._followers(thread_id)
+        known = {id(one) for one in before}
+        task = asyncio.create_task(listening)
+        async with asyncio.timeout(60):
+            while not (task.done() or {id(one) for one in self._followers(thread_id)} - known):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return task
+
+    def _followers(self, thread_id: str) -> list[list[Any]]:
+        subscriptions = self.host.runtime._context.subscriptions
+        return [
+            one
+            for partition, followers in subscriptions._waiting.items()
+            # Other processes know of it by then.
+            if partition.thread == thread_id and partition in subscriptions._noted
+            for one in followers
+        ]
 
 
 def _as(user: str) -> dict[str, str]:

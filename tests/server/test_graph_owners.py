@@ -27,14 +27,17 @@ def _both() -> dict[str, Pregel[Any, Any, Any, Any]]:
 
 @run
 async def test_of_two_graphs_at_once_one_owns_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = asyncio.Barrier(2)
+    both, done = asyncio.Barrier(2), asyncio.Event()
     submitted_next = run_creation._submitted_next
 
     async def late(caller: Any, invocation: Any, *rest: Any) -> Any:
         await both.wait()
         if invocation.assistant.graph_id == "second":
-            await asyncio.sleep(0.3)
-        return await submitted_next(caller, invocation, *rest)
+            await done.wait()
+        try:
+            return await submitted_next(caller, invocation, *rest)
+        finally:
+            done.set()
 
     async with serving("memory://", of=_both(), shared_threads=False) as served:
         http = await served.http()

@@ -135,8 +135,7 @@ def test_from_a_client_without_a_loop(url: str) -> None:
 async def _in_order(url: str) -> None:
     async with place(url) as here, here.http() as http:
         thread_id = new()
-        listening = asyncio.create_task(until_ended(heard(http, thread_id, channels=EVERYTHING)))
-        await asyncio.sleep(0.3)
+        listening = await here.begun(thread_id, until_ended(heard(http, thread_id, channels=EVERYTHING)))
         before = (await start(http, thread_id, "ask", said("hi")))["meta"]["applied_through_seq"]
         told = await listening
         assert all(event["seq"] > before for event in told)
@@ -220,8 +219,9 @@ def test_who_comes_back_misses_nothing_and_gets_nothing_twice(url: str) -> None:
 async def _come_back_while_it_goes_on(url: str) -> None:
     async with place(url) as here, here.http() as http:
         thread_id = new()
-        whole = asyncio.create_task(until_ended(heard(http, thread_id, channels=["custom", "lifecycle"])))
-        await asyncio.sleep(0.3)
+        whole = await here.begun(
+            thread_id, until_ended(heard(http, thread_id, channels=["custom", "lifecycle"]))
+        )
         await start(http, thread_id, "walk", {"steps": 12, "pause": 0.05})
         pieces: list[Told] = []
         while not pieces or phase(pieces[-1]) != "completed":
@@ -264,9 +264,8 @@ async def _another_server_works(url: str) -> None:
     async with place(url) as works, place(url, works=False) as here:
         async with here.http() as http, works.http() as there:
             thread_id = new()
-            far = asyncio.create_task(until_ended(heard(http, thread_id, channels=EVERYTHING)))
-            near = asyncio.create_task(until_ended(heard(there, thread_id, channels=EVERYTHING)))
-            await asyncio.sleep(0.3)
+            far = await here.begun(thread_id, until_ended(heard(http, thread_id, channels=EVERYTHING)))
+            near = await works.begun(thread_id, until_ended(heard(there, thread_id, channels=EVERYTHING)))
             await start(http, thread_id, "walk", {"steps": 5, "pause": 0.05})
             assert await far == await near
         async with here.client() as client, client.threads.stream(assistant_id="ask") as thread:
@@ -295,8 +294,9 @@ async def _from_where(url: str) -> None:
         late = await until_ended(heard(http, thread_id, channels=["lifecycle", "custom"]))
         assert late[0] == event
         # The same stream again: the run was told to its end, and what comes next is new.
-        again = asyncio.create_task(until_ended(heard(http, thread_id, channels=["lifecycle", "custom"])))
-        await asyncio.sleep(0.3)
+        again = await here.begun(
+            thread_id, until_ended(heard(http, thread_id, channels=["lifecycle", "custom"]))
+        )
         await start(http, thread_id, "chat", said("three"))
         told = await again
         assert [phase(one) for one in told] == ["running", "completed"]
@@ -322,10 +322,11 @@ async def _closed(url: str) -> None:
                 return True
             return False
 
-        listening = asyncio.create_task(listen())
-        await asyncio.sleep(0.3)
+        listening = await here.begun(thread_id, listen())
         await start(http, thread_id, "slow", said("5"))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(60):
+            while not told and not listening.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await here.host.close()
         async with asyncio.timeout(60):
             # Clients do not come back to what has ended in order.

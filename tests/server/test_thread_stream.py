@@ -48,8 +48,7 @@ async def _listening(client: LangGraphClient, thread_id: str, ends: int) -> list
 async def _every_run(url: str) -> None:
     async with place(url) as here, here.client() as client:
         thread_id = (await client.threads.create())["thread_id"]
-        live = asyncio.create_task(_listening(client, thread_id, 3))
-        await asyncio.sleep(0.3)
+        live = await here.begun(thread_id, _listening(client, thread_id, 3))
         for graph, modes in (("chat", ["values", "updates"]), ("boom", ["values"])):
             created = await client.runs.create(thread_id, graph, input=said("hi"), stream_mode=modes)
             async for _ in client.runs.join_stream(thread_id, created["run_id"]):
@@ -189,10 +188,10 @@ async def test_a_run_that_was_waited_for_is_heard_by_all_who_follow_its_thread(t
     url = f"sqlite:///{tmp_path / 'threads.db'}"
     async with place(url) as here, here.client() as client, here.http() as http:
         thread_id = (await client.threads.create())["thread_id"]
-        live = asyncio.create_task(_listening(client, thread_id, 2))
-        events = asyncio.create_task(until_ended(heard(http, thread_id, channels=["values", "lifecycle"]), 2))
+        live = await here.begun(thread_id, _listening(client, thread_id, 2))
+        told_of = until_ended(heard(http, thread_id, channels=["values", "lifecycle"]), 2)
+        events = await here.begun(thread_id, told_of)
         async with asyncio.timeout(60):
-            await asyncio.sleep(0.5)
             await client.runs.wait(thread_id, "chat", input=said("hi"))
             # One that was begun without a server, and asked to tell nothing.
             await here.host.runtime.submit(thread_id, said("again"), graph="chat")

@@ -16,7 +16,7 @@ from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Partition
 from perdure.runtime import Options, Runtime, StreamOptions, Ticket
 from perdure.runtime.events import subscription
-from tests.runtime.graphs import Storage, Talk, eventually, eventually_stored, go, settings, working
+from tests.runtime.graphs import Heard, Storage, Talk, eventually, eventually_stored, go, settings, working
 from tests.runtime.test_notifications import listening
 from tests.servers import postgres
 
@@ -86,8 +86,7 @@ def test_a_follower_who_comes_in_the_middle_hears_the_end(
                 asyncio.create_task(until(one.follow_thread("ada", after=await one.latest_event("ada")), 1))
                 for one in (looks, works)
             ]
-            await eventually_stored(lambda: _followed(near))
-            await asyncio.sleep(0.1)
+            await eventually(lambda: all(one._context.subscriptions._noted for one in (looks, works)))
             talk.gate.set()
             await works.wait(ticket)
             for heard in await asyncio.gather(*ears):
@@ -157,13 +156,15 @@ def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: St
 
     async def main() -> None:
         database, line = memory.open()
-        # No poll of the database falls among the requests of a run.
-        async with working(database, talk.graph, name="works", settings=settings(poll=600.0)) as works:
+        seldom, noted = settings(poll=600.0), Heard()
+        # No poll of the database falls among the requests of a run, and none of one who waits for it.
+        async with working(database, talk.graph, name="works", settings=seldom, observers=[noted]) as works:
             await works.wait(await say(works, "one", None))
             counts: list[tuple[int, int]] = []
             for text in ("two", "three"):
                 before = line.count, line.commits
-                await works.wait(await say(works, text, None))
+                await say(works, text, None)
+                await eventually(lambda: noted.count("run.done") == len(counts) + 2)
                 counts.append((line.count - before[0], line.commits - before[1]))
             assert counts == [COST] * 2
 

@@ -87,7 +87,7 @@ def test_what_is_to_be_kept_nowhere_is_stored_while_its_thread_is_followed(
             unkept = StreamOptions(modes=("values",), kept=False, by="here")
             ear = asyncio.create_task(listen(works, 3))
             slow = works.follow_thread("ada", after=0)
-            await asyncio.sleep(0.1)
+            await eventually(lambda: works._context.subscriptions._noted)
             first = await say(works, "one")
             told = [await anext(slow)]
             second = await say(works, "two", unkept)

@@ -14,7 +14,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SPREAD = -n $(WORKERS) --dist worksteal
 ARGS ?=
 # What the examples need, and the database of `make example`.
-EXAMPLE = --group examples --extra server --extra postgres --extra d1
+EXAMPLE = --group examples --extra server --extra postgres --extra d1 --extra a2a --extra mcp
 DB ?= sqlite:///$(NAME).db
 # Which sections `make bench` measures; all when it is empty.
 BACKENDS ?=

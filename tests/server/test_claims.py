@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -62,7 +63,32 @@ PLACES = (
 )
 """Places of a request for a run where a user can be stated."""
 
-WAYS = [(route, place, name) for route in RUNS for place in PLACES for name in NAMES]
+IN_A_MESSAGE = (
+    "params",
+    "params.metadata",
+    "params.configuration",
+    "message",
+    "message.metadata",
+    "part",
+    "part.metadata",
+    "part.data",
+    "headers",
+    "query",
+)
+IN_A_CALL = ("params", "params._meta", "arguments", "headers", "query")
+AGENTS = {
+    "message/send": IN_A_MESSAGE,
+    "message/stream": IN_A_MESSAGE,
+    "SendMessage": IN_A_MESSAGE,
+    "answer": IN_A_MESSAGE,
+    "tools/call": IN_A_CALL,
+}
+"""Ways to make a run through the protocols between agents, and their places."""
+
+WAYS = [
+    *((route, place, name) for route in RUNS for place in PLACES for name in NAMES),
+    *((route, place, name) for route, places in AGENTS.items() for place in places for name in NAMES),
+]
 
 
 @dataclass(frozen=True)
@@ -191,7 +217,8 @@ def clean(texts: Mapping[str, str]) -> None:
 
 
 def test_the_ways_are_many() -> None:
-    assert len(WAYS) == len(RUNS) * len(PLACES) * len(NAMES) >= 190
+    in_messages = sum(map(len, AGENTS.values()))
+    assert len(WAYS) == (len(RUNS) * len(PLACES) + in_messages) * len(NAMES) >= 280
 
 
 @run
@@ -212,6 +239,68 @@ async def test_a_run_knows_and_stores_the_verified_user_alone(route: str, by: st
     if route not in ("/runs/batch",):
         assert HARMLESS in " ".join(stored), "the other values are stored, and can be read here"
     assert "ada@verified" in " ".join(stored)
+
+
+def message(parts: list[Any], **more: Any) -> dict[str, Any]:
+    """Parameters of a message that states other users at all of its places."""
+    ours = {
+        "messageId": str(uuid.uuid4()),
+        "role": "ROLE_USER",
+        "parts": parts,
+        "metadata": {**others("message.metadata"), "note": HARMLESS},
+        **others("message"),
+        **more,
+    }
+    return {
+        "message": ours,
+        "metadata": others("params.metadata"),
+        "configuration": others("params.configuration"),
+        **others("params"),
+    }
+
+
+async def talk(http: httpx.AsyncClient, route: str) -> str:
+    """Make a run through a protocol between agents, and return the text of its result."""
+    given = {"headers": others("headers"), "params": others("query")}
+
+    async def call(path: str, method: str, params: Any, **headers: str) -> str:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = await http.post(
+            path, json=body, params=given["params"], headers={**given["headers"], **headers}
+        )
+        assert answer.status_code == 200, answer.text
+        assert '"error"' not in answer.text, answer.text
+        return answer.text
+
+    if route == "tools/call":
+        arguments = {**INPUT, **others("arguments")}
+        params = {"name": "seen", "arguments": arguments, "_meta": others("params._meta"), **others("params")}
+        return await call("/mcp", route, params, Accept="application/json, text/event-stream")
+    data = {"data": others("part.data"), "metadata": others("part.metadata"), **others("part")}
+    text: dict[str, Any] = {"text": "hi"}
+    if route == "SendMessage":
+        return await call("/a2a/seen", route, message([text, data]), **{"A2A-Version": "1.0"})
+    data, text = {**data, "kind": "data"}, {**text, "kind": "text"}
+    if route != "answer":
+        params = message([text, data], role="user", kind="message")
+        return await call("/a2a/seen", route, params)
+    asked = await call("/a2a/asking", "message/send", message([text], role="user", kind="message"))
+    task = json.loads(asked)["result"]["id"]
+    params = message([data], role="user", kind="message", taskId=task)
+    return await call("/a2a/asking", "message/send", params)
+
+
+@pytest.mark.slow
+@run
+@pytest.mark.parametrize("route", AGENTS)
+async def test_agents_and_tools_know_and_store_the_verified_user_alone(route: str, stored: list[str]) -> None:
+    async with server() as (_, http):
+        result = await talk(http, route)
+    clean({"result": result})
+    clean({"stored": " ".join(stored)})
+    assert "ada@verified" in result, "the agent knows who the user is"
+    if route != "tools/call":
+        assert HARMLESS in " ".join(stored), "the other values are stored, and can be read here"
 
 
 @run

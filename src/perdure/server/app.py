@@ -60,7 +60,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (thread_stream.router, http.disable_runs),
         (store_routes.router, http.disable_store),
         (mcp.router, http.disable_mcp),
-        (a2a.router, http.disable_a2a),
+        (a2a.router_of(needs_context=http.a2a_needs_context), http.disable_a2a),
     )
     return [router for router, is_off in chosen if not is_off]
 
@@ -77,7 +77,6 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
         responses=openapi.RESPONSES,
         generate_unique_id_function=openapi.operation_id,
     )
-    app.state.perdure_a2a_needs_context = http.a2a_needs_context
     error_handlers.install(app)
     chosen = routers(http)
     openapi.summarise(chosen)

@@ -11,27 +11,32 @@ from perdure.server.origins import is_allowed
 from perdure.server.responses import Json
 from perdure.server.state import AssistantName, Caller, CallerNow
 
-router = APIRouter(tags=["agents"])
-
 MISSING = "A2A needs an extra on the server: pip install 'perdure[a2a]'"
 """Message for a server without the package of the protocol."""
 
-
-@router.post("/a2a/{assistant_id}")
-async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
-    """Answer one request of the A2A protocol, JSON-RPC. A task is a run, and its context is the thread."""
-    if not is_allowed(request):
-        raise Refusal(403, "pages of this origin may not talk to agents here; allow it in http.cors")
-    try:
-        from perdure.server.a2a.dispatch import respond
-    except ModuleNotFoundError as error:
-        raise Refusal(501, MISSING) from error
-    assistant = await caller.assistant_to_run(assistant_id)
-    needs_context = bool(getattr(request.app.state, "perdure_a2a_needs_context", False))
-    return await respond(caller, request, assistant, needs_context=needs_context)
+CARD = "/.well-known/agent-card.json"
 
 
-@router.get("/.well-known/agent-card.json")
+def router_of(*, needs_context: bool) -> APIRouter:
+    """Return the routes. With ``needs_context`` a message without a ``contextId`` is refused."""
+    router = APIRouter(tags=["agents"])
+
+    @router.post("/a2a/{assistant_id}")
+    async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
+        """Answer one request of the A2A protocol, JSON-RPC. A task is a run, its context the thread."""
+        if not is_allowed(request):
+            raise Refusal(403, "pages of this origin may not talk to agents here; allow it in http.cors")
+        try:
+            from perdure.server.a2a.dispatch import respond
+        except ModuleNotFoundError as error:
+            raise Refusal(501, MISSING) from error
+        assistant = await caller.assistant_to_run(assistant_id)
+        return await respond(caller, request, assistant, needs_context=needs_context)
+
+    router.add_api_route(CARD, card, methods=["GET"])
+    return router
+
+
 async def card(
     caller: CallerNow, request: Request, assistant_id: Annotated[str | None, Query()] = None
 ) -> Json:
@@ -41,7 +46,9 @@ async def card(
     except ModuleNotFoundError as error:
         raise Refusal(501, MISSING) from error
     assistant = await caller.assistant_to_run(assistant_id or _only(caller))
-    url = f"{str(request.base_url).rstrip('/')}/a2a/{assistant.assistant_id}"
+    # The routes may be mounted or included below a prefix, which the path of this request has too.
+    base = str(request.url.replace(query="")).rstrip("?").removesuffix(CARD)
+    url = f"{base}/a2a/{assistant.assistant_id}"
     return Json(card_document(caller, assistant, url), headers={"Cache-Control": "private, no-cache"})
 
 

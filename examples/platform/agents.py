@@ -1,0 +1,46 @@
+"""Two agents: a guide, which remembers its users, and a desk, which asks before it books."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+from perdure.memory import ExtractedFact, MemoryPolicy
+from perdure.memory.extraction import ExtractionRequest
+from perdure.runtime import Agent
+
+_STATED = "User: I "
+
+
+def facts(request: ExtractionRequest) -> list[ExtractedFact]:
+    """Find what a user states about themselves, in place of a model that extracts facts."""
+    lines = [line for line in request.messages.splitlines() if line.startswith(_STATED)]
+    return [ExtractedFact(line.removeprefix("User: ")) for line in lines]
+
+
+async def guide(state: MessagesState) -> dict[str, Any]:
+    """Answer with what is known of the user, in place of a model."""
+    known = [message.text for message in state["messages"] if message.type == "system"]
+    asked = state["messages"][-1].text
+    reply = known[-1] if known and asked.endswith("?") else "Noted."
+    return {"messages": [AIMessage(reply)]}
+
+
+async def desk(state: MessagesState) -> dict[str, Any]:
+    """Book once the user has agreed."""
+    asked = state["messages"][-1].text
+    agreed = interrupt(f"Book {asked!r}?")
+    return {"messages": [AIMessage(f"{asked} is booked." if agreed == "yes" else "Nothing is booked.")]}
+
+
+def _graph(node: Any) -> Any:
+    return StateGraph(MessagesState).add_node("turn", node).add_edge(START, "turn")
+
+
+def agents() -> dict[str, Agent]:
+    """Return the agents by name. Each has threads of its own, and all share the users' memories."""
+    memory = MemoryPolicy(extract=facts, debounce=0)
+    return {"guide": Agent(_graph(guide).compile(), memory=memory), "desk": Agent(_graph(desk).compile())}

@@ -112,7 +112,8 @@ def build(
         return {"messages": [model.invoke([("system", prompt), *state["messages"]])]}
 
     def route(state: State) -> Any:
-        return "tools" if state["messages"][-1].tool_calls else ["left", "right"]
+        last = state["messages"][-1]
+        return "tools" if isinstance(last, AIMessage) and last.tool_calls else ["left", "right"]
 
     def ask(state: State) -> dict[str, Any]:
         draft = used.model.invoke([("user", "draft a question")])

@@ -23,6 +23,7 @@ from perdure.model.checkpoint import Version
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, keyed
 
+_RESUMING = "__pregel_resuming"
 _Place = tuple[str, str, str]
 
 
@@ -47,6 +48,7 @@ class StepSaver(BaseCheckpointSaver[Any]):
         self._begun = start[""]
         self._latest = {name: found._replace(pending_writes=[]) for name, found in start.items()}
         self._steps = {found.checkpoint["id"]: _step(found.metadata) for found in start.values()}
+        self._fresh = {found.checkpoint["id"] for name, found in start.items() if name}
         self._written: dict[_Place, dict[int, tuple[str, Any, Any]]] = {}
         self._paths: dict[_Place, str] = {}
         self.reached: dict[str, Any] | None = None
@@ -90,6 +92,11 @@ class StepSaver(BaseCheckpointSaver[Any]):
         found = self._latest.get(namespace)
         if found is None:
             return None
+        if namespace and found.checkpoint["id"] in self._fresh:
+            # The replayed graph goes on from a checkpoint, and passes that on to its subgraphs. One with a
+            # state of its own was given new input here, and would go on with its former one instead.
+            config.get("configurable", {})[_RESUMING] = False
+            self._fresh.discard(found.checkpoint["id"])
         pending = [
             (place[2], channel, value)
             for place, slots in self._written.items()

@@ -167,7 +167,10 @@ def _refuse_text_model(
 
 
 def _tool_call(tool: BaseTool, tool_input: Any, config: Any) -> CallRecord:
-    given = tool._filter_injected_args(tool_input) if isinstance(tool_input, dict) else tool_input
+    given = tool_input
+    if isinstance(tool_input, dict):
+        # As the callbacks of the recording saw it.
+        given = tool._filter_injected_args(tool_input)  # pyright: ignore[reportPrivateUsage]
     return CallRecord(TOOL, tool.name, tool_parts(given), place=_namespace(ensure_config(config)))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
+from langgraph.types import Overwrite
 
 from perdure.engine import history
 from perdure.engine.threads import load_view
@@ -314,6 +315,7 @@ def _messages(value: Any) -> Iterator[BaseMessage]:
         case Mapping():
             for item in value.values():
                 yield from _messages(item)
-        case _ if hasattr(value, "value") and isinstance(value.value, list):
-            # Overwrite
+        case Overwrite():
             yield from _messages(value.value)
+        case _:
+            return

@@ -5,17 +5,20 @@ Covers perdure.server.routes.store.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langgraph_sdk import Auth
 
+from perdure.langgraph.store import Clock, PerdureStore
 from perdure.server.auth.handlers import Handlers
 from tests.backends import EMPTY
 from tests.server.hosting import known, owners, run, serving, tenants
+
+_MINUTE_US = 60_000_000
 
 
 @pytest.fixture(params=["sqlite"])
@@ -87,20 +90,21 @@ async def test_it_is_the_store_of_the_graphs(url: str) -> None:
 
 
 @run
-async def test_an_item_lives_as_long_as_it_was_told(url: str) -> None:
+async def test_an_item_lives_as_long_as_it_was_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns() // 1000
+    monkeypatch.setitem(PerdureStore.__init__.__kwdefaults__, "clock", Clock(lambda: now))
     async with serving(url) as server:
         client, http = await server.client(), await server.http()
-        second = 1 / 60
         for key in ("short", "long", "read"):
-            ttl = second * (60 if key == "long" else 1.5)
+            ttl = 60 if key == "long" else 1.5
             body = {"namespace": ["a"], "key": key, "value": {"v": 1}, "ttl": ttl}
             assert (await http.put("/store/items", json=body)).status_code == 204
         for _ in range(4):
-            await asyncio.sleep(0.5)
+            now += _MINUTE_US // 2
             assert await client.store.get_item(["a"], "read", refresh_ttl=True) is not None
         left = (await client.store.search_items(["a"], refresh_ttl=False))["items"]
         assert {one["key"] for one in left} == {"long", "read"}
-        await asyncio.sleep(1.6)
+        now += _MINUTE_US * 8 // 5
         assert await client.store.get_item(["a"], "read", refresh_ttl=False) is None
 
 

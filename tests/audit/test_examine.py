@@ -1,7 +1,7 @@
 """The audit finds each fault of the faulty graphs, at its place, and nothing in the sound ones.
 
-Covers perdure.audit.declarations, perdure.audit.interrupts, perdure.audit.reducers, perdure.audit.storage,
-perdure.audit.subgraphs, perdure.audit.updates.
+Covers perdure.audit.declarations, perdure.audit.interrupts, perdure.audit.reducers, perdure.audit.stored_types,
+perdure.audit.subgraphs, perdure.audit.node_updates.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import typing_extensions
 
 from perdure.audit import checks, reducers
 from perdure.audit.findings import AuditFinding, Spot
-from perdure.audit.samples import type_name
+from perdure.audit.sample_values import type_name
 from perdure.audit.source import field_source, is_library
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts, bare, metadata
 

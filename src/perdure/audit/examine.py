@@ -10,9 +10,9 @@ from langgraph.pregel import Pregel
 from perdure.audit.declarations import declarations
 from perdure.audit.findings import AuditFinding, AuditReport, Ignore, without
 from perdure.audit.interrupts import interrupts
-from perdure.audit.storage import storage
+from perdure.audit.node_updates import updates
+from perdure.audit.stored_types import storage
 from perdure.audit.subgraphs import subgraphs
-from perdure.audit.updates import updates
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, Types, by_default, of_graph
 from perdure.langgraph.graph_facts import GraphFacts, read_all

@@ -16,7 +16,7 @@ from langgraph.graph.message import add_messages
 
 from perdure.audit import checks
 from perdure.audit.checks import AuditCheck
-from perdure.audit.samples import NoSample, Samples, shown, type_name
+from perdure.audit.sample_values import NoSample, Samples, shown, type_name
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrapped
 from perdure.langgraph.roundtrip import is_same
 

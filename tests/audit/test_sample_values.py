@@ -16,7 +16,7 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from perdure.audit.samples import NoSample, Samples, shown, type_name
+from perdure.audit.sample_values import NoSample, Samples, shown, type_name
 
 
 class Colour(Enum):

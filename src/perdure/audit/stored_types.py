@@ -14,7 +14,7 @@ from langgraph.channels import EphemeralValue, UntrackedValue
 
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
-from perdure.audit.samples import NoSample, Samples, shown
+from perdure.audit.sample_values import NoSample, Samples, shown
 from perdure.audit.source import field_spot
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph.datatypes import OWN_TYPES, is_data, within

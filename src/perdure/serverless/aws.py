@@ -188,7 +188,7 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
         is_done = await runtime.work_off(budget.left())
         swept = 0
         if sweep and budget.left():
-            from perdure.server.hosting.sweeper import Sweeper
+            from perdure.server.hosting.thread_expiry import Sweeper
 
             swept = await Sweeper(runtime).sweep()
     finally:

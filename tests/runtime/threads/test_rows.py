@@ -17,7 +17,7 @@ from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow, time_of
 from perdure.runtime.threads.threads import Threads
 from perdure.runtime.threads.ttl import ThreadTtl
-from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.hosting.thread_expiry import Sweeper
 from tests.runtime.graphs import HOUR_US, Storage, Talk, go, working
 from tests.server.acceptance.saying import said
 from tests.server.listening import place

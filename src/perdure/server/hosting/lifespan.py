@@ -35,7 +35,7 @@ from perdure.runtime.observe import Logs, Observers
 from perdure.runtime.retention import RetentionLoop
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.crons import CronStarter
-from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.hosting.thread_expiry import Sweeper
 from perdure.server.state import ServerState
 from perdure.server.webhooks import of_variables
 from perdure.storage.url import redacted

@@ -35,7 +35,7 @@ from perdure.server.config import Config
 from perdure.server.crons import CronStarter
 from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.hosting.loopback import DEFER
-from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.hosting.thread_expiry import Sweeper
 from perdure.server.state import ServerState
 from perdure.server.webhooks import Webhooks, webhooks
 

@@ -22,7 +22,7 @@ from perdure.model.records import OUTBOX
 from perdure.runtime import Runtime, Ticket
 from perdure.runtime.threads.threads import THERE
 from perdure.runtime.threads.ttl import ThreadTtl
-from perdure.server.hosting.sweeper import Sweeper
+from perdure.server.hosting.thread_expiry import Sweeper
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"

@@ -1,6 +1,6 @@
 """The inspector of a server: under the rights of the request's user, and nothing beyond them.
 
-Covers perdure.inspector.work.
+Covers perdure.inspector.queue.
 """
 
 from __future__ import annotations

@@ -87,11 +87,6 @@ class DatabaseHandle:
         """True if threads can be listed by time and status without reading them."""
         return has_listing(self.driver)
 
-    @property
-    def has_bell(self) -> bool:
-        """True if processes on this database can notify each other of changes."""
-        return bell_of(self.driver) is not None
-
     def ring(self, *words: str) -> None:
         """Notify all processes on this database, soon but without a guarantee; a no-op without a bell.
 

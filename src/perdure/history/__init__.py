@@ -4,7 +4,7 @@ Open one with ``Database.history``. The graph that answers runs without a checkp
 ``DisposableSaver`` whose threads live for one call.
 """
 
-from perdure.history.disposable import DisposableSaver
+from perdure.history.disposable_saver import DisposableSaver
 from perdure.history.histories import Histories, NewTurn, SessionHistory, SyncHistories, TaskBudget
 from perdure.history.neutral import NeutralCall, NeutralMessage, neutral, to_langchain, to_neutral
 from perdure.history.rebuild import rebuild, tag_by_prefix

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from perdure.errors import NotFound
-from perdure.inspector import actions, audit_log, listing, scan, states, timeline, work
+from perdure.inspector import actions, audit_log, listing, queue, scan, states, timeline
 from perdure.inspector.access import Access
 
 View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
@@ -27,8 +27,8 @@ VIEWS: Mapping[str, View] = {
     "checkpoint": states.checkpoint,
     "channel": states.channel,
     "diff": states.difference,
-    "messages": work.messages,
-    "queue": work.queue,
+    "messages": queue.messages,
+    "queue": queue.queue,
     "care": scan.care,
     "scan": scan.scan,
     "log": audit_log.entries,

@@ -13,7 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 from perdure.errors import NotAllowed
-from perdure.history.disposable import DisposableSaver
+from perdure.history.disposable_saver import DisposableSaver
 
 
 def _answer(state: MessagesState) -> dict[str, Any]:

@@ -19,6 +19,17 @@ def is_allowed(connection: HTTPConnection) -> bool:
     return allows(getattr(connection.app.state, "perdure_cors", None) or Cors(), origin)
 
 
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def is_rebound(connection: HTTPConnection) -> bool:
+    """Return True for a page of a browser that reaches this machine's own address under another name: the
+    owner of the name has made it lead here, and the page counts as one of this server."""
+    server = connection.scope.get("server")
+    is_local = server is not None and server[0] in _LOCAL
+    return "origin" in connection.headers and is_local and connection.url.hostname not in _LOCAL
+
+
 def allows(cors: Cors, origin: str) -> bool:
     """Return True for an origin that the settings of cross-origin requests allow."""
     if "*" in cors.allow_origins or origin in cors.allow_origins:

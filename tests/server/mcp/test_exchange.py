@@ -163,6 +163,13 @@ async def test_a_page_of_another_origin_calls_no_tool() -> None:
         http = await served.http()
         refused = await http.post("/mcp", json={}, headers={"Origin": "https://elsewhere.example"})
         assert (refused.status_code, "http.cors" in refused.json()["detail"]) == (403, True)
+        # A name that leads here, as its owner has it.
+        named = {"Origin": "http://elsewhere.example", "Host": "elsewhere.example"}
+        for path in ("/mcp", "/a2a/chat"):
+            assert (await http.post(path, json={}, headers=named)).status_code == 403
+        near = {"Origin": served.url, "Accept": "application/json, text/event-stream"}
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        assert (await http.post("/mcp", json=ping, headers=near)).status_code == 200
 
 
 @run

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from perdure.server.auth.identity import Refusal
-from perdure.server.origins import is_allowed
+from perdure.server.auth.identity import Open, Refusal
+from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.responses import Json
 from perdure.server.state import AssistantName, Caller, CallerNow
 
@@ -24,7 +24,8 @@ def router_of(*, needs_context: bool) -> APIRouter:
     @router.post("/a2a/{assistant_id}")
     async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
         """Answer one request of the A2A protocol, JSON-RPC. A task is a run, its context the thread."""
-        if not is_allowed(request):
+        is_open = isinstance(caller.host.gate, Open)
+        if not is_allowed(request) or (is_open and is_rebound(request)):
             raise Refusal(403, "pages of this origin may not talk to agents here; allow it in http.cors")
         try:
             from perdure.server.a2a.dispatch import respond

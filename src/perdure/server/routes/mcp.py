@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
 
-from perdure.server.auth.identity import Refusal
-from perdure.server.origins import is_allowed
+from perdure.server.auth.identity import Open, Refusal
+from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.state import CallerNow
 
 router = APIRouter(tags=["agents"])
@@ -19,7 +19,8 @@ MISSING = "MCP needs an extra on the server: pip install 'perdure[mcp]'"
 @router.post("/mcp")
 async def exchange(caller: CallerNow, request: Request) -> Response:
     """Answer one request of the Model Context Protocol. There are no sessions, and no stream to listen on."""
-    if not is_allowed(request):
+    is_open = isinstance(caller.host.gate, Open)
+    if not is_allowed(request) or (is_open and is_rebound(request)):
         raise Refusal(403, "pages of this origin may not call tools here; allow it in http.cors")
     try:
         from perdure.server.mcp.exchange import McpResponse

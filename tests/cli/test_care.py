@@ -40,6 +40,7 @@ def test_a_dry_run_prints_what_a_sweep_then_removes(shell: Shell, url: str) -> N
         "expired": 0,
         "checkpoints": 14,
         "bytes": int(planned.stdout.rsplit(", ", 1)[1].split()[0].replace(",", "")),
+        "unfinished": 0,
         "failed": 0,
         "dry_run": False,
     }
@@ -82,7 +83,7 @@ def test_a_damaged_thread_is_reported(shell: Shell, url: str, caplog: pytest.Log
         graph_metadata(db, "odd")
     done = shell("care", "run", "--once", "--keep-last", "1", "--db", url)
     assert done.returncode == 1
-    assert "1 threads could not be swept" in done.stdout
+    assert "1 thread could not be swept" in done.stdout
     assert "'odd' was not swept: its metadata name a retention policy that does not exist" in caplog.text
 
 

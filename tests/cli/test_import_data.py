@@ -73,7 +73,7 @@ def test_a_file_of_the_stock_saver_is_imported_and_reported(run: Run, old: Path,
 def test_threads_and_a_tenant_can_be_named(run: Run, old: Path, tmp_path: Path) -> None:
     code, out, err = run(*IMPORT, "--thread", "parked 0", "--tenant", "acme")
     assert (code, err) == (0, "")
-    assert "1 threads" in out
+    assert "1 thread," in out
     code, _, err = run(*IMPORT, "--thread", "nothing")
     assert code == 1
     assert "old.db has no thread 'nothing'; nothing was imported" in err
@@ -88,7 +88,7 @@ def test_a_thread_that_is_skipped_is_named_with_the_reason(run: Run, old: Path, 
     code, out, err = run(*IMPORT)
     assert code == 1
     assert "thread 'finished 1' was skipped: a value is pickled" in err
-    assert "1 threads skipped" in out
+    assert "1 thread skipped" in out
     with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db") as db:
         assert sorted(t.thread_id for t in db.threads()) == ["forked 2", "parked 0"]
 

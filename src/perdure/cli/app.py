@@ -68,6 +68,11 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
+def several(count: int, what: str) -> str:
+    """Return a number and its noun, in the plural unless it is one: ``1 thread``, ``2,000 threads``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def print_json(entry: dict[str, Any]) -> None:
     """Print an object on a line of its own."""
     typer.echo(json.dumps(entry, default=jsonable))

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, handle_in, key_of, opened, out, print_json
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    handle_in,
+    key_of,
+    opened,
+    out,
+    print_json,
+    several,
+)
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -214,10 +226,12 @@ def _progress() -> Any:
 def _sentence(swept: Swept, dry_run: bool) -> str:
     what = "would be removed" if dry_run else "removed"
     text = (
-        f"{swept.threads} threads looked at; {swept.expired} expired threads and {swept.checkpoints} "
-        f"checkpoints {what}, {swept.bytes:,} bytes"
+        f"{several(swept.threads, 'thread')} looked at; {several(swept.expired, 'expired thread')} and "
+        f"{several(swept.checkpoints, 'checkpoint')} {what}, {several(swept.bytes, 'byte')}"
     )
-    return f"{text}; {swept.failed} threads could not be swept" if swept.failed else text
+    if swept.unfinished:
+        text += f"; {several(swept.unfinished, 'killed import or write')} {what}"
+    return f"{text}; {several(swept.failed, 'thread')} could not be swept" if swept.failed else text
 
 
 def _time(at: int) -> str:

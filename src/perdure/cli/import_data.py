@@ -31,6 +31,7 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
+    several,
     url_of,
 )
 from perdure.cli.copy import INTERRUPTED
@@ -230,13 +231,13 @@ class _Result:
 
 def _text(counts: ImportCounts) -> str:
     states = counts.states
-    rows = f"{counts.checkpoints:,} checkpoints, {counts.writes:,} pending writes"
-    text = f"{states['imported']:,} threads, {rows}"
+    rows = f"{several(counts.checkpoints, 'checkpoint')}, {several(counts.writes, 'pending write')}"
+    text = f"{several(states['imported'], 'thread')}, {rows}"
     for state, words in (
         ("extended", "brought up to date"),
         ("unchanged", "unchanged"),
         ("skipped", "skipped"),
     ):
         if states[state]:
-            text += f"; {states[state]:,} threads {words}"
+            text += f"; {several(states[state], 'thread')} {words}"
     return text

@@ -49,8 +49,10 @@ class Moved:
 class Kept:
     """A database whose threads expire an hour after their last activity, and what is stored in it."""
 
-    def __init__(self, db: perdure.SyncDatabase, wait: Callable[[float], None]) -> None:
-        rules = RetentionRules(IDLE)
+    def __init__(
+        self, db: perdure.SyncDatabase, wait: Callable[[float], None], policy: Retention = IDLE
+    ) -> None:
+        rules = RetentionRules(policy)
         opened = handle_of(db)
         self.moved = Moved(with_expired(opened.driver))
         self.whole = perdure.SyncDatabase(DatabaseHandle(self.moved, tenant="", digest=opened.digest))

@@ -11,7 +11,7 @@ from perdure.engine import transfer_claim
 from perdure.engine.paging import read_all
 from perdure.engine.retention import batches
 from perdure.engine.transact import Budget
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, CHUNK, HEAD, SEAL, TAG, WRITE, Partition
 
@@ -47,7 +47,7 @@ def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
     (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
     if not claims:
         return
-    outcome = yield from ask(Commit(partition, tuple(transfer_claim.claim(version))))
+    outcome = yield from ask(Commit(partition, tuple((yield from transfer_claim.claim(version)))))
     if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
         yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
 
@@ -63,7 +63,7 @@ def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None
         version: The number of the lost claim.
         budget: The limits of one commit.
     """
-    again = Put(SEAL, transfer_claim.CLAIM, expect=Expect.ABSENT, version=version)
+    again = transfer_claim.claiming(version, (yield from ask(Now())), Expect.ABSENT)
     outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, again)))
     if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
         yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))

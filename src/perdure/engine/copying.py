@@ -73,7 +73,7 @@ def _write_copy(
     # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
     # the two checks.
     yield from _refuse_occupied(target)
-    yield from _commit_copy(target, transfer_claim.claim(first_version))
+    yield from _commit_copy(target, (yield from transfer_claim.claim(first_version)))
     yield from _refuse_occupied(target)
     try:
         yield from _store(target, (heads, rows, chunks), budget, first_version)

@@ -8,6 +8,7 @@ from typing import Any
 
 import ormsgpack
 
+from perdure.engine import transfer_claim
 from perdure.engine.documents import Document
 from perdure.engine.removal import unchanged
 from perdure.model.checkpoint import CheckpointRecord
@@ -23,8 +24,10 @@ from perdure.model.records import (
     LANE,
     OF_THREAD,
     RUN,
+    SEAL,
     TAG,
     Partition,
+    Record,
 )
 from perdure.model.retention_policy import Retention, RetentionRules
 
@@ -37,6 +40,7 @@ _ITEMS: tuple[Get | Range, ...] = (
     Range(RUN, by="first", reverse=True, limit=1, bodies=False),
     Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=1),
     Get(GC, ()),
+    Get(SEAL, transfer_claim.CLAIM),
     *(Get(LANE, (name,)) for name in _LANES),
 )
 
@@ -52,6 +56,8 @@ class ThreadAtRest:
         metadata: metadata of the thread, as its clients set it or as its latest checkpoint has it.
         ttl: time to live that a client set for the thread, if any.
         checks: hold while the thread is as it was read.
+        claim: claim of an arrival at this name, if there is one.
+        has_head: the thread has a latest checkpoint.
         missing: id of the latest checkpoint if it is not stored.
     """
 
@@ -62,6 +68,8 @@ class ThreadAtRest:
     ttl: Mapping[str, Any] | None
     checks: tuple[Check, ...]
     missing: str | None
+    claim: Record | None
+    has_head: bool
 
     def expires_at(self, rules: RetentionRules) -> int | None:
         """Return the time at which the thread expires in microseconds, ``None`` if it does not.
@@ -91,7 +99,7 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
     that was stored last."""
     found = yield from ask(Fetch(partition, _ITEMS))
-    documents, epochs, heads, tags, runs, newest, collections, *lanes = found
+    documents, epochs, heads, tags, runs, newest, collections, claims, *lanes = found
     queues = [Lane.read(name, lane) for name, lane in zip(_LANES, lanes, strict=True)]
     head = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
     if head is not None and (not newest or newest[0].key[1] != head):
@@ -125,6 +133,8 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
         ttl=document.body.get("ttl") if document else None,
         checks=tuple(checks),
         missing=head if checkpoint is None else None,
+        claim=claims[0] if claims else None,
+        has_head=head is not None,
     )
 
 

@@ -137,7 +137,7 @@ def begin(
         Contention: the thread is written to.
     """
     if not found.exists:
-        yield from _commit(partition, transfer_claim.claim(version))
+        yield from _commit(partition, (yield from transfer_claim.claim(version)))
         arrival = Arrival(partition, found.view, {}, True, version, budget)
         if found.is_partial:
             yield from _discard(arrival)

@@ -15,6 +15,7 @@ from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
 from perdure.engine.retention import Contents
 from perdure.engine.threads import missing_head
 from perdure.engine.transact import Budget
+from perdure.engine.unfinished import is_arriving, is_unfinished, remove_unfinished
 from perdure.engine.values import FETCH_KEYS, reachable
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
@@ -62,6 +63,7 @@ class Swept:
         checkpoints: checkpoints removed, those of expired threads included.
         bytes: bytes of the removed bodies: checkpoints, writes, values and messages.
         failed: threads that could not be swept.
+        unfinished: names at which a killed import, move, copy or first write left data that was removed.
     """
 
     threads: int = 0
@@ -69,6 +71,7 @@ class Swept:
     checkpoints: int = 0
     bytes: int = 0
     failed: int = 0
+    unfinished: int = 0
 
     def __add__(self, other: Swept) -> Swept:
         return Swept(*(a + b for a, b in zip(_counts(self), _counts(other), strict=True)))
@@ -272,6 +275,10 @@ def visit(partition: Partition, terms: SweepTerms, now: int) -> Program[Swept]:
     thread = yield from read_at_rest(partition)
     if thread.missing is not None:
         raise missing_head(partition, "", thread.missing)
+    if (yield from is_unfinished(partition, thread, now)):
+        return (yield from _remove_unfinished(partition, thread, terms, now))
+    if is_arriving(thread):
+        return Swept(threads=1)
     policy = terms.rules.default if terms.only_default else thread.policy(terms.rules)
     expires_at = None if terms.only_default else thread.expires_at(terms.rules)
     if expires_at is not None and expires_at <= now:
@@ -282,6 +289,15 @@ def visit(partition: Partition, terms: SweepTerms, now: int) -> Program[Swept]:
     if policy is None or not policy.prunes or not (yield from _has_old(partition, policy, now)):
         return Swept(threads=1)
     return (yield from _prune(partition, policy, terms, now))
+
+
+def _remove_unfinished(
+    partition: Partition, thread: ThreadAtRest, terms: SweepTerms, now: int
+) -> Program[Swept]:
+    counted = replace((yield from _weigh_all(partition)), expired=0, checkpoints=0, unfinished=1)
+    if terms.dry_run or (yield from remove_unfinished(partition, thread, now, terms.budget)):
+        return counted
+    return Swept(threads=1)
 
 
 def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:

@@ -26,7 +26,7 @@ from perdure.engine.threads import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, chunk_puts
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Stage
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Put, Range, Stage
 from perdure.model.program import Effect, Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import (
@@ -208,7 +208,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
             raise _gone(partition)
         _refuse_headless(partition, reading.contents)
-        yield from at(Side.TARGET, _commit(target, transfer_claim.claim(terms.first_version)))
+        yield from at(Side.TARGET, _claim(target, terms.first_version))
         held = yield from at(Side.TARGET, _hold(target))
         found = found or held.state
         sent = yield from _send_chunks(partition, target, reading, held, terms)
@@ -304,11 +304,15 @@ def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
     """Remove a thread's root head and generation, and claim its name: it is absent then, and the rest is an
     incomplete copy."""
     fence, _ = guards(target, view, None)
-    ops: list[Op] = [fence, Put(SEAL, transfer_claim.CLAIM, version=version)]
+    ops: list[Op] = [fence, transfer_claim.claiming(version, (yield from ask(Now())), Expect.ANY)]
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
     if view.head is not None:
         ops.append(Delete(HEAD, _ROOT, view.head.version))
     yield from _commit(target, ops)
+
+
+def _claim(target: Partition, version: int) -> Program[None]:
+    yield from _commit(target, (yield from transfer_claim.claim(version)))
 
 
 def _send_chunks(

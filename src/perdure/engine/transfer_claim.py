@@ -1,15 +1,16 @@
 """Claim on the name of a thread while the thread is being written there.
 
 A thread arrives in many commits, and does not exist before the last of them. Each checks the claim. If two
-writers bring a thread to one name, or it is removed meanwhile, no mixture of both is stored.
+writers bring a thread to one name, or it is removed meanwhile, no mixture of both is stored. A sweep removes
+the claim of a writer that died once it is older than a lease (``engine.unfinished``).
 """
 
 from __future__ import annotations
 
 from perdure.errors import NotFound
-from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Now, Op, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import GC, HEAD, SEAL, Key, Partition
+from perdure.model.records import GC, HEAD, SEAL, Key, Partition, Record
 
 CLAIM: Key = ("arriving",)
 """Key of the claim."""
@@ -19,9 +20,25 @@ UNCLAIMED = Check(SEAL, CLAIM, Expect.ABSENT)
 NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
 
 
-def claim(version: int) -> list[Op]:
+LEASE_US = 3_600_000_000
+"""Microseconds after which a claim is taken for that of a dead writer. A writer that is alive is refused with
+its next commit then."""
+
+
+def claim(version: int) -> Program[list[Op]]:
     """Return the operations that claim a name at which no thread is; they replace an earlier claim."""
-    return [*NOTHING, Put(SEAL, CLAIM, version=version)]
+    now = yield from ask(Now())
+    return [*NOTHING, claiming(version, now, Expect.ANY)]
+
+
+def claiming(version: int, now: int, expect: Expect | int) -> Put:
+    """Return the claim itself, made at a time of the database's clock in microseconds."""
+    return Put(SEAL, CLAIM, body=str(now).encode(), expect=expect, version=version)
+
+
+def claimed_at(claim: Record) -> int:
+    """Return the time at which a claim was made, in microseconds; 0 if it does not have it."""
+    return int(claim.body or b"0")
 
 
 def checks(version: int) -> list[Op]:

@@ -199,6 +199,7 @@ class Metrics:
                 ("checkpoints", "checkpoints", "Checkpoints that sweeps removed."),
                 ("bytes", "bytes", "Bytes of stored values and records that sweeps removed."),
                 ("failed", "threads_failed", "Threads that could not be swept."),
+                ("unfinished", "unfinished", "Killed imports, copies and first writes that sweeps removed."),
             )
         }
         self._sweep_errors = Counter(

@@ -40,7 +40,7 @@ def replay(
     ] = None,
     live_tool: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run this tool, and compare what its results do"),
+        typer.Option(metavar="NAME", help="Run this tool, without connections, instead of answering for it"),
     ] = None,
     context: Annotated[
         str | None, typer.Option(metavar="JSON", help="The graph's context, a JSON object")

@@ -12,24 +12,27 @@ from typing import Any
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
+from perdure.engine import runs
+from perdure.engine.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.model.messages import Reply
-from perdure.model.ops import Fetch, Get
+from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import ask
 from perdure.model.queue import IN, OUT
-from perdure.model.records import LANE, Partition
+from perdure.model.records import INBOX, LANE, Partition
 from perdure.runtime.jitter import seeded
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.worker.delivery import Channel
 from perdure.storage.port import Driver
-from tests.chaos.history import Expected, audit, logging_agent
+from tests.chaos.history import Expected, audit, audit_steered_log, logging_agent
 from tests.chaos.simulation import Faults, Process, Simulation
 
 SETTINGS = Settings(lease=10.0, poll=1.0, attempts=1000, backoff=0.2, max_backoff=2.0, drain=0.0)
 """Short times and many attempts: the crashes of a simulation would use up any small number."""
 
 FAULTS = Faults(kill=0.01, pause=0.01, lose=0.01)
+STRATEGIES: tuple[Strategy, ...] = ("steer", "steer", "steer", "steer", "enqueue")
 REST_S = 600.0
 BUSY_S = 3600.0
 
@@ -53,6 +56,7 @@ def simulate(
     workers: int = 2,
     kill_at: tuple[int, str] | None = None,
     driver: Driver | None = None,
+    steers: bool = False,
 ) -> Outcome:
     """Simulate one history: each thread's sender sends its messages in order, repeating each until it is
     acknowledged, and ``workers`` processes work on them.
@@ -60,10 +64,13 @@ def simulate(
     Args:
         kill_at: number of a request whose process is killed ``"before"`` or ``"after"`` it is performed.
         driver: storage to use instead of memory.
+        steers: messages steer the run that is open; the graph's steps ask for them, or the worker takes them
+            up between two steps, as the seed decides.
     """
     random.seed(seed)
     simulation = Simulation(seed, faults, driver=driver)
     simulation.kill_at = kill_at
+    asking, between = _asking(simulation.random) if steers else ((), None)
     expected = Expected({f"thread {n}": [] for n in range(threads)})
 
     async def pause(step: int) -> None:
@@ -82,7 +89,7 @@ def simulate(
 
         return Runtime(
             simulation.database(process),
-            logging_agent(pause),
+            logging_agent(pause, asking, steer_before=between),
             channels={"chat": Channel(send, attempts=1000, timeout=5.0)},
             settings=SETTINGS,
             works=works,
@@ -107,8 +114,11 @@ def simulate(
             while len(acknowledged) < messages:
                 text = f"{thread} message {len(acknowledged)}"
                 quiet = simulation.random.choice((0.0, 0.0, 2.0))
+                how = simulation.random.choice(STRATEGIES) if steers else "enqueue"
                 try:
-                    await app.accept(thread, text, dedupe_key=text, channel="chat", debounce=quiet)
+                    await app.accept(
+                        thread, text, dedupe_key=text, channel="chat", debounce=quiet, strategy=how
+                    )
                 except PerdureError:
                     await asyncio.sleep(0.2)
                 else:
@@ -128,8 +138,27 @@ def simulate(
         simulation.run(is_done, limit=BUSY_S)
         simulation.calm()
         simulation.run(is_done, limit=REST_S)
-        wrong = (*simulation.wrong, *audit(database, expected))
+        of_log = audit_steered_log if steers else None
+        wrong = (*simulation.wrong, *audit(database, expected, of_log=of_log))
+        simulation.counts |= _taken(database, expected) if steers else {}
     return Outcome(seed, wrong, simulation.counts, tuple(simulation.trace))
+
+
+def _asking(chance: random.Random) -> tuple[tuple[int, ...], tuple[str, ...] | None]:
+    """Choose the steps that ask for messages, and if the worker takes them up between steps, too."""
+    asking = chance.choice(((), (1,), (0, 2), (0, 1, 2)))
+    return asking, None if not asking or chance.random() < 0.5 else ()
+
+
+def _taken(database: SyncDatabase, expected: Expected) -> dict[str, int]:
+    """Count the messages of a history, and those that an open run took up."""
+    taken = 0
+    for thread in expected.acknowledged:
+        at = Partition("", thread)
+        (rows,) = handle_of(database).run(ask(Fetch(at, (Range(INBOX, bodies=False),))))
+        begun = {run.first for run in handle_of(database).run(runs.latest(at, 10_000))}
+        taken += sum(row.fields["mode"] == "steer" and row.key[0] not in begun for row in rows)
+    return {"messages": sum(map(len, expected.acknowledged.values())), "taken up": taken}
 
 
 def _is_done(database: SyncDatabase, expected: Expected, messages: int) -> bool:

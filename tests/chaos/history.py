@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
@@ -26,6 +26,7 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
+from perdure.runtime import steered
 from perdure.runtime.agents import MESSAGE, Agent
 
 STEPS = 3
@@ -40,13 +41,14 @@ Pause = Callable[[int], Awaitable[None]]
 """Awaited within each step, with its number, in place of a model call."""
 
 
-def logging_graph(pause: Pause) -> Pregel[Any, Any, Any, Any]:
-    """Return the graph under test."""
+def logging_graph(pause: Pause, asking: Collection[int] = ()) -> Pregel[Any, Any, Any, Any]:
+    """Return the graph under test. The steps in ``asking`` take the messages that came."""
 
     def step(number: int) -> RunnableLambda[Log, dict[str, list[str]]]:
         async def taken(state: Log) -> dict[str, list[str]]:
+            came = await steered() if number in asking else {}
             await pause(number)
-            return {"log": [f"s:{number}"]}
+            return {"log": [*came.get("log", ()), f"s:{number}"]}
 
         return RunnableLambda(taken)
 
@@ -59,7 +61,7 @@ def logging_graph(pause: Pause) -> Pregel[Any, Any, Any, Any]:
     return builder.compile()
 
 
-def logging_agent(pause: Pause) -> Agent:
+def logging_agent(pause: Pause, asking: Collection[int] = (), **options: Any) -> Agent:
     """Return the graph under test as an agent; the reply to a run is the length of the log then."""
 
     def to_input(messages: Sequence[Message]) -> dict[str, list[str]]:
@@ -68,7 +70,7 @@ def logging_agent(pause: Pause) -> Agent:
     def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> list[Any]:
         return [{"content": str(len(values["log"]))}]
 
-    return Agent(logging_graph(pause), to_input=to_input, to_replies=to_replies)
+    return Agent(logging_graph(pause, asking), to_input=to_input, to_replies=to_replies, **options)
 
 
 @dataclass
@@ -85,19 +87,27 @@ class Expected:
     delivered: Counter[str] = field(default_factory=Counter)
 
 
-def audit(database: SyncDatabase, expected: Expected, *, tenant: str = "") -> list[str]:
+AuditLog = Callable[[Sequence[str], Mapping[int, str], Sequence[Run]], list[str]]
+"""Compares a thread's log with its messages by number, and its runs, newest first."""
+
+
+def audit(
+    database: SyncDatabase, expected: Expected, *, tenant: str = "", of_log: AuditLog | None = None
+) -> list[str]:
     """Return everything that is wrong with the threads of a history at rest; empty if all guarantees hold."""
     wrong = foreign(database, expected, tenant=tenant)
     for thread, texts in expected.acknowledged.items():
         wrong += [
             f"{thread}: {what}"
-            for what in _audit_thread(database, Partition(tenant, thread), texts, expected)
+            for what in _audit_thread(
+                database, Partition(tenant, thread), texts, expected, of_log or _audit_log
+            )
         ]
     return wrong
 
 
 def _audit_thread(
-    database: SyncDatabase, at: Partition, texts: Sequence[str], expected: Expected
+    database: SyncDatabase, at: Partition, texts: Sequence[str], expected: Expected, of_log: AuditLog
 ) -> list[str]:
     wrong: list[str] = []
     lanes, outs, rows, heads, checkpoints = handle_of(database).run(
@@ -133,7 +143,12 @@ def _audit_thread(
     wrong += [f"I4 run {run.id} is {run.state}" for run in newest if run.state != DONE]
     if sum(run.state == OPEN for run in newest) > 1:
         wrong.append("I4 more than one run is open")
-    wrong += _audit_log(database, at, messages, newest, texts)
+    found = database.checkpointer(tenant=at.tenant).get_tuple({"configurable": {"thread_id": at.thread}})
+    log: list[str] = [] if found is None else found.checkpoint["channel_values"].get("log", [])
+    wrong += of_log(log, {message.seq: message.payload[MESSAGE]["content"] for message in messages}, newest)
+    applied = [entry[2:] for entry in log if entry.startswith("m:")]
+    if [text for text in applied if text in set(texts)] != list(texts):
+        wrong.append(f"I3 acknowledged in the order {list(texts)}, applied as {applied}")
     wrong += _audit_chain(
         {c.key[1]: c.fields["parent_id"] for c in checkpoints},
         heads[0].fields["checkpoint_id"] if heads else None,
@@ -162,27 +177,28 @@ def foreign(database: SyncDatabase, expected: Expected, *, tenant: str = "") -> 
     ]
 
 
-def _audit_log(
-    database: SyncDatabase,
-    at: Partition,
-    messages: Sequence[Message],
-    newest: Sequence[Run],
-    texts: Sequence[str],
-) -> list[str]:
-    texts_by_number = {message.seq: message.payload[MESSAGE]["content"] for message in messages}
+def _audit_log(log: Sequence[str], texts: Mapping[int, str], newest: Sequence[Run]) -> list[str]:
     due: list[str] = []
     for run in reversed(newest):
-        due += [f"m:{texts_by_number.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
+        due += [f"m:{texts.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
         due += [f"s:{n}" for n in range(STEPS)]
-    found = database.checkpointer(tenant=at.tenant).get_tuple({"configurable": {"thread_id": at.thread}})
-    log: list[str] = [] if found is None else found.checkpoint["channel_values"].get("log", [])
-    wrong: list[str] = []
-    if log != due:
-        wrong.append(f"I3, I8 the log is {log}, and has to be {due}")
-    applied = [entry[2:] for entry in log if entry.startswith("m:")]
-    if [text for text in applied if text in set(texts)] != list(texts):
-        wrong.append(f"I3 acknowledged in the order {list(texts)}, applied as {applied}")
-    return wrong
+    return [] if log == due else [f"I3, I8 the log is {log}, and has to be {due}"]
+
+
+def audit_steered_log(log: Sequence[str], texts: Mapping[int, str], newest: Sequence[Run]) -> list[str]:
+    """Compare the log of a thread whose runs may take messages up: each run's messages are in the order of
+    their numbers, the first before its steps and none after the last one, and each step is there once."""
+    rest, wrong = list(log), list[str]()
+    for run in reversed(newest):
+        end = rest.index(f"s:{STEPS - 1}") + 1 if f"s:{STEPS - 1}" in rest else len(rest)
+        its, rest = rest[:end], rest[end:]
+        due = [f"m:{texts.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
+        steps = [entry for entry in its if entry.startswith("s:")]
+        if [entry for entry in its if entry.startswith("m:")] != due or its[:1] != due[:1]:
+            wrong.append(f"I3 run {run.first}-{run.last} has {its}, and has to have {due}")
+        if steps != [f"s:{n}" for n in range(STEPS)]:
+            wrong.append(f"I8 run {run.first}-{run.last} has the steps {steps}")
+    return [*wrong, *([f"I3 {rest} belongs to no run"] if rest else [])]
 
 
 def _audit_chain(parents: Mapping[str, str | None], head: str | None) -> list[str]:

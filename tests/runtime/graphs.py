@@ -340,7 +340,7 @@ def deafen(runtime: Runtime) -> None:
     async def nothing(working: object) -> None:
         return
 
-    runtime._worker.runner._renew = nothing  # type: ignore[method-assign]
+    runtime._worker.runner.leases._renew = nothing  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------- looking

@@ -80,6 +80,21 @@ def walk() -> AnyGraph:
     return builder.compile()
 
 
+def patient() -> AnyGraph:
+    """One node that runs again and again until it hears "enough"."""
+
+    async def wait(state: MessagesState) -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        is_over = any(message.text == "enough" for message in state["messages"])
+        return {"messages": [AIMessage("at last")]} if is_over else {}
+
+    builder = StateGraph(MessagesState).add_node(wait).add_edge(START, "wait")
+    builder.add_conditional_edges(
+        "wait", lambda state: END if state["messages"][-1].type == "ai" else "wait", ["wait", END]
+    )
+    return builder.compile()
+
+
 def slow() -> AnyGraph:
     """Two nodes; the second takes as many seconds as what was said last says."""
 
@@ -208,6 +223,7 @@ def graphs() -> dict[str, AnyGraph]:
         "ask": _only("ask", _ask),
         "walk": walk(),
         "slow": slow(),
+        "patient": patient(),
         "deaf": deaf(),
         "both": both(),
         "nested": nested(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from perdure.engine import arrival_leftovers, transfer_claim
+from perdure.engine.steering import Taking, ops_of
 from perdure.engine.threads import (
     HeadView,
     View,
@@ -14,12 +15,15 @@ from perdure.engine.threads import (
     is_older,
     load_view,
     missing_head,
+    outrun,
     read_view,
     refuse_headless,
+    removed,
+    unwritten,
     view_items,
 )
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
-from perdure.errors import Conflict, Contention, HeadConflict, NotFound
+from perdure.errors import Conflict, Contention, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
 from perdure.model.lineage import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
@@ -116,6 +120,7 @@ class CheckpointPut:
             deleted and made again has neither the versions nor the chunks of its past.
         met_in: the generation in which the loop loaded or stored what it builds on.
         before_load: called before the thread is read for the plan.
+        taking: messages that the run takes with what it stores.
         on_older: called if records that were known to be stored are missing: the database came back older.
     """
 
@@ -134,6 +139,7 @@ class CheckpointPut:
     met_in: int
     on_older: Callable[[], None]
     before_load: Callable[[], None]
+    taking: Taking | None = None
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
     """State after the commit in progress, if it is accepted."""
 
@@ -173,7 +179,7 @@ class CheckpointPut:
             loaded=self.loaded,
         )
         if verdict is Verdict.ADVANCE and self.claim is not None and not _holds(self.claim, head):
-            raise _outrun(self.partition, parent)
+            raise outrun(self.partition, parent)
         if verdict is Verdict.LOST and not self.fork_on_conflict:
             raise HeadConflict(
                 f"thread {self.partition.thread!r}: another run moved the head to "
@@ -217,8 +223,9 @@ class CheckpointPut:
             record.id if namespace == ROOT else view.root_head,
         )
         self.planned = after, record
-        proof = [check for check in draft.checks if check not in parent_check]
+        proof: list[Op] = [check for check in draft.checks if check not in parent_check]
         proof += draft.folded
+        proof += yield from ops_of(self.taking)
         ops: list[Op] = [*checks, *parent_check, *proof, moved]
         new = record.put()
         outcome = yield from commit_with_chunks(
@@ -243,14 +250,16 @@ class CheckpointPut:
                 after = after._replace(generation=successor(generation, record.id))
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
-                raise _removed(partition, parent)
+                raise removed(partition, parent)
             if outcome.kind is WRITE:
                 if self.met_in == generation:
                     self.on_older()
-                raise _unwritten(partition, parent)
+                raise unwritten(partition, parent)
             if _refuses(outcome, draft.checks):
                 self.on_older()
             return None
+        if self.taking is not None:
+            self.taking.stored()
         return after, record
 
     def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
@@ -308,8 +317,8 @@ class WritesPut:
         before: returns the checkpoint that the loop stored last, if the writes belong to that one or to its
             parent; called at the last moment. Without a claim it must still be stored, as the writes would
             otherwise belong to a checkpoint that cannot be loaded.
-        first_version: as for ``CheckpointPut``.
-        on_older: as for ``CheckpointPut``.
+        first_version, on_older: as for ``CheckpointPut``.
+        taking: messages that the run takes with these writes.
     """
 
     partition: Partition
@@ -322,6 +331,7 @@ class WritesPut:
     first_version: int
     budget: Budget
     on_older: Callable[[], None]
+    taking: Taking | None = None
 
     _known: View | None = None
 
@@ -332,7 +342,10 @@ class WritesPut:
             HeadConflict: another run moved the head or filled a slot.
         """
         self._known = confirmed(view, self._decide)
-        return retrying(self.partition, self._known, lambda: self._load(view), self._attempt)
+        stored = yield from retrying(self.partition, self._known, lambda: self._load(view), self._attempt)
+        if self.taking is not None:
+            self.taking.stored()
+        return stored
 
     def _load(self, known: View | None) -> Program[View]:
         view = yield from load_view(self.partition, ROOT)
@@ -343,7 +356,7 @@ class WritesPut:
     def _decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
         if claim is not None and self.child() is None and not _holds(claim, view.head):
-            raise _outrun(self.partition, claim.checkpoint_id)
+            raise outrun(self.partition, claim.checkpoint_id)
         return _guarded(self.partition, view, self.epoch, self.first_version)
 
     def _attempt(self, view: View) -> Program[bool | None]:
@@ -357,11 +370,12 @@ class WritesPut:
             if not mine and view is self._known:
                 return None
             if not mine:
-                raise _outrun(partition, claim.checkpoint_id)
+                raise outrun(partition, claim.checkpoint_id)
         draft = self.plan(view, generation)
         before = self.before() if claim is None else None
         is_there = () if before is None else (Check(CHECKPOINT, before, Expect.PRESENT),)
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
+        checks = (*checks, *(yield from ops_of(self.taking)))
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
@@ -370,7 +384,7 @@ class WritesPut:
         if not view.generation:
             yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.before() == before:
-            raise _removed(partition, before[1])
+            raise removed(partition, before[1])
         if outcome.kind is not WRITE:
             if _refuses(outcome, draft.checks):
                 self.on_older()
@@ -439,27 +453,6 @@ def _claiming(claim: HeadClaim, head: HeadView) -> Op:
         return Check(HEAD, (ROOT,), claim.after)
     fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
     return Put(HEAD, (ROOT,), fields, expect=claim.before, version=claim.after)
-
-
-def _removed(partition: Partition, checkpoint_id: str | None) -> NotFound:
-    return NotFound(
-        f"thread {partition.thread!r}: checkpoint {checkpoint_id} was removed while a run built on it; "
-        "nothing of this step was stored. Start from a checkpoint that is still there"
-    )
-
-
-def _unwritten(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
-    return HeadConflict(
-        f"thread {partition.thread!r}: writes on checkpoint {checkpoint_id} that this step is replayed from "
-        "are gone; nothing of this step was stored. Load the thread again and repeat the call"
-    )
-
-
-def _outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
-    return HeadConflict(
-        f"thread {partition.thread!r}: another run went on from checkpoint {checkpoint_id} before this one; "
-        "nothing of this write was stored. Load the thread again and repeat the call"
-    )
 
 
 def _raising(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:

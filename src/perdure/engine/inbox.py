@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from perdure.engine import steering
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
 from perdure.engine.preconditions import Precondition, check_precondition
@@ -31,9 +32,9 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
 
-Strategy = Literal["enqueue", "reject", "interrupt", "rollback"]
+Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "steer"]
 """Treatment of a message whose thread has an open run: it waits its turn, is refused, stops the run and keeps
-what the run stored, or stops it and rolls that back."""
+what the run stored, stops it and rolls that back, or is taken up by the run while it goes on."""
 
 _BODIES = 50
 _KEYED = 16
@@ -284,7 +285,8 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
         if later:
             return Standing(postponed(Document.read(later[0])), None)
         message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
-        return None if message is None else Standing(message, None)
+        its = (message, None) if message else (yield from steering.find_taken(partition, run_id))
+        return None if its is None else Standing(*its)
     run = read_one(partition, Run.read, found[0])
     # Messages of a finished run are removed one by one; take the first that is left.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
@@ -348,8 +350,7 @@ def readable(record: Record) -> Message | None:
 
 def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
     """Return the operations that move a postponed message into the inbox as a withdrawn one."""
-    question = lane.waiting
-    lane = lane.accepted(now, Debounce())._replace(waiting=question)
+    lane = lane.accepted(now, Debounce())._replace(waiting=lane.waiting)
     message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
     lane, over = _over(lane, message, now)
     ops: list[Op] = [message.put(), lane.put(fresh), *over]
@@ -436,11 +437,12 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:
     """Read the newest messages of a thread, newest first, before number ``after``, each with its status."""
+    before = None if after is None else (after,)
     messages, runs, lanes = yield from ask(
         Fetch(
             partition,
             (
-                Range(INBOX, reverse=True, after=None if after is None else (after,), limit=limit),
+                Range(INBOX, reverse=True, after=before, limit=limit),
                 # One more than messages: the last one may have begun before them.
                 Range(RUN, by="first", reverse=True, after=after, limit=limit + 1),
                 Get(LANE, (IN,)),

@@ -18,7 +18,7 @@ from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import FOLLOWED, IN, OUT, Lane
-from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition
+from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.versions import successor
 
 
@@ -235,8 +235,11 @@ def put_off(
         Fenced: another worker holds the run.
     """
     attempts = held.run.attempts - (not counts)
-    run = replace(held.run, note=note, updated_at=now, attempts=attempts)
-    return (yield from _relane(held, lambda lane: lane.put_off(until), run))
+
+    def noted(run: Run) -> Run:
+        return replace(run, note=note, updated_at=now, attempts=attempts)
+
+    return (yield from _relane(held, lambda lane: lane.put_off(until), noted))
 
 
 def finish(
@@ -265,15 +268,15 @@ def finish(
             f"run {run.id!r} of thread {partition.thread!r} has {len(outgoing)} replies, at most "
             f"{budget - 5 - len(events)} can be sent at once; join some of them"
         )
-    closed = replace(run, state=ending.state, note=ending.note, updated_at=now)
     over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
 
     def load() -> Program[_Lanes]:
-        items = (Get(LANE, (IN,)), Get(LANE, (OUT,)), followers.GET)
-        inboxes, outboxes, followed = yield from ask(Fetch(partition, items))
+        items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), followers.GET)
+        inboxes, stored, outboxes, followed = yield from ask(Fetch(partition, items))
         inbox = Lane.read(IN, inboxes)
         _refuse_lost(held, inbox)
-        return _Lanes(inbox, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed))
+        current = _current(held, stored)
+        return _Lanes(inbox, current, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed))
 
     def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
         if not events and lanes.follower is not None and followers.is_followed(lanes.follower, now):
@@ -281,6 +284,7 @@ def finish(
         # The run of a message that was taken back leaves the thread's question open.
         question = lanes.inbox.waiting if held.messages[0].is_withdrawn else None
         inbox = lanes.inbox.closed(waiting=run.id if ending.state == WAITING else question)
+        closed = replace(lanes.run, state=ending.state, note=ending.note, updated_at=now)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *events]
         if not events:
             ops.append(followers.unchanged(lanes.follower))
@@ -301,12 +305,13 @@ def finish(
         return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
-    known = None if outgoing else _Lanes(held.lane)
+    known = None if outgoing else _Lanes(held.lane, held.run)
     return (yield from retrying(partition, known, load, attempt))
 
 
 class _Lanes(NamedTuple):
     inbox: Lane
+    run: Run
     outbox: Lane | None = None
     follower: Lane | None = None
 
@@ -337,27 +342,35 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
     return (yield from retrying(partition, None, load, attempt))
 
 
-def _relane(held: HeldRun, change: Callable[[Lane], Lane], run: Run | None = None) -> Program[HeldRun]:
+def _relane(
+    held: HeldRun, change: Callable[[Lane], Lane], edit: Callable[[Run], Run] | None = None
+) -> Program[HeldRun]:
     partition = held.partition
 
-    def load() -> Program[Lane]:
-        (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    def load() -> Program[tuple[Lane, Run]]:
+        found, stored = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(RUN, (held.run.id,)))))
         lane = Lane.read(IN, found)
         _refuse_lost(held, lane)
-        return lane
+        return lane, _current(held, stored)
 
-    def attempt(lane: Lane) -> Program[HeldRun | None]:
-        lane = change(lane)
+    def attempt(seen: tuple[Lane, Run]) -> Program[HeldRun | None]:
+        lane, run = change(seen[0]), seen[1]
         ops: list[Op] = [Check(EPOCH, (), held.epoch), lane.put(0)]
-        if run is not None:
+        if edit is not None:
+            run = edit(run)
             ops.append(run.put())
+            run = replace(run, version=run.version + 1)
         outcome = yield from ask(Commit(partition, tuple(ops)))
-        if not isinstance(outcome, Committed):
-            return None
-        after = held.run if run is None else replace(run, version=run.version + 1)
-        return held._replace(run=after, lane=lane.stored(0))
+        return held._replace(run=run, lane=lane.stored(0)) if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, held.lane, load, attempt))
+    return (yield from retrying(partition, (held.lane, held.run), load, attempt))
+
+
+def _current(held: HeldRun, stored: tuple[Record, ...]) -> Run:
+    """Return a held run as it is stored: it may have taken messages since it was claimed."""
+    if not stored:
+        raise Corrupt(f"thread {held.partition.thread!r}: its open run {held.run.id!r} is not stored")
+    return read_one(held.partition, Run.read, stored[0])
 
 
 def _refuse_lost(held: HeldRun, lane: Lane) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perdure.errors import Corrupt, Fenced
+from perdure.errors import Corrupt, Fenced, HeadConflict, NotFound
 from perdure.model.ops import Check, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, EPOCH, GC, HEAD, Partition, Record
@@ -135,3 +135,27 @@ def _head(answer: tuple[Record, ...]) -> HeadView | None:
         return None
     record = answer[0]
     return HeadView(record.version, record.fields["checkpoint_id"], record.fields["seq"])
+
+
+def removed(partition: Partition, checkpoint_id: str | None) -> NotFound:
+    """Return the error of a write whose checkpoint was removed meanwhile."""
+    return NotFound(
+        f"thread {partition.thread!r}: checkpoint {checkpoint_id} was removed while a run built on it; "
+        "nothing of this step was stored. Start from a checkpoint that is still there"
+    )
+
+
+def unwritten(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
+    """Return the error of a step whose earlier writes are gone."""
+    return HeadConflict(
+        f"thread {partition.thread!r}: writes on checkpoint {checkpoint_id} that this step is replayed from "
+        "are gone; nothing of this step was stored. Load the thread again and repeat the call"
+    )
+
+
+def outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
+    """Return the error of a write that another run outran."""
+    return HeadConflict(
+        f"thread {partition.thread!r}: another run went on from checkpoint {checkpoint_id} before this one; "
+        "nothing of this write was stored. Load the thread again and repeat the call"
+    )

@@ -17,6 +17,7 @@ from typing import Any
 
 from yaml.representer import Representer, SafeRepresenter
 
+from perdure.engine.steering import Taking
 from perdure.errors import PerdureError
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import LoadedHead
@@ -71,15 +72,17 @@ class ThreadId(str):
     equal to the plain text, and so are its hash, its representation and its serialised forms.
 
     ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
-    epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run.
+    epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run,
+    ``taking`` the messages that the run takes while it goes on.
     """
 
-    __slots__ = ("epoch", "journal", "keeper", "loop")
+    __slots__ = ("epoch", "journal", "keeper", "loop", "taking")
 
     keeper: Loops | None
     loop: Loop | None
     epoch: int | None
     journal: object
+    taking: Taking | None
 
     @classmethod
     def of(
@@ -90,6 +93,7 @@ class ThreadId(str):
         loop: Loop | None = None,
         epoch: int | None = None,
         journal: object = None,
+        taking: Taking | None = None,
     ) -> ThreadId:
         """Return the id with more data; data that it carries already stays unless replaced.
 
@@ -99,6 +103,7 @@ class ThreadId(str):
             loop: The loop that began with a load.
             epoch: The lease epoch for writes.
             journal: The object for the nodes of a run.
+            taking: The messages that the run takes.
         """
         before = thread if isinstance(thread, ThreadId) else None
         new = cls(plain(thread))
@@ -106,6 +111,7 @@ class ThreadId(str):
         new.loop = loop or (before.loop if before is not None else None)
         new.epoch = epoch if epoch is not None else before.epoch if before is not None else None
         new.journal = journal if journal is not None else before.journal if before is not None else None
+        new.taking = taking or (before.taking if before is not None else None)
         return new
 
     def __str__(self) -> str:
@@ -152,18 +158,21 @@ def leased(thread: ThreadId | None) -> ThreadId | None:
     that loop writes under the run's lease."""
     if thread is None or thread.epoch is None:
         return None
-    return ThreadId.of(plain(thread), epoch=thread.epoch, journal=thread.journal)
+    return ThreadId.of(plain(thread), epoch=thread.epoch, journal=thread.journal, taking=thread.taking)
 
 
-def holding(configurable: Mapping[str, Any], epoch: int, journal: object = None) -> dict[str, Any]:
+def holding(
+    configurable: Mapping[str, Any], epoch: int, journal: object = None, taking: Taking | None = None
+) -> dict[str, Any]:
     """Return the configurable values for a caller that holds the thread's lease.
 
     Args:
         configurable: The values, with ``thread_id``.
         epoch: The epoch of the lease.
         journal: The object for the nodes of the run.
+        taking: The messages that the run takes.
     """
-    thread = ThreadId.of(configurable["thread_id"], epoch=epoch, journal=journal)
+    thread = ThreadId.of(configurable["thread_id"], epoch=epoch, journal=journal, taking=taking)
     return {**configurable, "thread_id": thread}
 
 

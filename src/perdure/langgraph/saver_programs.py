@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -25,6 +26,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.engine import checkpoints, copying, history, retention
 from perdure.engine import values as engine_values
+from perdure.engine.steering import Taking
 from perdure.engine.threads import View, is_older
 from perdure.engine.transact import Budget
 from perdure.engine.values import MissingChunk
@@ -275,6 +277,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             met_in=0 if loop is None else loop.generation,
             on_older=lambda: self._report_older(partition),
             before_load=plan.freeze,
+            taking=None if at.thread is None or namespace != ROOT else at.thread.taking,
         )
         return put, plan
 
@@ -356,6 +359,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             first_version=self._first_version(),
             budget=self._budget,
             on_older=lambda: self._report_older(partition),
+            taking=_taken_with(at, plan),
         )
         try:
             yield from put.store(known or self._views.get((partition, ROOT)))
@@ -408,3 +412,14 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             del self._views[key]
         self._caches.forget(partition)
         self._loops.forget(partition)
+
+
+def _taken_with(at: Address, plan: WritesPlan) -> Taking | None:
+    """Return the messages that a run takes with a task's writes: if the task holds any, and these are its
+    result and not its error or interrupt."""
+    taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
+    is_result = any(channel not in WRITES_IDX_MAP for channel, _ in plan.writes)
+    if taking is None or not is_result or taking.is_held_by_another(plan.task_id):
+        return None
+    taking.written(plan.task_id)
+    return taking

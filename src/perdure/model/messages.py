@@ -22,9 +22,10 @@ MESSAGE_MAX = 256 * 1024
 
 _NOTE_MAX = 4000
 
-Mode = Literal["enqueue", "coalesce", "answer", "withdrawn"]
+Mode = Literal["enqueue", "coalesce", "steer", "answer", "withdrawn"]
 """Relation of a message to its run: ``enqueue`` for a run of its own, ``coalesce`` for one shared with those
-that wait beside it, ``answer`` for the answer to an interrupt. A ``withdrawn`` one becomes a finished run."""
+that wait beside it, ``steer`` for the open one or else as ``coalesce``, ``answer`` for the answer to an
+interrupt. A ``withdrawn`` one becomes a finished run."""
 
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
@@ -235,7 +236,7 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
     """Return the messages that the next run takes: those at the front that belong together."""
     first = pending[0]
     count = 1
-    if first.mode == "coalesce":
+    if first.mode in ("coalesce", "steer"):
         while count < min(len(pending), most) and _together(first, pending[count]):
             count += 1
     return pending[:count]

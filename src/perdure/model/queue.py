@@ -119,6 +119,10 @@ class Lane(NamedTuple):
             waiting=None,
         )
 
+    def joined(self, bound: int) -> Lane:
+        """Return the record with the pending ones up to ``bound`` taken by the open run."""
+        return self._replace(bound=bound)
+
     def held(self, owner: str, epoch: int, now: int, ttl: int) -> Lane:
         """Return the record with a lease holder for the open run."""
         return self._replace(owner=owner, epoch=epoch, lease_until=now + ttl, retry_at=None)

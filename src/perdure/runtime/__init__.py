@@ -10,6 +10,7 @@ from perdure.runtime.observe import Logs, Observer
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
+from perdure.runtime.steering import steered, steered_sync
 from perdure.runtime.subagents import isolated_subgraph
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
@@ -37,4 +38,6 @@ __all__ = [
     "effects",
     "effects_sync",
     "isolated_subgraph",
+    "steered",
+    "steered_sync",
 ]

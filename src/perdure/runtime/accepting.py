@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import cast, get_args
 
 from perdure.engine import scheduled
 from perdure.engine.inbox import Accept, Accepted, Strategy
 from perdure.engine.preconditions import AlreadyCreated, Precondition
+from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull
 from perdure.model.messages import Message
 from perdure.model.ops import Expect, Put
-from perdure.model.queue import IN, INTERRUPT, ROLLBACK, Debounce, Lane
+from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import Partition
+from perdure.runtime.agents import COMMAND
 from perdure.runtime.context import RuntimeContext
 from perdure.runtime.control import Control
+from perdure.runtime.options import Options
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
 
@@ -61,10 +64,13 @@ class Acceptance:
             NotFound: The record that must exist does not.
             AlreadyCreated: The record to write was written meanwhile.
         """
-        if terms.strategy not in ("enqueue", "reject", INTERRUPT, ROLLBACK):
+        if terms.strategy not in get_args(Strategy):
             raise ValueError(
-                f"strategy is 'enqueue', 'reject', 'interrupt' or 'rollback', not {terms.strategy!r}"
+                f"strategy is {', '.join(map(repr, get_args(Strategy)))}; requested: {terms.strategy!r}"
             )
+        if terms.strategy == STEER:
+            _require_steering(message)
+            message = replace(message, mode="steer")
         context = self._context
         now = await context.clock.now()
         accept = Accept(
@@ -128,6 +134,8 @@ class Acceptance:
         context.subscriptions.changed(partition)
         if lane.stop is not None:
             self._control.stop_asked(partition, lane.stop)
+        if terms.strategy == STEER and lane.run_id is not None:
+            self._control.message_waits(partition)
         if context.works:
             self._worker.dispatch.schedule(partition, lane, now)
         elif lane.due_at is not None and lane.owner is None:
@@ -142,6 +150,15 @@ class Acceptance:
             **stored,
             graph=message.graph,
             channel=message.channel,
+        )
+
+
+def _require_steering(message: Message) -> None:
+    """Raise ``ValueError`` if a message cannot be taken up by an open run."""
+    if COMMAND in message.payload or Options.read(message.options).checkpoint_id is not None:
+        raise ValueError(
+            "a command, or an input that starts from a checkpoint, cannot steer a run that is open; send it "
+            "with another strategy"
         )
 
 

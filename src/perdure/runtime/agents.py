@@ -111,6 +111,9 @@ class Agent:
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
             and summarised as part of a run's input, for graphs that send a model all that they hold.
         record: Record the calls of models and tools with their steps, for ``perdure.replay``.
+        steer_before: Names of the nodes before which messages that steer an open run are taken up; by default
+            any, unless the last message of the state is an answer; none with ``()``, for a graph whose nodes
+            ask for them with ``steered``.
         memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
             it.
 
@@ -129,6 +132,7 @@ class Agent:
     strict: bool = False
     apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
     conversation: Conversation | None = None
+    steer_before: Collection[str] | None = None
     memory: MemoryPolicy | None = None
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     record: bool = False
@@ -139,11 +143,17 @@ class Agent:
             raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
         if self.durability not in ("sync", "async"):
             raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
+        if isinstance(self.steer_before, str):
+            raise ValueError(f"steer_before is a collection of names of nodes: [{self.steer_before!r}]")
         if isinstance(self.graph, Pregel):
             self.check(self.graph)
 
     def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
+        if unknown := sorted(set(self.steer_before or ()) - graph.nodes.keys()):
+            raise ValueError(
+                f"steer_before names {unknown}, which are no nodes of the graph; it has {sorted(graph.nodes)}"
+            )
         unsaved = [name for name, node in graph.nodes.items() if _is_unsaved(node.bound)]
         if unsaved and self.durability == "sync":
             raise ValueError(
@@ -173,7 +183,7 @@ def agents(
 def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:
     """Raise ``ValueError`` if a graph's messages cannot be replaced by its input."""
     channel = graph.channels.get(key)
-    names = _input_names(graph)
+    names = input_names(graph)
     if not isinstance(channel, BaseChannel) or key not in names:
         raise ValueError(
             f"conversation=… needs {key!r} in the graph's input, which has {sorted(names)}; name the "
@@ -191,7 +201,8 @@ def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:
         raise ValueError(_not_replaced(key))
 
 
-def _input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+def input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+    """Return the names of the values that a graph takes as input."""
     if isinstance(graph, CompiledStateGraph):
         return set(graph.builder.schemas[graph.builder.input_schema])
     return {graph.input_channels} if isinstance(graph.input_channels, str) else set(graph.input_channels)

@@ -31,6 +31,11 @@ class Control:
             self._context.notifications.due(partition)
         return stopping
 
+    def message_waits(self, partition: Partition) -> None:
+        """Notify the holder of a thread's open run of a message that it may take."""
+        if not self._worker.runner.leases.message_waits(partition):
+            self._context.notifications.due(partition)
+
     async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
         """Withdraw a message that still waits. Return True if it did."""
         how = ROLLBACK if rollback else INTERRUPT

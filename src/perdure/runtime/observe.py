@@ -38,6 +38,7 @@ _LEVELS = {
     "run.lost": logging.WARNING,
     "run.not_heeded": logging.WARNING,
     "run.not_renewed": logging.WARNING,
+    "run.not_steered": logging.WARNING,
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
     "state.undeclared": logging.WARNING,

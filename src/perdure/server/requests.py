@@ -9,7 +9,7 @@ import ormsgpack
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce"]
+Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
 RunMode = Literal[
     "values",
     "updates",

@@ -280,7 +280,8 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
     """Return a run with its current status."""
     message = standing.message
     about = message.options.get("about", {})
-    run_id = message.id if standing.run is None else standing.run.id
+    is_taken = is_taken_up(standing)
+    run_id = message.id if standing.run is None or is_taken else standing.run.id
     updated = message.accepted_at if standing.run is None else standing.run.updated_at
     return {
         "run_id": run_id,
@@ -292,4 +293,14 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
         "metadata": about.get("metadata", {}),
         "kwargs": {**given(message.payload), **about.get("kwargs", {})},
         "multitask_strategy": about.get("multitask_strategy", "enqueue"),
+        **({"taken_up_by": standing.run.id} if is_taken and standing.run is not None else {}),
     }
+
+
+def is_taken_up(standing: Standing) -> bool:
+    """Return True if a message that steers was taken up by a run that was open, and is none itself."""
+    return (
+        standing.message.mode == "steer"
+        and standing.run is not None
+        and standing.run.id != standing.message.id
+    )

@@ -345,7 +345,9 @@ def _multitask(headers: Headers, new: NewRun, start: Ref | None) -> tuple[Strate
     match asked:
         case None | "enqueue":
             return "enqueue", False, 0.0
-        case "reject" | "interrupt" | "rollback":
+        case "steer" if new.command is not None or start is not None:
+            raise Refusal(422, "a run with a command or a checkpoint cannot steer an open run")
+        case "reject" | "interrupt" | "rollback" | "steer":
             return asked, False, 0.0
         case _:
             raise Refusal(422, f"there is no multitask strategy {asked!r}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from langgraph_sdk.errors import ConflictError, NotFoundError
+from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
 from tests.server.acceptance.saying import heard, new, parts, rests, said, statuses
-from tests.server.acceptance.serving import Server, run
+from tests.server.acceptance.serving import Server, eventually, run
 
 
 @run
@@ -56,6 +56,53 @@ async def test_t08_interrupt_ends_the_run_and_keeps_what_it_stored(server: Serve
         assert (await client.threads.get(thread_id))["status"] == "idle"
         newest = (await client.runs.list(thread_id))[0]
         assert (newest["status"], newest["multitask_strategy"]) == ("success", "interrupt")
+
+
+@run
+async def test_t08_steer_is_taken_up_by_the_open_run(server: Server) -> None:
+    async with server.client() as client:
+        thread_id = await new(client)
+        first = await client.runs.create(thread_id, "patient", input=said("wait"))
+
+        async def is_open() -> bool:
+            return (await client.runs.get(thread_id, first["run_id"]))["status"] == "running"
+
+        await eventually(is_open)
+        steered = await parts(
+            client.runs.stream(
+                thread_id, "patient", input=said("enough"), headers={"X-Multitask-Strategy": "steer"}
+            )
+        )
+        assert heard([part.data for part in steered if part.event == "values"][-1])[-1] == "at last"
+        assert heard(await client.runs.join(thread_id, first["run_id"])) == ["wait", "enough", "at last"]
+        second, _ = await client.runs.list(thread_id)
+        assert (second["status"], second["taken_up_by"]) == ("success", first["run_id"])
+        assert await client.runs.get(thread_id, second["run_id"]) == second
+        assert heard(await client.runs.join(thread_id, second["run_id"]))[-1] == "at last"
+        for refused in (client.runs.cancel, client.runs.delete):
+            with pytest.raises(ConflictError, match=first["run_id"]):
+                await refused(thread_id, second["run_id"])
+
+
+@run
+async def test_t08_steer_waits_behind_others_and_can_be_cancelled(server: Server) -> None:
+    async with server.client() as client:
+        thread_id = await new(client)
+        first = await client.runs.create(thread_id, "patient", input=said("wait"))
+        second = await client.runs.create(thread_id, "patient", input=said("enough"))
+        behind = await client.runs.create(
+            thread_id, "patient", input=said("never"), metadata={"multitask_strategy": "steer"}
+        )
+        assert behind["status"] == "pending"
+        await client.runs.cancel(thread_id, behind["run_id"])
+        assert (await client.runs.get(thread_id, behind["run_id"]))["status"] == "interrupted"
+        await client.runs.cancel(thread_id, first["run_id"], wait=True)
+        texts = heard(await client.runs.join(thread_id, second["run_id"]))
+        assert texts == ["wait", "enough", "at last"]
+        with pytest.raises(UnprocessableEntityError):
+            await client.runs.create(
+                thread_id, "patient", command={"goto": "wait"}, metadata={"multitask_strategy": "steer"}
+            )
 
 
 @run

@@ -7,7 +7,7 @@ at once, those of other processes as soon as they are stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, followers, inbox
@@ -142,7 +142,7 @@ class Subscriptions:
 
         Args:
             partition: The run's thread.
-            run_id: The run.
+            run_id: The run, or a message that is to steer: the events are those of the run that takes it.
             after: The number of the last event that the caller has; 0 for all.
 
         Raises:
@@ -171,10 +171,11 @@ class Subscriptions:
             buffer = None
             # The state is read first: the events of a run that has ended are complete.
             standing = await self._database.arun(inbox.find(partition, run_id))
+            if run_id != (run_id := _run_of(standing, run_id)):
+                continue
             page = await self._database.arun(events.read(partition, after, run_id))
-            for event in page.events:
-                if event.name != events.END:
-                    yield event
+            for event in _without_end(page.events):
+                yield event
             if page.after > after:
                 after, pause = page.after, _LOOK_S[0]
             if not page.is_last:
@@ -249,6 +250,16 @@ class Subscriptions:
             waiting[:] = [held for held in waiting if held is not buffers]
             if not waiting:
                 del self._waiting[partition]
+
+
+def _without_end(found: Iterable[Event]) -> Iterator[Event]:
+    return (event for event in found if event.name != events.END)
+
+
+def _run_of(standing: Standing | None, run_id: str) -> str:
+    """Return the id of the run whose events belong to a message: of the open one that has taken it up, if one
+    has."""
+    return run_id if standing is None or standing.run is None else standing.run.id
 
 
 def _held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None]:

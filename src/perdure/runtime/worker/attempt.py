@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.constants import END
+from langgraph.errors import GraphDrained
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
@@ -31,6 +32,7 @@ from perdure.runtime.memories import Memories
 from perdure.runtime.model_calls import Emit, ModelCalls
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.run_context import context_of, mirrored
+from perdure.runtime.steering import STEERING, Steering
 from perdure.runtime.task_names import with_places
 from perdure.runtime.users import USER, user_of
 
@@ -41,11 +43,13 @@ INTERRUPTS = "__interrupt__"
 
 
 class Views(NamedTuple):
-    """What the graphs see of conversations and of their users, and who learns of their calls of models."""
+    """What the graphs see of conversations and of their users, who learns of their calls of models, and what
+    the run takes up while it goes on."""
 
     conversations: Conversations
     memories: Memories
     called: Emit
+    steering: Steering
 
 
 async def attempt(
@@ -65,7 +69,7 @@ async def attempt(
     Args:
         agent: The agent of the run's graph.
         graphs: The graphs of this process.
-        views: What the graphs see of conversations and of their users.
+        views: What the graphs see of conversations and of their users, and what steers the run.
         held: The run, with its lease.
         journal: The recorded effects of the run.
         buffer: The buffer for the run's events, or ``None`` if it publishes none.
@@ -83,15 +87,16 @@ async def attempt(
         held.run.graph,
         tenant,
         "threads.create_run",
-        config=config_of(agent, held, journal, options, views.called, options.context),
+        config=config_of(agent, held, journal, options, views, options.context),
         user=user_of((options.config.get("configurable") or {}).get(USER)),
         context=options.context,
     )
-    within = TENANT.set(tenant)
+    within, steered = TENANT.set(tenant), STEERING.set(views.steering)
     try:
         async with making as graph:
             return await _attempt(agent, graph, views, held, journal, buffer)
     finally:
+        STEERING.reset(steered)
         TENANT.reset(within)
 
 
@@ -105,7 +110,7 @@ async def _attempt(
 ) -> Ending:
     options = Options.read(held.messages[0].options)
     context = context_of(graph, options.context, options.config.get("configurable") or {})
-    config = now = config_of(agent, held, journal, options, views.called, context)
+    config = now = config_of(agent, held, journal, options, views, context)
     has_begun = await _has_begun(graph, now, held)
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
@@ -125,18 +130,9 @@ async def _attempt(
     if isinstance(given, Command) and _ends(given):
         await _end(graph, config, now, held, buffer)
         return Ending(DONE, {})
-    how = _how(agent, options, context)
-    try:
-        if buffer is None or buffer.stream is None:
-            values = await graph.ainvoke(given, config, **how)
-        else:
-            publisher = StreamPublisher(buffer, buffer.stream)
-            publisher.begun(held.run.attempts, held.run.graph)
-            values = await _stream(graph, given, config, how, buffer, publisher)
-    except asyncio.CancelledError as cancelled:
-        # The exception's arguments contain the task in which LangGraph's last writes continue.
-        await _ended(cancelled)
-        raise
+    how = {**_how(agent, options, context), "control": views.steering.control}
+    values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer))
+    held = views.steering.current(held)
     interrupts = values.get(INTERRUPTS, ()) if isinstance(values, Mapping) else ()
     snapshot: StateSnapshot | None = None
     is_answered = held.run.channel not in ("", WEBHOOK)
@@ -154,6 +150,38 @@ async def _attempt(
         await views.conversations.note_reply(agent.conversation, graph, now, held, values)
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
     return Ending(DONE, {}, tuple(replies), others)
+
+
+async def _steered(
+    graph: Pregel[Any, Any, Any, Any],
+    given: Any,
+    configs: tuple[RunnableConfig, RunnableConfig],
+    how: dict[str, Any],
+    held: HeldRun,
+    by: tuple[Steering, EventBuffer | None],
+) -> Any:
+    """Return the values of a graph that takes up what steers it between its steps. ``configs`` are those of
+    where it begins and of the thread's latest checkpoint."""
+    (config, now), (steering, buffer) = configs, by
+    publisher = None
+    if buffer is not None and buffer.stream is not None:
+        publisher = StreamPublisher(buffer, buffer.stream)
+        publisher.begun(held.run.attempts, held.run.graph)
+    while True:
+        steering.control.begin()
+        try:
+            values = await _called(graph, given, config, how, buffer, publisher)
+        except GraphDrained:
+            await steering.between_steps(graph, now, held)
+            given, config = None, steering.go_on(graph, now)
+        except asyncio.CancelledError as cancelled:
+            # The exception's arguments contain the task in which LangGraph's last writes continue.
+            await _ended(cancelled)
+            raise
+        else:
+            if publisher is not None:
+                publisher.ended()
+            return values
 
 
 def _ends(given: Command[Any]) -> bool:
@@ -238,15 +266,17 @@ def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
     )
 
 
-async def _stream(
+async def _called(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     config: RunnableConfig,
     how: dict[str, Any],
-    buffer: EventBuffer,
-    publisher: StreamPublisher,
-) -> dict[str, Any]:
-    """Do the same as ``ainvoke`` and publish the run's events meanwhile."""
+    buffer: EventBuffer | None,
+    publisher: StreamPublisher | None,
+) -> Any:
+    """Do the same as ``ainvoke`` and publish the run's events meanwhile, if it has a publisher."""
+    if buffer is None or publisher is None:
+        return await graph.ainvoke(given, config, **how)
     how = {**how, "stream_mode": publisher.stream_modes, "subgraphs": publisher.stream.subgraphs}
     if publisher.speaks_protocol:
         how["version"] = "v2"
@@ -264,7 +294,6 @@ async def _stream(
             interrupts += payload[INTERRUPTS]
         publisher.part(mode, payload, namespace)
         await buffer.room()
-    publisher.ended()
     held = values if isinstance(values, dict) else {}
     return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held
 
@@ -294,7 +323,7 @@ def config_of(
     held: HeldRun,
     journal: EffectJournal,
     options: Options,
-    called: Emit,
+    views: Views,
     context: Any = None,
 ) -> RunnableConfig:
     """Return the config for a run's invocation.
@@ -306,7 +335,7 @@ def config_of(
         held: The run, with its lease.
         journal: The recorded effects of the run.
         options: The options of the run's first message.
-        called: Gets the fields of each call of a model.
+        views: Who learns of the calls of models, and what steers the run.
         context: The graph's context, whose fields are mirrored into the configurable part.
     """
     given = options.config.get("configurable") or {}
@@ -314,7 +343,9 @@ def config_of(
         **agent.config.get("configurable", {}),
         **mirrored(context, given),
         **({USER: user_of(given[USER])} if USER in given else {}),
-        "thread_id": ThreadId.of(held.partition.thread, epoch=held.epoch, journal=journal),
+        "thread_id": ThreadId.of(
+            held.partition.thread, epoch=held.epoch, journal=journal, taking=views.steering.taking
+        ),
         "run_id": held.run.id,
     }
     metadata = {
@@ -325,7 +356,7 @@ def config_of(
     }
     rest = {**agent.config, **options.config}
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
-    calls = ModelCalls(called, agent.prices, str(configurable.get("user_id") or ""))
+    calls = ModelCalls(views.called, agent.prices, str(configurable.get("user_id") or ""))
     merged = merge_configs({"callbacks": config.get("callbacks")}, {"callbacks": [calls]})
     return with_places(cast(RunnableConfig, {**config, "callbacks": merged.get("callbacks")}))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from perdure.database.asynchronous import Database
@@ -22,7 +22,6 @@ from perdure.errors import (
     NotAllowed,
     NoWindow,
     OtherGraph,
-    PerdureError,
     SchemaTooNew,
     ThreadPinned,
     TooLarge,
@@ -44,11 +43,13 @@ from perdure.runtime.jitter import spread
 from perdure.runtime.memories import Memories
 from perdure.runtime.options import WEBHOOK, Options, StreamOptions
 from perdure.runtime.sizes import Sizes
+from perdure.runtime.steering import Steering
 from perdure.runtime.turns import MEMORY
 from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.dispatch import Dispatch
+from perdure.runtime.worker.leases import Leases, Working, fields_of
 
 _LAST_MOST = 4096
 _TIDY = 8
@@ -62,24 +63,6 @@ DELETED = "deleted"
 
 _OTHER_VERSION = (SchemaTooNew, ThreadPinned)
 _HOPELESS = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
-
-
-@dataclass(slots=True, eq=False)
-class _Working:
-    """Run under way in this process. ``how`` is the reason for its cancellation: stopped, past its deadline,
-    lost, or drained."""
-
-    held: HeldRun
-    task: asyncio.Task[Ending]
-    confirmed_at: float
-    how: str = ""
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def cancel(self, how: str) -> None:
-        """Cancel the run; the first reason counts."""
-        self.how = self.how or how
-        self.asked.set()
-        self.task.cancel()
 
 
 class Runner:
@@ -98,8 +81,8 @@ class Runner:
         self._dispatch = dispatch
         self._channels = channels or {}
         self._owner = context.owner
-        self._working: dict[Partition, _Working] = {}
-        self._renewing: set[asyncio.Task[None]] = set()
+        self.leases = Leases(context)
+        self._working = self.leases.working
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
@@ -174,7 +157,7 @@ class Runner:
             return False
         self._emit("run.claimed", held, waited=now - held.messages[0].accepted_at)
         self._subscriptions.changed(partition)
-        with self._observers.span("run", **_fields(held)):
+        with self._observers.span("run", **fields_of(held)):
             try:
                 return await self._worked(held)
             except Fenced:
@@ -199,6 +182,10 @@ class Runner:
         if held.run.attempts > self._settings.attempts:
             return await self._given_up(held, "its worker ended each time that it was tried")
         agent = self.graphs.agents[held.run.graph]
+        durability = Options.read(message.options).durability or agent.durability
+        steering = Steering(
+            self._database, agent, held, self._settings.max_batch, is_sync=durability == "sync"
+        )
         task = asyncio.create_task(
             attempt(
                 agent,
@@ -207,6 +194,7 @@ class Runner:
                     self.conversations,
                     self.memories,
                     lambda call: self._emit("model.called", held, **call),
+                    steering,
                 ),
                 held,
                 EffectJournal.of(self._database, held),
@@ -214,8 +202,10 @@ class Runner:
             ),
             name=held.run.id,
         )
-        working = _Working(held, task, asyncio.get_running_loop().time())
+        working = Working(held, steering, task, asyncio.get_running_loop().time())
         self._working[held.partition] = working
+        if held.lane.pending:
+            self.leases.message_waits(held.partition)
         deadline = self._deadline(held)
         asked = asyncio.create_task(working.asked.wait())
         indicator = asyncio.create_task(self._indicate(held))
@@ -252,8 +242,12 @@ class Runner:
         # The interrupts of a run are no replies by themselves.
         return replace(ending, replies=()) if ending.state == WAITING else ending
 
-    async def _ended(self, working: _Working) -> bool:
-        held, task, how = working.held, working.task, working.how
+    async def _ended(self, working: Working) -> bool:
+        task, how = working.task, working.how
+        held = working.steering.current(working.held)
+        if held is not working.held:
+            self._emit("run.steered", held, messages=len(held.messages) - len(working.held.messages))
+            self._queues.forget(held.partition)
         if not task.done():
             self._emit("run.not_heeded", held)
         elif not task.cancelled() and task.exception() is None:
@@ -426,52 +420,7 @@ class Runner:
 
     def _run_on(self, partition: Partition) -> dict[str, Any] | None:
         working = self._working.get(partition)
-        return None if working is None else _fields(working.held)
-
-    # Leases
-
-    async def beat(self) -> None:
-        """Renew the leases of all runs under way, three times per lease duration."""
-        while True:
-            await asyncio.sleep(self._settings.lease / 3)
-            await asyncio.gather(*(self._renew(working) for working in list(self._working.values())))
-
-    def asked(self, is_meant: Callable[[Partition], bool]) -> None:
-        """Renew the leases of some threads' runs now: another process may have asked them to stop, and the
-        lease's record says so."""
-        for working in self._working.values():
-            if is_meant(working.held.partition):
-                task = asyncio.create_task(self._renew(working))
-                self._renewing.add(task)
-                task.add_done_callback(self._renewing.discard)
-
-    async def _renew(self, working: _Working) -> None:
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        try:
-            now = await self._clock.now()
-            working.held = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
-        except Fenced:
-            working.cancel("lost")
-        except PerdureError as error:
-            self._emit("run.not_renewed", working.held, error=type(error).__name__)
-            if loop.time() - working.confirmed_at > self._settings.lease:
-                # Another worker may hold the lease by now, and writes of this run would be refused.
-                working.cancel("lost")
-        else:
-            working.confirmed_at = asked_at
-            if working.held.lane.stop is not None:
-                working.cancel(working.held.lane.stop)
+        return None if working is None else fields_of(working.held)
 
     def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
-        self._observers.event(name, **_fields(held), **fields)
-
-
-def _fields(held: HeldRun) -> dict[str, Any]:
-    return {
-        "tenant": held.partition.tenant,
-        "thread": held.partition.thread,
-        "run": held.run.id,
-        "graph": held.run.graph,
-        "attempts": held.run.attempts,
-    }
+        self._observers.event(name, **fields_of(held), **fields)

@@ -44,11 +44,13 @@ class Worker:
         for loop in self._loops:
             loop.cancel()
         self._prepare()
-        self._loops = [asyncio.create_task(self.runner.beat())]
+        self._loops = [asyncio.create_task(self.runner.leases.beat())]
         if polls:
             self._loops.append(asyncio.create_task(self.dispatch.run()))
         runner = self.runner
-        self._context.notifications.serve(self.dispatch.summons.heard, runner.asked, runner.keep_buffers)
+        self._context.notifications.serve(
+            self.dispatch.summons.heard, runner.leases.asked, runner.keep_buffers
+        )
 
     def _prepare(self) -> None:
         self.runner.sizes.start()
@@ -80,7 +82,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
         self._prepare()
-        beat = asyncio.create_task(self.runner.beat())
+        beat = asyncio.create_task(self.runner.leases.beat())
         try:
             while True:
                 now = await self._context.clock.now()

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.types import Send
 
-from perdure.errors import NotFound, RunInProgress, Unavailable
+from perdure.errors import Conflict, NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.encoding import encoded
@@ -186,6 +186,7 @@ async def list_runs(
         for standing in page:
             # Coalesced messages are one run, which is listed with the first of them.
             is_first = standing.run is None or standing.run.first == standing.message.seq
+            is_first = is_first or responses.is_taken_up(standing)
             entry = responses.run(standing, thread_id)
             if is_first and entry["status"] and status in (None, entry["status"]):
                 shown.append(entry)
@@ -263,7 +264,7 @@ async def cancel(
 ) -> Response:
     """Cancel a run, and keep its checkpoints or roll them back."""
     await caller.thread(thread_id, "update", run_id=run_id, action=action)
-    await _standing(caller, thread_id, run_id)
+    _require_own_run(await _standing(caller, thread_id, run_id))
     if not await _cancelled(caller, thread_id, run_id, action):
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
     if not wait:
@@ -308,6 +309,7 @@ async def delete(
     """Remove a run. Its checkpoints stay by default."""
     await caller.thread(thread_id, "delete", run_id=run_id)
     standing = await _standing(caller, thread_id, run_id)
+    _require_own_run(standing)
     if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
         raise RunInProgress(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
     await caller.runtime.remove_run(thread_id, standing.run, rollback=checkpoints == "delete")
@@ -325,6 +327,15 @@ async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
     return standing
 
 
+def _require_own_run(standing: Standing) -> None:
+    """Raise ``Conflict`` if a message was taken up by a run that was open: there is no run of its own."""
+    if responses.is_taken_up(standing) and standing.run is not None:
+        raise Conflict(
+            f"Run {standing.message.id!r} steered run {standing.run.id!r}, which has taken it up; "
+            "name that run."
+        )
+
+
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
     """Wait for a run's end and return its result as JSON: its values, or its error."""
     standing = await ended(caller, thread_id, run_id)
@@ -332,7 +343,7 @@ async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool
     if standing.run is not None and standing.run.state == FAILED:
         result = {"__error__": responses.run_error(standing.run)}
     else:
-        result = await _values(caller, thread_id, run_id)
+        result = await _values(caller, thread_id, run_id if standing.run is None else standing.run.id)
     if removes and standing.message.channel:
         caller.host.apart(removed(caller, standing, thread_id))
     elif removes:

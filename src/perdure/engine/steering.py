@@ -1,0 +1,157 @@
+"""Taking of waiting messages by an open run: bound to it in the commit that stores them in its state.
+
+A message that is to steer waits in the inbox like any other. The open run takes it by extending its range of
+numbers over it, in the same commit as the writes that hold the message. So there is no moment at which a
+message is in the thread's state and not the run's, or the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from perdure.engine.paging import PAGE
+from perdure.engine.reading import read_each, read_one
+from perdure.errors import Conflict, Corrupt, Fenced
+from perdure.model.messages import Message, Run
+from perdure.model.ops import Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, Lane
+from perdure.model.records import INBOX, LANE, RUN, Key, Partition
+
+STEER = "steer"
+"""Mode of a message that an open run may take."""
+
+
+class TakenBack(Conflict):
+    """Raised when a message was withdrawn while a step that took it was under way; nothing of the step was
+    stored."""
+
+
+def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, Run] | None]:
+    """Return the message with an id that a run took while it went on, and the run; ``None`` if there is
+    none."""
+    before: Key | None = None
+    while True:
+        page = Range(INBOX, reverse=True, after=before, limit=PAGE, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (page,)))
+        gets = tuple(Get(INBOX, row.key) for row in found if row.fields["mode"] == STEER)
+        rows = [row for answer in (yield from ask(Fetch(partition, gets))) for row in answer] if gets else []
+        for message in read_each(partition, Message.read, rows):
+            if message.id == message_id:
+                its = Range(RUN, by="first", reverse=True, after=message.seq + 1, limit=1)
+                (runs,) = yield from ask(Fetch(partition, (its,)))
+                run = read_one(partition, Run.read, runs[0]) if runs else None
+                return (message, run) if run is not None and run.last >= message.seq else None
+        if len(found) < PAGE:
+            return None
+        before = found[-1].key
+
+
+def ops_of(taking: Taking | None) -> Program[tuple[Op, ...]]:
+    """Return what binds the messages of ``taking``, if there is any; see ``Taking.ops``."""
+    return () if taking is None else (yield from taking.ops())
+
+
+@dataclass(slots=True, eq=False)
+class Taking:
+    """Messages that a held run has taken, and those that one of its tasks is about to.
+
+    Of the tasks of a step one at a time may hold messages, as a range of numbers has no gaps.
+
+    Attributes:
+        run: the run as it is stored.
+        may_join: returns True if a message fits the run.
+        most: most messages that are taken at once.
+        taken: messages that are bound to the run, in order.
+        task_id: the task that holds ``held``, messages that are not bound yet.
+        has_written: True if the task's result, which holds them, was passed on to be stored.
+    """
+
+    partition: Partition
+    run: Run
+    may_join: Callable[[Message], bool]
+    most: int
+    taken: list[Message] = field(default_factory=list[Message])
+    task_id: str | None = None
+    held: tuple[Message, ...] = ()
+    has_written: bool = False
+
+    def waiting(self) -> Program[tuple[Message, ...]]:
+        """Return the messages at the front of the inbox that the run may take; none that waits behind another
+        message.
+
+        Raises:
+            Fenced: another worker holds the run.
+        """
+        lane, _ = yield from self._load()
+        (found,) = yield from ask(
+            Fetch(self.partition, (Range(INBOX, after=(lane.bound,), limit=self.most),))
+        )
+        front: list[Message] = []
+        for message in read_each(self.partition, Message.read, found):
+            if message.mode != STEER or not self.may_join(message):
+                break
+            front.append(message)
+        return tuple(front)
+
+    def offer(self, task_id: str, messages: Sequence[Message]) -> None:
+        """Hold messages for a task, until its result is stored. What it held before is replaced."""
+        self.task_id, self.held, self.has_written = task_id, tuple(messages), False
+
+    def is_held_by_another(self, task_id: str) -> bool:
+        """Return True if a task other than this one holds messages."""
+        return bool(self.held) and self.task_id != task_id
+
+    def written(self, task_id: str) -> None:
+        """Note that a task's result was passed on to be stored."""
+        if self.held and self.task_id == task_id:
+            self.has_written = True
+
+    def ops(self) -> Program[tuple[Op, ...]]:
+        """Return the operations that bind held messages to the run, for the commit that stores the result of
+        their task or what follows from it. None if there are no such messages.
+
+        Raises:
+            Fenced: another worker holds the run.
+            TakenBack: one of the messages was withdrawn.
+        """
+        if not self.has_written:
+            return ()
+        lane, run = yield from self._load()
+        upto = self.held[-1].seq
+        if run.last >= upto:
+            # An earlier commit whose answer was lost.
+            return ()
+        after, limit = (lane.bound,), len(self.held)
+        (found,) = yield from ask(
+            Fetch(self.partition, (Range(INBOX, after=after, limit=limit, bodies=False),))
+        )
+        if [(row.key[0], row.fields["mode"]) for row in found] != [(m.seq, STEER) for m in self.held]:
+            raise TakenBack(
+                f"thread {self.partition.thread!r}: a message was taken back while a step of run "
+                f"{self.run.id!r} took it up; nothing of the step was stored. It is repeated without it"
+            )
+        return lane.joined(upto).put(0), replace(run, last=upto).put()
+
+    def stored(self) -> None:
+        """Note that the commit with ``ops`` was accepted."""
+        if self.has_written:
+            upto = self.held[-1].seq
+            if self.run.last < upto:
+                self.run = replace(self.run, last=upto, version=self.run.version + 1)
+            self.taken += self.held
+            self.task_id, self.held, self.has_written = None, (), False
+
+    def _load(self) -> Program[tuple[Lane, Run]]:
+        lanes, runs = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), Get(RUN, (self.run.id,)))))
+        lane = Lane.read(IN, lanes)
+        if lane.run_id != self.run.id or lane.epoch != self.run.epoch:
+            raise Fenced(
+                f"thread {self.partition.thread!r}: run {self.run.id!r} was held under epoch "
+                f"{self.run.epoch} and is not any more; another worker has taken over, and nothing of this "
+                "write was stored"
+            )
+        if not runs:
+            raise Corrupt(f"thread {self.partition.thread!r}: its open run {self.run.id!r} is not stored")
+        return lane, read_one(self.partition, Run.read, runs[0])

@@ -1,0 +1,319 @@
+"""Steering of an open run: messages that it takes up between two steps of its graph, or when a node asks.
+
+A message accepted with ``strategy="steer"`` is taken by the thread's open run, in order, or else becomes the
+next run. Either the worker writes it into the thread's state between two steps, so that the graph's next
+nodes find it there, or a node takes it with ``steered``:
+
+    async def work(state):
+        came = await steered()
+        heard = [*state["messages"], *came.get("messages", [])]
+        return {"messages": [*came.get("messages", []), await model.ainvoke(heard)]}
+
+The message is bound to the run in the commit that stores it in the state. A step that is repeated after a
+crash therefore finds the same messages, and no message is seen twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables.config import merge_configs
+from langgraph.channels import DeltaChannel
+from langgraph.channels.base import BaseChannel
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
+from langgraph.config import get_config
+from langgraph.constants import START
+from langgraph.pregel import Pregel
+from langgraph.runtime import RunControl
+from langgraph.types import StateSnapshot
+
+from perdure.conversation.calls import calls_of
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.runs import HeldRun
+from perdure.engine.steering import TakenBack, Taking
+from perdure.errors import NotAllowed
+from perdure.langgraph.loop_state import holding
+from perdure.model.messages import Message
+from perdure.runtime.agents import INPUT, MESSAGE, Agent, input_names
+from perdure.runtime.users import USER
+
+_NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""Task id under which LangGraph applies writes to a checkpoint before its next tasks."""
+_TASK_ID = "__pregel_task_id"
+_RUNTIME = "__pregel_runtime"
+_VERIFIED_ID = "langgraph_auth_user_id"
+
+STEERING: ContextVar[Steering | None] = ContextVar("steering", default=None)
+"""Steering of the current run."""
+
+
+class StepControl(RunControl):
+    """Control that ends a run's loop before its next step while ``is_wanted``; never before the first step of
+    a call, as LangGraph keeps an answer to an interrupt in memory until then, and never within a subgraph."""
+
+    __slots__ = ("_in_call", "is_wanted", "steps")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_wanted = False
+        self.steps = 0
+        self._in_call = 0
+
+    def begin(self) -> None:
+        """Note that a call of the graph begins."""
+        self._in_call = 0
+
+    @property
+    def drain_requested(self) -> bool:
+        # LangGraph asks once before each step of a graph, and of each of its subgraphs.
+        if _task_config() is not None:
+            return False
+        if self.is_wanted and self._in_call:
+            return True
+        self._in_call += 1
+        self.steps += 1
+        return False
+
+
+class Steering:
+    """What one attempt at a run takes up while it goes on.
+
+    Args:
+        database: The handle of the database.
+        agent: The agent of the run's graph.
+        held: The run, with its lease.
+        most: Most messages that are taken up at once.
+        is_sync: True if a step begins when the one before is stored.
+    """
+
+    def __init__(
+        self, database: DatabaseHandle, agent: Agent, held: HeldRun, most: int, *, is_sync: bool = True
+    ) -> None:
+        self._database = database
+        self._agent = agent
+        self._before = len(held.messages)
+        self._tries: dict[str, int] = {}
+        self.is_sync = is_sync
+        self.control = StepControl()
+        self.taking = Taking(held.partition, held.run, partial(may_join, held.messages[0]), most)
+
+    def current(self, held: HeldRun) -> HeldRun:
+        """Return the held run with the messages that it has taken."""
+        messages = (*held.messages[: self._before], *self.taking.taken)
+        return held._replace(run=self.taking.run, messages=messages) if self.taking.taken else held
+
+    async def look(self) -> None:
+        """Read whether a message waits that the run may take, and end the loop before its next step if so."""
+        if await self._database.arun(self.taking.waiting()):
+            self.control.is_wanted = True
+
+    def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
+        """Return the config with which a graph goes on after a step: what is left of its recursion limit."""
+        limit = ensure_config(merge_configs(graph.config, config))["recursion_limit"]
+        return {**config, "recursion_limit": max(1, limit - self.control.steps)}
+
+    async def between_steps(
+        self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
+    ) -> int:
+        """Write the messages that wait into the state of a graph between two of its steps, if they fit there.
+
+        Returns:
+            The number of messages that the run has taken. Those that it has not are tried before its next
+            step, or become the next run.
+        """
+        control, taking = self.control, self.taking
+        control.is_wanted = False
+        waiting = await self._database.arun(taking.waiting())
+        if not waiting:
+            return 0
+        state = await graph.aget_state(config)
+        if not state.next:
+            return 0
+        if not is_open(state, self._agent):
+            control.is_wanted = True
+            return 0
+        saver = graph.checkpointer
+        found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
+        if found is None or not isinstance(saver, BaseCheckpointSaver):
+            return 0
+        if any(
+            task == _NULL_TASK and name not in WRITES_IDX_MAP for task, name, _ in found.pending_writes or ()
+        ):
+            # An earlier attempt took messages here.
+            control.is_wanted = True
+            return 0
+        update = updates(graph, self._agent.to_input(waiting), found)
+        if update is None:
+            return 0
+        taking.offer(_NULL_TASK, waiting)
+        configurable = holding(found.config.get("configurable", {}), held.epoch, taking=taking)
+        try:
+            await saver.aput_writes({"configurable": configurable}, update, _NULL_TASK)
+        except TakenBack:
+            taking.offer(_NULL_TASK, ())
+            control.is_wanted = True
+            return 0
+        control.is_wanted = len(waiting) == taking.most
+        return len(waiting)
+
+    def for_node(self, config: RunnableConfig) -> str:
+        """Return the id of the current task, which may take messages.
+
+        Raises:
+            NotAllowed: The node belongs to a subgraph, or the run's steps do not wait for the one before.
+        """
+        configurable = config.get("configurable", {})
+        if "|" in (configurable.get("checkpoint_ns") or ""):
+            raise NotAllowed(
+                "steered() was called in a subgraph, whose result is not the run's own; call it in a node of "
+                "the run's graph, and pass on what came"
+            )
+        if not self.is_sync:
+            raise NotAllowed(
+                "steered() needs steps that are stored before the next one begins; run the graph with "
+                "durability='sync'"
+            )
+        task_id: str = configurable[_TASK_ID]
+        this_try: int = configurable[_RUNTIME].execution_info.node_attempt
+        if self._tries.get(task_id) != this_try:
+            # A retry policy repeats the node: it gets the same messages again.
+            self._tries[task_id] = this_try
+            if self.taking.task_id == task_id:
+                self.taking.offer(task_id, ())
+        return task_id
+
+    def given(self, task_id: str, waiting: Sequence[Message]) -> Mapping[str, Any]:
+        """Hold the messages that came since the task's last call for it, and return them as input."""
+        taking = self.taking
+        before = taking.held if taking.task_id == task_id else ()
+        came = waiting[len(before) :]
+        if not came or taking.is_held_by_another(task_id):
+            return {}
+        taking.offer(task_id, (*before, *came))
+        update: Mapping[str, Any] = self._agent.to_input(came)
+        return update
+
+
+async def steered() -> Mapping[str, Any]:
+    """Take the messages that came for the current run, and return the input that they make; ``{}`` if none
+    came since the last call.
+
+    They belong to the run once the node's result is stored: the node puts into it what it wants to keep of
+    them. Until then they wait, and a repeated node gets them again. Of the nodes of one step one at a time
+    gets messages. Outside of a run of a ``Runtime`` nothing comes.
+
+    Raises:
+        NotAllowed: Called outside of a node, in a subgraph, or in a run whose durability is not ``"sync"``.
+    """
+    config, steering = _current()
+    if steering is None:
+        return {}
+    task_id = steering.for_node(config)
+    return steering.given(task_id, await steering._database.arun(steering.taking.waiting()))
+
+
+def steered_sync() -> Mapping[str, Any]:
+    """Return the same as ``steered``, for nodes that are plain functions."""
+    config, steering = _current()
+    if steering is None:
+        return {}
+    task_id = steering.for_node(config)
+    return steering.given(task_id, steering._database.run(steering.taking.waiting()))
+
+
+def may_join(first: Message, message: Message) -> bool:
+    """Return True if a message fits the run of another: the same graph, channel, webhook, context and user,
+    and the same kind of input."""
+    kinds = {MESSAGE, INPUT}
+    mine, its = kinds & first.payload.keys(), kinds & message.payload.keys()
+    return (
+        (message.graph, message.channel) == (first.graph, first.channel)
+        and bool(its)
+        and (not mine or mine == its)
+        and _terms(message) == _terms(first)
+    )
+
+
+def _terms(message: Message) -> tuple[Any, ...]:
+    options = message.options
+    configurable = dict((options.get("config") or {}).get("configurable") or {})
+    if _VERIFIED_ID in configurable:
+        # The same user with another token.
+        configurable.pop(USER, None)
+    return configurable, options.get("context"), options.get("webhook")
+
+
+def is_open(state: StateSnapshot, agent: Agent) -> bool:
+    """Return True if messages may be written into a state before its next step.
+
+    They may not come between a tool call and its result, nor before the first step. Without
+    ``steer_before`` they do not follow an answer either, as nothing might answer them.
+    """
+    if START in state.next:
+        return False
+    key = "messages" if agent.conversation is None else agent.conversation.key
+    held = state.values.get(key) if isinstance(state.values, Mapping) else None
+    messages = [one for one in held if isinstance(one, BaseMessage)] if isinstance(held, Sequence) else []
+    if _has_open_calls(messages):
+        return False
+    if agent.steer_before is not None:
+        return not set(state.next).isdisjoint(agent.steer_before)
+    return not messages or not isinstance(messages[-1], AIMessage)
+
+
+def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+        elif isinstance(message, AIMessage):
+            return any(call_id not in answered for call_id, _ in calls_of(message))
+        else:
+            return False
+    return False
+
+
+def updates(
+    graph: Pregel[Any, Any, Any, Any], given: Any, found: CheckpointTuple
+) -> list[tuple[str, Any]] | None:
+    """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it: it
+    becomes a run of its own then, which says so."""
+    if not isinstance(given, Mapping) or not given or not set(given) <= _names(graph):
+        return None
+    values = found.checkpoint["channel_values"]
+    for name, value in given.items():
+        channel = graph.channels[name]
+        if isinstance(channel, DeltaChannel) or not isinstance(channel, BaseChannel):
+            continue
+        present = channel.from_checkpoint(values[name]) if name in values else channel.copy()
+        try:
+            present.update([value])
+        except Exception:
+            # The reducer is the application's, and may raise anything; the message's own run shows the error.
+            return None
+    return list(given.items())
+
+
+def _names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+    return {name for name in input_names(graph) if name in graph.channels}
+
+
+def _current() -> tuple[RunnableConfig, Steering | None]:
+    config = _task_config()
+    if config is None:
+        raise NotAllowed("messages are taken by the node that is running; call steered() inside a node")
+    return config, STEERING.get()
+
+
+def _task_config() -> RunnableConfig | None:
+    """Return the config of the node that is running, ``None`` outside of nodes."""
+    try:
+        config = get_config()
+    except RuntimeError:
+        return None
+    return config if config.get("configurable", {}).get(_TASK_ID) else None

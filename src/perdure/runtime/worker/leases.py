@@ -1,0 +1,120 @@
+"""Leases of the runs under way in this process: their renewal, and what their records ask for meanwhile.
+
+The record of a lease says if the run is to stop, and if messages wait that it may take while it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.engine import runs
+from perdure.engine.runs import Ending, HeldRun
+from perdure.errors import Fenced, PerdureError
+from perdure.model.records import Partition
+from perdure.runtime.context import RuntimeContext
+from perdure.runtime.steering import Steering
+
+
+@dataclass(slots=True, eq=False)
+class Working:
+    """Run under way in this process. ``how`` is the reason for its cancellation: stopped, past its deadline,
+    lost, or drained."""
+
+    held: HeldRun
+    steering: Steering
+    task: asyncio.Task[Ending]
+    confirmed_at: float
+    how: str = ""
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cancel(self, how: str) -> None:
+        """Cancel the run; the first reason counts."""
+        self.how = self.how or how
+        self.asked.set()
+        self.task.cancel()
+
+
+class Leases:
+    """Runs under way by their threads, and their leases. Created by ``Runner``."""
+
+    def __init__(self, context: RuntimeContext) -> None:
+        self._database = context.database
+        self._settings = context.settings
+        self._clock = context.clock
+        self._observers = context.observers
+        self._renewing: set[asyncio.Task[None]] = set()
+        self.working: dict[Partition, Working] = {}
+
+    async def beat(self) -> None:
+        """Renew the leases of all runs under way, three times per lease duration."""
+        while True:
+            await asyncio.sleep(self._settings.lease / 3)
+            await asyncio.gather(*(self._renew(working) for working in list(self.working.values())))
+
+    def asked(self, is_meant: Callable[[Partition], bool]) -> None:
+        """Renew the leases of some threads' runs now: another process may have asked them to stop, and the
+        lease's record says so."""
+        for working in self.working.values():
+            if is_meant(working.held.partition):
+                self._soon(self._renew(working))
+
+    async def _renew(self, working: Working) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            now = await self._clock.now()
+            renewed = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
+            working.held = working.held._replace(lane=renewed.lane)
+        except Fenced:
+            working.cancel("lost")
+        except PerdureError as error:
+            self._emit("run.not_renewed", working.held, error=type(error).__name__)
+            if loop.time() - working.confirmed_at > self._settings.lease:
+                # Another worker may hold the lease by now, and writes of this run would be refused.
+                working.cancel("lost")
+        else:
+            working.confirmed_at = asked_at
+            if working.held.lane.stop is not None:
+                working.cancel(working.held.lane.stop)
+            elif working.held.lane.pending:
+                self.message_waits(working.held.partition)
+
+    def message_waits(self, partition: Partition) -> bool:
+        """Look for messages that a run of this process may take while it goes on. Return True if it has a run
+        of the thread."""
+        working = self.working.get(partition)
+        if working is None:
+            return False
+        self._soon(self._look(working))
+        return True
+
+    async def _look(self, working: Working) -> None:
+        try:
+            await working.steering.look()
+        except Fenced:
+            working.cancel("lost")
+        except PerdureError as error:
+            # The next renewal of the lease looks again; at the run's end the messages become the next run.
+            self._emit("run.not_steered", working.held, error=type(error).__name__)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._renewing.add(task)
+        task.add_done_callback(self._renewing.discard)
+
+    def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
+        self._observers.event(name, **fields_of(held), **fields)
+
+
+def fields_of(held: HeldRun) -> dict[str, Any]:
+    """Return the fields of a run in events."""
+    return {
+        "tenant": held.partition.tenant,
+        "thread": held.partition.thread,
+        "run": held.run.id,
+        "graph": held.run.graph,
+        "attempts": held.run.attempts,
+    }

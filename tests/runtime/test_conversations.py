@@ -19,7 +19,7 @@ from langgraph.types import interrupt
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
 from perdure.database.base import DatabaseBase, handle_of
-from perdure.engine.summaries import store, waiting
+from perdure.engine.summaries import FinishedSummary, store, waiting
 from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import WRITES, Fault, fail, faulty
@@ -153,6 +153,31 @@ def test_what_is_held_of_a_thread_goes_when_it_is_deleted() -> None:
     assert run(Agent(graph(model), conversation=policy(summaries)), body) == [True, None]
 
 
+def test_a_summary_of_a_thread_that_another_process_deleted_is_dropped() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(summary: str, messages: Sequence[BaseMessage]) -> str:
+        begun.set()
+        await go_on.wait()
+        return "of the deleted thread"
+
+    async def body(app: Runtime) -> Any:
+        while not begun.is_set():
+            await app.wait(await app.accept("t", "x" * 60))
+            await asyncio.sleep(0)
+        async with Runtime(app.database, agent, settings=QUICK, works=False) as other:
+            await other.delete("t")
+        assert (await app.wait(await app.accept("t", "x"))).state == "done"
+        go_on.set()
+        await app._worker.runner.conversations.settled()
+        return await handle_of(app.database).arun(waiting(Partition("", "t")))
+
+    seen = Seen()
+    agent = Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(slow))
+    assert run(agent, body, seen) is None
+    assert seen.names == ["summary_superseded"]
+
+
 def test_a_finished_summary_outlives_its_process_and_is_not_made_again(tmp_path: Path) -> None:
     summaries, seen, later = Summaries(), Seen(), Seen()
     url = f"sqlite:///{tmp_path / 'threads.db'}"
@@ -189,13 +214,15 @@ def test_of_two_summaries_at_once_the_first_one_is_stored() -> None:
         return "the late one"
 
     async def body(app: Runtime) -> list[BaseMessage]:
+        last = ""
         while not begun.is_set():
-            await app.wait(await app.accept("t", "x" * 60))
+            last = (await app.wait(await app.accept("t", "x" * 60))).id
             await asyncio.sleep(0.05)
         # Another process finishes its own in between.
         handle = handle_of(app.database)
         other = {"base": None, "text": "the early one", "covers": covered[0], "keeps": []}
-        assert await handle.arun(store(Partition("", "t"), other, 1, None, fresh=handle.fresh()))
+        made = FinishedSummary(other, last)
+        assert await handle.arun(store(Partition("", "t"), made, 1, fresh=handle.fresh()))
         go_on.set()
         await app._worker.runner.conversations.settled()
         assert seen.names == ["summary_superseded"]

@@ -1,12 +1,14 @@
 """A finished summary of a thread, stored in the thread until its next run puts it among the messages.
 
 The content is the caller's. It is stored by compare-and-set, so that of several makers one is kept, and only
-in a thread that exists.
+in the thread in which the run ended after which it was made: one that was deleted and created again under the
+same id does not have that run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perdure.engine import documents
@@ -14,7 +16,7 @@ from perdure.engine.documents import Document
 from perdure.model.messages import encode
 from perdure.model.ops import Check, Commit, Committed, Expect, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, Partition
+from perdure.model.records import DOCUMENT, HEAD, RUN, Partition
 
 SUMMARY = ("conversation", "summary")
 """Key of the document."""
@@ -27,22 +29,37 @@ def waiting(partition: Partition) -> Program[Document | None]:
     return (yield from documents.get(partition, *SUMMARY))
 
 
-def store(
-    partition: Partition, body: Mapping[str, Any], now: int, before: Document | None, *, fresh: int
-) -> Program[bool]:
+@dataclass(frozen=True, slots=True)
+class FinishedSummary:
+    """A summary that was made after a run.
+
+    Args:
+        body: The summary, as plain data.
+        run: The id of the run.
+        before: The summary that was waiting when this one was begun, if any.
+    """
+
+    body: Mapping[str, Any]
+    run: str
+    before: Document | None = None
+
+
+def store(partition: Partition, made: FinishedSummary, now: int, *, fresh: int) -> Program[bool]:
     """Store a finished summary in the place of the one that its maker saw.
 
     Args:
         partition: The thread.
-        body: The summary, as plain data.
+        made: The summary.
         now: The current time in microseconds.
-        before: The summary that was waiting when this one was begun, if any.
         fresh: A version that was never used.
 
     Returns:
-        False if another summary was stored meanwhile, or the thread is gone.
+        False if another summary was stored meanwhile, or the thread of the run is gone.
     """
+    before = made.before
     expect, version = (Expect.ABSENT, fresh) if before is None else (before.version, before.version + 1)
-    write = Put(DOCUMENT, SUMMARY, {"updated_at": now}, encode(dict(body), "summary"), expect, version)
-    outcome = yield from ask(Commit(partition, (write, _LATEST)))
+    body = encode(dict(made.body), "summary")
+    write = Put(DOCUMENT, SUMMARY, {"updated_at": now}, body, expect, version)
+    same_thread = Check(RUN, (made.run,), Expect.PRESENT)
+    outcome = yield from ask(Commit(partition, (write, _LATEST, same_thread)))
     return isinstance(outcome, Committed)

@@ -24,6 +24,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine import summaries
 from perdure.engine.documents import Document
 from perdure.engine.runs import HeldRun
+from perdure.engine.summaries import FinishedSummary
 from perdure.errors import NoWindow
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
@@ -157,7 +158,7 @@ class Conversations:
                 return  # It waits for the thread's next run, which may make the next one due.
             async with self._places, asyncio.timeout(_PATIENCE_S):
                 made = await conversation.fold(summary, leaving)
-            stored = await self._store(held.partition, summary, made, found)
+            stored = await self._store(held, summary, made, found)
         except NoWindow:
             return  # The thread's next run is refused with this error, where someone waits for it.
         except Exception as error:
@@ -172,9 +173,9 @@ class Conversations:
             self._emit("conversation.summary_superseded", held)
 
     async def _store(
-        self, partition: Partition, before: Summary | None, made: Summary, found: Document | None
+        self, held: HeldRun, before: Summary | None, made: Summary, found: Document | None
     ) -> bool:
-        """Store a finished summary, unless another one was stored meanwhile."""
+        """Store a finished summary, unless another one was stored, or the thread deleted, meanwhile."""
         body = {
             "base": None if before is None else before.covers,
             "text": made.text,
@@ -182,7 +183,8 @@ class Conversations:
             "keeps": list(made.keeps),
         }
         now = await self._clock.now()
-        program = summaries.store(partition, body, now, found, fresh=self._database.fresh())
+        finished = FinishedSummary(body, held.run.id, found)
+        program = summaries.store(held.partition, finished, now, fresh=self._database.fresh())
         return await self._database.arun(program)
 
     async def _waiting(self, partition: Partition, messages: Any) -> Summary | None:

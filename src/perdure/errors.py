@@ -5,6 +5,7 @@
     │   ├── HeadConflict    a run lost the race for the head of its thread
     │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
     │   ├── Contention      a commit lost every one of its bounded retries
+    │   ├── Forgotten       a memory was forgotten after the messages that it is taken from
     │   ├── CannotTakeBack  a rollback needs a checkpoint that is not stored any more
     │   ├── RunInProgress   a run is open or messages wait, and the strategy is to reject
     │   ├── NotWaiting      an answer to a thread that does not wait for it
@@ -66,6 +67,11 @@ class Fenced(Conflict):
 
 class Contention(Conflict):
     """A commit lost every one of its bounded retries to other writers: try again later."""
+
+
+class Forgotten(Conflict):
+    """A text comes from before the time at which the user's memory of it was forgotten: it is not remembered
+    again from that source."""
 
 
 class CannotTakeBack(Conflict):

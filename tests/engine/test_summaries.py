@@ -1,4 +1,4 @@
-"""A thread's finished summary: one of several makers' is kept, in the thread that it is of, on all backends."""
+"""A thread's finished summary: one of several makers' is kept, in the thread of its run, on all backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The store in its places: in a graph, in threads and loops, on an encrypted file, beside look-alikes."""
+"""The store in its places: in a graph, in threads and loops, on an encrypted file, beside look-alikes.
+
+Covers perdure.langgraph.store_arguments, perdure.langgraph.ttl_sweeper.
+"""
 
 from __future__ import annotations
 

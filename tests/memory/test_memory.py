@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langgraph.store.base import PutOp
+from langgraph.store.memory import InMemoryStore
 
 import perdure
-from perdure.errors import Conflict, Corrupt, NotFound
+from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Fact, Memory, ausers, programs, users
-from perdure.memory.programs import Place
+from perdure.memory.programs import FactChange, NewFact, Place
 from tests.backends import BACKENDS, EMPTY
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -270,6 +270,12 @@ def test_all_of_it_works_on_every_backend(backend: str) -> None:
         assert texts(memory.facts(known_at=lisbon.known_from)) == ["Lives in Lisbon."]
         assert memory.undo(porto.id)[0].text == "Lives in Lisbon."
         assert users(db.store()) == ["ada@example.org"]
+        steps = programs.retract(memory._place, memory.facts()[0].id)
+        ended = between(db.store(), lambda: memory.remember("Lives in Rome.", supersedes=[lisbon.id]), steps)
+        assert (texts(memory.facts()), ended.superseded_by) == (["Lives in Rome."], memory.facts()[0].id)
+        assert memory.forget(memory.facts()[0].id) == 1
+        with pytest.raises(Forgotten):
+            memory.remember("Lives in Rome.", heard_at=BEGAN)
         assert memory.forget() == 4
         assert users(db.store()) == []
 
@@ -320,6 +326,24 @@ def test_a_text_that_no_store_takes_is_refused_by_name(store: PerdureStore) -> N
         Memory(store, "ada").retract("gone")
 
 
+def between(store: PerdureStore, act: Callable[[], Any], steps: Any) -> Any:
+    """Drive the steps of an operation, and act as another process once, right before its first change."""
+    step, acted = next(steps), False
+    while True:
+        if isinstance(step, FactChange) and not acted:
+            act()
+            acted = True
+        if isinstance(step, FactChange):
+            answer: Any = store.put_if_unchanged(step.puts, step.seen)
+        else:
+            answer = store.batch(step)
+        try:
+            step = steps.send(answer)
+        except StopIteration as ended:
+            assert acted
+            return ended.value
+
+
 @pytest.mark.parametrize("change", ["remember", "retract", "undo"])
 def test_a_change_that_a_removal_overtakes_stores_nothing(change: str, store: PerdureStore) -> None:
     memory = Memory(store, "ada")
@@ -327,20 +351,108 @@ def test_a_change_that_a_removal_overtakes_stores_nothing(change: str, store: Pe
     if change == "undo":
         memory.retract(secret.id)
     steps: Any = {
-        "remember": lambda: programs.remember(
-            memory._place, programs.NewFact(text="Other.", supersedes=[secret.id])
-        ),
+        "remember": lambda: programs.remember(memory._place, NewFact(text="Other.", supersedes=[secret.id])),
         "retract": lambda: programs.retract(memory._place, secret.id),
         "undo": lambda: programs.undo(memory._place, secret.id),
     }[change]()
-    ops = next(steps)
-    while not any(isinstance(op, PutOp) for op in ops):
-        ops = steps.send(store.batch(ops))
-    assert memory.forget() >= 1
-    ops = steps.send(store.batch(ops))
-    ops = steps.send(store.batch(ops))
-    with pytest.raises(Conflict, match="removed meanwhile"):
-        steps.send(store.batch(ops))
+    with pytest.raises(NotFound):
+        between(store, memory.forget, steps)
     assert memory.facts(history=True) == []
     assert users(store) == []
     assert memory.forgotten_at() is not None
+
+
+def test_of_two_corrections_of_one_fact_the_later_one_is_current(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    lives = memory.remember("Lives in Lisbon.")
+    steps = programs.remember(memory._place, NewFact(text="Lives in Rome.", supersedes=[lives.id]))
+    rome = between(store, lambda: memory.remember("Lives in Porto.", supersedes=[lives.id]), steps)
+    assert texts(memory.facts()) == ["Lives in Rome."]
+    first, porto, _ = memory.facts(history=True)
+    assert (first.superseded_by, porto.superseded_by) == (porto.id, rome.id)
+    assert texts(memory.undo(rome.id)) == ["Lives in Porto."]
+
+
+def test_many_corrections_at_once_leave_one_current_fact(store: PerdureStore) -> None:
+    lives = Memory(store, "ada").remember("Lives in Lisbon.")
+
+    async def body() -> None:
+        towns = [f"Lives in town {number}." for number in range(8)]
+        every = [Memory(store, "ada").aremember(town, supersedes=[lives.id]) for town in towns]
+        await asyncio.gather(*every)
+
+    asyncio.run(body())
+    facts = Memory(store, "ada").facts(history=True)
+    assert len(facts) == 9
+    assert len({fact.superseded_by for fact in facts if not fact.is_current}) == 8
+
+
+def test_of_two_retractions_and_undos_none_is_lost(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    sings = memory.remember("She sings.")
+    again = between(store, lambda: memory.retract(sings.id), programs.retract(memory._place, sings.id))
+    assert again == memory.facts(history=True)[0]
+    back = between(store, lambda: memory.undo(sings.id), programs.undo(memory._place, sings.id))
+    assert memory.facts() == back
+    assert len(memory.facts(history=True)) == 2
+
+
+def test_a_store_of_others_is_read_again_before_a_change() -> None:
+    memory = Memory(InMemoryStore(), "ada")
+    lives = memory.remember("Lives in Lisbon.")
+    memory.remember("Lives in Porto.", supersedes=[lives.id])
+    rome = memory.remember("Lives in Rome.", supersedes=[lives.id])
+    assert memory.facts() == [rome]
+    assert memory.forget(rome.id) == 1
+    assert memory.facts() == []
+
+
+def test_what_was_forgotten_is_not_remembered_from_earlier_messages(store: PerdureStore) -> None:
+    days = daily()
+    memory = Memory(store, "ada", now=days)
+    fact, heard = memory.remember("She sings."), days()
+    memory.summarise("t", "They sang.")
+    assert memory.forget(fact.id) == 1
+    assert memory.forget("t") == 1
+    for source in (None, "m1"):
+        with pytest.raises(Forgotten):
+            memory.remember("she  SINGS.", heard_at=heard, message=source)
+    with pytest.raises(Forgotten):
+        memory.summarise("t", "They sang.", heard_at=heard)
+    assert memory.export()["facts"] == memory.export()["summaries"] == memory.recall() == []
+    with pytest.raises(NotFound):
+        memory.forget(fact.id)
+    later = memory.remember("She sings.", heard_at=days())
+    assert memory.facts() == [later]
+    assert memory.summarise("t", "They danced.", heard_at=days()) == memory.summaries()[0]
+    assert memory.forget() == 2
+    assert users(store) == []
+
+
+def test_a_text_that_is_forgotten_while_it_is_remembered_again_stays_forgotten(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    fact, heard = memory.remember("She sings."), datetime.now(UTC)
+    memory.retract(fact.id)
+    steps = programs.remember(memory._place, NewFact(text="She sings.", heard_at=heard))
+    with pytest.raises(Forgotten):
+        between(store, lambda: memory.forget(fact.id), steps)
+    assert memory.facts(history=True) == []
+
+
+def test_a_repeated_extraction_does_not_bring_back_what_was_corrected_since(store: PerdureStore) -> None:
+    memory, heard = Memory(store, "ada"), datetime.now(UTC)
+    source: Any = {"thread": "t", "message": "m", "heard_at": heard}
+    lisbon = memory.remember("Lives in Lisbon.", **source)
+    porto = memory.remember("Lives in Porto.", supersedes=[lisbon.id])
+    assert memory.remember("Lives in Lisbon.", **source).id == lisbon.id
+    assert memory.facts() == [porto]
+
+
+def test_what_comes_from_a_message_is_removed_without_a_mark(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    memory.remember("She sings.", thread="t", message="m")
+    other = memory.remember("She dances.", thread="t", message="n")
+    memory.summarise("t", "They sang.")
+    assert memory.forget_source("t", "m") == 2
+    assert memory.facts() == [other]
+    assert memory.remember("She sings.", heard_at=BEGAN).is_current

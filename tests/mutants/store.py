@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import items
+from perdure.engine import item_writes, items
 from perdure.langgraph import store
 from perdure.model import items as model
 from perdure.model import json_values
@@ -77,7 +77,7 @@ def slashes_for_terminators(patch: pytest.MonkeyPatch) -> None:
 
 
 def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
-    real = items._plan
+    real = item_writes._plan
 
     def plan(writes: Any, stored: Mapping[str, Record], *, exact: bool) -> tuple[Op, ...]:
         ops = real(writes, stored, exact=exact)
@@ -88,7 +88,7 @@ def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
             for op in ops
         )
 
-    patch.setattr(items, "_plan", plan)
+    patch.setattr(item_writes, "_plan", plan)
 
 
 def lost_writes_unsaid(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from perdure.memory import (
     Memory,
     MemoryPolicy,
 )
-from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime import Agent, Runtime, Settings, memory_lane
 from perdure.runtime.memories import last_turn
 from perdure.runtime.options import Options
 from perdure.runtime.turns import MEMORY, WaitingTurn, lane_of
@@ -435,6 +435,54 @@ def test_a_turn_from_before_its_user_was_forgotten_is_not_extracted() -> None:
 
     run(Agent(graph(model), memory=policy(extract=extract)), body)
     assert ["I sing" in request.messages for request in noting.requests] == [True, False]
+
+
+def test_a_fact_that_is_forgotten_while_it_is_extracted_is_not_stored_again() -> None:
+    """The agent remembers it by a tool, and the user has it forgotten, before the extraction has ended."""
+    noting, events = Noting(), Events()
+
+    async def extract(request: ExtractionRequest) -> Sequence[ExtractedFact]:
+        fact = await memories[0].aremember("I sing")
+        assert await memories[0].aforget(fact.id) == 1
+        return await noting(request)
+
+    memories: list[Memory] = []
+
+    async def body(app: Runtime) -> None:
+        memories.append(Memory(app.store(), "ada"))
+        await say(app, "t", "I sing\nI dance")
+        await settled(app, "ada", 1)
+        assert [fact.text for fact in await memories[0].afacts(history=True)] == ["I dance"]
+
+    model = Scripted(answers=[AIMessage("Noted.")])
+    run(Agent(graph(model), memory=policy(extract=extract)), body, events)
+    (kept,) = events.named("memory.kept")
+    assert kept["facts"] == 1
+
+
+def test_what_is_stored_after_its_user_was_forgotten_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user is forgotten between the check of the lane and its first write."""
+    real, forgotten = memory_lane._keep, []
+
+    async def keep(memory: Memory, turns: Any, found: Any) -> dict[str, int]:
+        if not forgotten:
+            forgotten.append(await memory.aforget())
+        return await real(memory, turns, found)
+
+    monkeypatch.setattr(memory_lane, "_keep", keep)
+
+    async def summarize(summary: str, messages: Sequence[Any]) -> str:
+        return "They sang."
+
+    async def body(app: Runtime) -> None:
+        memory = Memory(app.store(), "ada")
+        await say(app, "t", "I sing")
+        await settled(app, "ada", 1)
+        assert len(forgotten) == 1
+        assert await memory.afacts(history=True) == await memory.asummaries() == []
+
+    model = Scripted(answers=[AIMessage("Noted.")])
+    run(Agent(graph(model), memory=policy(summarize=summarize)), body)
 
 
 @pytest.mark.parametrize("on_failure", ["rollback", "keep"])

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage
 import perdure
 from perdure import admin
 from perdure.database.base import handle_of
+from perdure.langgraph.search.index import SearchIndex
 from perdure.memory import Memory, memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.ops import Fetch, Range
@@ -31,7 +32,11 @@ async def whole() -> None:
 
     agent = Agent(graph(model), memory=policy(summarize=summarize))
     ttl: Any = {"default_ttl": 60.0}
-    async with perdure.connect("memory://") as db, working(db, agent, store_ttl=ttl) as app:
+    index: Any = {"text": True, "fields": ["text"]}
+    async with (
+        perdure.connect("memory://") as db,
+        working(db, agent, store_ttl=ttl, store_index=index) as app,
+    ):
         for user, text in (("a.b", "I sing"), ("a_b", "I dance")):
             await say(app, f"first of {user}", text, user)
             async with asyncio.timeout(3):
@@ -43,6 +48,12 @@ async def whole() -> None:
             assert "They talked about songs." in recalled
             assert "I sing I dance".replace(text, "").strip() not in recalled
             assert len(await Memory(app.store(), user).afacts()) == 1
+        # Older than the newest that are recalled, and near to what is asked.
+        cat = await Memory(app.store(), "a.b").aremember("Her cat is called Moss.")
+        for number in range(6):
+            await Memory(app.store(), "a.b").aremember(f"Song number {number}.")
+        await say(app, "third of a.b", "What does my cat eat?", "a.b")
+        assert cat.text in str(model.sent[-1][0].text)
         records = [record async for record in expiring(db)]
         assert records
         assert all(record is not None for record in records)
@@ -75,11 +86,17 @@ async def _no_summary(
     return {**await real(policy, memory, turns, has_index=has_index), "summary": None}
 
 
+def _no_candidates(*args: Any, **kwargs: Any) -> Any:
+    return ()
+    yield
+
+
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "recall": (memories.Memories, "input", _given),
     "hand-over": (memories.Memories, "ended", _nothing),
     "extraction": (memory_lane, "_found", _empty),
     "summary": (memory_lane, "_found", _no_summary),
+    "index": (SearchIndex, "candidates", _no_candidates),
     "time to live": (memory, "_timed", lambda store, ops: list(ops)),
     "user isolation": (
         memory,

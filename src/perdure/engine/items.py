@@ -6,12 +6,13 @@ the namespaces that it asks for, and no bodies for a listing or a sweep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from perdure.engine import search_index
+from perdure.engine.item_writes import commit_writes, weight, weight_of_write
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.items import (
@@ -19,7 +20,6 @@ from perdure.model.items import (
     Labels,
     Write,
     common_prefix,
-    expiry,
     is_over,
     labels_of,
     matches,
@@ -32,7 +32,6 @@ from perdure.model.ops import (
     Commit,
     Committed,
     Delete,
-    Expect,
     Fetch,
     Find,
     Get,
@@ -43,9 +42,6 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, STORE, Key, Partition, Record
-
-EXACT = 8
-"""Times that a write is planned again to keep the creation time; after that the last write wins."""
 
 _WHOLE = 64
 _SPARE = 2
@@ -86,14 +82,14 @@ def write(partition: Partition, writes: Iterable[Write], budget: Budget) -> Prog
     """
     known = list(writes)
     for w in known:
-        _, size = _weight(w)
+        _, size = weight_of_write(w)
         if size > budget.bytes:
             raise TooLarge(
                 f"item {w.key!r} of {labels_of(partition.thread)!r} has {size} bytes, the backend "
                 f"takes {budget.bytes} at once; split it into several items"
             )
-    for batch in split(known, _weight, budget, reserve=1):
-        yield from _write(partition, batch, budget)
+    for batch in split(known, weight_of_write, budget, reserve=1):
+        yield from commit_writes(partition, batch, budget)
 
 
 def split(
@@ -113,12 +109,6 @@ def split(
         size += more_size
     if batch:
         yield batch
-
-
-def _weight(write: Write) -> tuple[int, int]:
-    """Return the operations and bytes of a write, with its entry in the search index or the removal of it."""
-    size = len(write.body or b"") + len(write.entry or b"")
-    return 1 if write.body is not None and write.entry is None else 2, size
 
 
 def renew(
@@ -386,71 +376,6 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
             return removed
 
 
-def _write(partition: Partition, writes: Sequence[Write], budget: Budget) -> Program[None]:
-    attempt = 0
-    while True:
-        headers = tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
-        is_indexed = any(w.body is None or w.entry is not None for w in writes)
-        generation = (search_index.GENERATION,) if is_indexed else ()
-        answers = yield from ask(Fetch(partition, (*generation, *headers)))
-        records = [record for answer in answers for record in answer]
-        stored = {record.key[0]: record for record in records if record.kind is ITEM}
-        ops = _plan(writes, stored, exact=attempt < EXACT)
-        if not ops:
-            return
-        before = next((record for record in records if record.kind is not ITEM), None)
-        ops = (*ops, *_generation(ops, writes, before if attempt == 0 else None, budget))
-        if isinstance((yield from ask(Commit(partition, ops))), Committed):
-            return
-        attempt += 1
-
-
-def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool) -> tuple[Op, ...]:
-    ops: list[Op] = []
-    for w in writes:
-        before = stored.get(w.key)
-        if w.body is None:
-            if before is not None:
-                ops += (Delete(ITEM, (w.key,)), search_index.removal(w.key))
-            continue
-        living = before is not None and not is_over(before, w.at)
-        fields = {
-            "created_at": before.fields["created_at"] if before is not None and living else w.at,
-            "updated_at": w.at,
-            "ttl": w.ttl,
-            "expires_at": expiry(w.ttl, w.at),
-        }
-        seen = Expect.ABSENT if before is None else before.version
-        ops.append(
-            Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
-        )
-        if w.entry is not None:
-            ops.append(search_index.entry_op(w.key, w.entry, w.version))
-    return tuple(ops)
-
-
-def _generation(
-    ops: Sequence[Op], writes: Sequence[Write], before: Record | None, budget: Budget
-) -> tuple[Op, ...]:
-    """Return the operation on the namespace's generation that a commit of writes needs, if any.
-
-    Args:
-        ops: The operations of the writes.
-        writes: The writes.
-        before: The record of the generation; ``None`` if there is none, or if a commit that named it was
-            refused: writers of different items then need not wait for each other.
-        budget: The limits of a commit.
-    """
-    changed = [w for w in writes if w.entry is not None or w.body is None]
-    version = changed[0].version if changed else 0
-    named = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
-    if before is not None and named and changed:
-        return (search_index.logged_generation(before, version, [w.key for w in changed]),)
-    if any(w.entry is not None for w in changed):
-        return (search_index.generation_op(version),)
-    return (search_index.generation_removal(),) if any(isinstance(op, Delete) for op in ops) else ()
-
-
 def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op) -> Program[int]:
     """Commit independent parts together, or one by one if that is refused, each commit with ``also``; return
     the count of those that held."""
@@ -463,11 +388,6 @@ def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget,
         for part in batch if len(batch) > 1 else ():
             held += isinstance((yield from ask(Commit(partition, (*part, *also)))), Committed)
     return held
-
-
-def weight(part: Sequence[Op]) -> tuple[int, int]:
-    """Return the number of operations, and the bytes of their bodies, for ``split``."""
-    return len(part), sum(len(op.body) for op in part if isinstance(op, Put))
 
 
 def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:

@@ -14,7 +14,8 @@ import ormsgpack
 
 from perdure.engine import search_index
 from perdure.engine.content import ATTEMPTS, Digest, Report, silent
-from perdure.engine.items import split, weight
+from perdure.engine.item_writes import weight
+from perdure.engine.items import split
 from perdure.engine.paging import read_all
 from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt

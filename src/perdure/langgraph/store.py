@@ -7,40 +7,36 @@ of writes, and the thread that removes expired items on request.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from threading import Event, Lock, Thread
+from threading import Lock
 from typing import Any
 
 from langgraph.store.base import (
     BaseStore,
     GetOp,
-    InvalidNamespaceError,
     Item,
     ListNamespacesOp,
-    MatchCondition,
     Op,
     PutOp,
     Result,
     SearchItem,
     SearchOp,
     TTLConfig,
-    validate_op_namespace,
 )
 
-from perdure.engine import items
+from perdure.engine import item_writes, items
 from perdure.engine.transact import Budget
-from perdure.errors import PerdureError, Unserialisable
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
+from perdure.langgraph.store_arguments import checked_ttl, together, validate
+from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
-from perdure.model.arguments import refuse_text
-from perdure.model.items import Condition, Labels, Write, partition_of, span
+from perdure.model.items import Condition, Labels, Write, labels_of, partition_of, span
 from perdure.model.json_values import pack, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
@@ -48,13 +44,10 @@ from perdure.storage.port import Driver, arun, has_threads, run, searches_items
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
-_log = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TTL_KEYS = frozenset(TTLConfig.__annotations__)
 _SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
 _AT_ONCE = 32
-_OF_ONE_ITEM = (GetOp, PutOp)
 
 
 def _wall_clock() -> int:
@@ -109,20 +102,20 @@ class PerdureStore(BaseStore):
         clock: Clock = _CLOCK,
         index: SearchIndex | None = None,
     ) -> None:
-        self.ttl_config = _checked(ttl)
+        self.ttl_config = checked_ttl(ttl)
         self._index = index
         self._driver = driver
         self._tenant = tenant
         self._clock = clock
         self._budget = Budget(driver.limits.ops, driver.limits.bytes)
-        self._sweeper: _Sweeper | None = None
+        self._sweeper: TtlSweeper | None = None
         self._batched = CallBatcher(self._abatch)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         results: list[Result] = []
         asked = list(ops)
         for op in asked:
-            _validate(op, self._index is not None)
+            validate(op, self._index is not None)
         embedded = NOTHING if self._index is None else self._index.embed(asked)
         for stage in self._stages(asked, results, embedded):
             for program in stage:
@@ -134,7 +127,7 @@ class PerdureStore(BaseStore):
         before its error is raised."""
         asked = list(ops)
         for op in asked:
-            _validate(op, self._index is not None)
+            validate(op, self._index is not None)
         return await self._batched(asked)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
@@ -147,6 +140,38 @@ class PerdureStore(BaseStore):
         for stage in self._stages(ops, results, embedded):
             await _side_by_side(stage, self._driver, drive)
         return results
+
+    def put_if_unchanged(self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]) -> bool:
+        """Put and delete items of one namespace in one commit, unless others have changed what was read.
+
+        ``aput_if_unchanged`` is its twin for event loops.
+
+        Args:
+            puts: The items, at most one for each key; without a value an item is deleted. Their times to live
+                are those of the operations.
+            seen: The values that the caller has read, by key, ``None`` for an item that was absent. Items
+                that are not written may be among them.
+
+        Returns:
+            False if one of these items has another value now; then nothing was written.
+
+        Raises:
+            ValueError: The items are of several namespaces, or there are none.
+            TooLarge: One commit cannot hold them.
+            Contention: Other writers of the namespace win each time; try again.
+        """
+        ops = together(puts, has_index=self._index is not None)
+        embedded = NOTHING if self._index is None else self._index.embed(ops)
+        return run(self._put_if_unchanged(ops, seen, embedded), self._driver)
+
+    async def aput_if_unchanged(
+        self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]
+    ) -> bool:
+        """See ``put_if_unchanged``."""
+        ops = together(puts, has_index=self._index is not None)
+        threads = has_threads(self._driver)
+        embedded = NOTHING if self._index is None else await self._index.aembed(ops, in_threads=threads)
+        return await arun(self._put_if_unchanged(ops, seen, embedded), self._driver)
 
     def sweep_ttl(self) -> int:
         """Remove the tenant's expired items and return their number. Correct answers do not depend on it:
@@ -162,7 +187,7 @@ class PerdureStore(BaseStore):
         store's ``ttl`` setting, else 5. A second call changes the interval. Closing the database stops it."""
         minutes = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
         self.stop_ttl_sweeper()
-        self._sweeper = _Sweeper(self.sweep_ttl, 60 * float(minutes or _SWEEP_MINUTES))
+        self._sweeper = TtlSweeper(self.sweep_ttl, 60 * float(minutes or _SWEEP_MINUTES))
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
         """Stop the sweeper; return True if its thread ended within ``timeout`` seconds. Repeatable."""
@@ -238,6 +263,19 @@ class PerdureStore(BaseStore):
             write = Write(key, body, at, version, ttl, entry)
             by_labels.setdefault(labels, {})[key] = write
         return {partition_of(self._tenant, labels): writes for labels, writes in by_labels.items()}
+
+    def _put_if_unchanged(
+        self, ops: list[Op], seen: Mapping[str, Mapping[str, Any] | None], embedded: Embedded
+    ) -> Program[bool]:
+        ((partition, writes),) = self._writes(ops, embedded).items()
+        where = labels_of(partition.thread)
+
+        def is_unchanged(key: str, record: Record | None) -> bool:
+            value = None if record is None else unpack(record.body, f"item {key!r} of {where!r}")
+            return value == seen[key]
+
+        seen_as = item_writes.Seen(tuple(seen), is_unchanged, self._clock.now())
+        return item_writes.commit_if_unchanged(partition, list(writes.values()), seen_as, self._budget)
 
     def _search(self, op: SearchOp, now: int, embedded: Embedded) -> Program[list[items.Hit[dict[str, Any]]]]:
         wanted = filters.checked(op.filter or {})
@@ -349,100 +387,6 @@ def _listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
             conditions = tuple((c.match_type, tuple(c.path)) for c in op.match_conditions or ())
             same.setdefault((conditions, op.max_depth, op.limit, op.offset), []).append((place, op))
     return same.values()
-
-
-class _Sweeper:
-    def __init__(self, sweep: Callable[[], int], seconds: float) -> None:
-        self._sweep = sweep
-        self._seconds = seconds
-        self._ended = Event()
-        self._thread = Thread(target=self._run, name="perdure-ttl-sweeper", daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout: float | None) -> bool:
-        self._ended.set()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._seconds):
-            try:
-                removed = self._sweep()
-            except PerdureError as error:
-                _log.warning("sweeping expired items failed and is tried again later: %s", error)
-            else:
-                _log.debug("swept %d expired items", removed)
-
-
-def _validate(op: Any, has_index: bool) -> None:
-    """Refuse what could not be stored or found, before anything is read or written."""
-    if isinstance(op, _OF_ONE_ITEM):
-        refuse_text("namespace", op.namespace)
-    elif isinstance(op, SearchOp):
-        refuse_text("namespace_prefix", op.namespace_prefix)
-    validate_op_namespace(op)
-    if isinstance(op, _OF_ONE_ITEM):
-        if isinstance(op, PutOp) and not op.namespace:
-            raise InvalidNamespaceError("Namespace cannot be empty.")
-        _well_keyed(op.key)
-        _well_formed(op.namespace)
-    elif isinstance(op, SearchOp):
-        _well_formed(op.namespace_prefix)
-        if op.query and not has_index:
-            raise ValueError(
-                "search(query=…) needs an index of embeddings, which this store does not have; open it with "
-                "db.store(index={'dims': …, 'embed': …}), or search by namespace and filter"
-            )
-        _in_range(limit=op.limit, offset=op.offset)
-    elif isinstance(op, ListNamespacesOp):
-        for condition in op.match_conditions or ():
-            _condition(condition)
-        _in_range(limit=op.limit, offset=op.offset, max_depth=op.max_depth or 0)
-    else:
-        raise ValueError(f"Unknown operation type: {type(op)}")
-
-
-def _condition(condition: MatchCondition) -> None:
-    if condition.match_type not in ("prefix", "suffix"):
-        raise ValueError(f"Unsupported match type: {condition.match_type}")
-    refuse_text("a path of namespaces", condition.path)
-    _well_formed(condition.path)
-
-
-def _well_formed(labels: Iterable[str]) -> None:
-    for label in labels:
-        if not _is_text(label):
-            raise InvalidNamespaceError(
-                f"the namespace label {label!r} is not well-formed Unicode (a lone surrogate)"
-            )
-
-
-def _well_keyed(key: object) -> None:
-    if not isinstance(key, str):
-        raise TypeError(f"an item's key is text, not {key!r}")
-    if not _is_text(key):
-        raise Unserialisable(f"the key {key!r} is not well-formed Unicode (a lone surrogate)")
-
-
-def _is_text(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _in_range(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 0:
-            raise ValueError(f"{name} is 0 or more, not {number}")
-
-
-def _checked(ttl: TTLConfig | None) -> TTLConfig | None:
-    if ttl is None:
-        return None
-    if unknown := sorted(set(ttl) - _TTL_KEYS):
-        raise ValueError(f"ttl has no setting {unknown[0]!r}; it has {', '.join(sorted(_TTL_KEYS))}")
-    default = ttl.get("default_ttl")
-    if default is not None:
-        span(default)
-    return ttl
 
 
 def _versions() -> Iterator[int]:

@@ -21,6 +21,7 @@ TEXT_MAX = 2_000
 SUMMARY_MAX = 20_000
 """Most characters of a thread's summary."""
 
+_FORGOTTEN = "forgotten"
 _FACTS = UUID("6f0f2a52-5b0b-4d2a-9d5e-0d8c3d1c7a11")
 
 
@@ -132,6 +133,28 @@ class ThreadSummary:
         """
         with _readable(key, "summary"):
             return cls(thread=key, text=str(value["text"]), at=_read_known_time(value["at"]))
+
+
+def mark(at: datetime) -> dict[str, Any]:
+    """Return the value that takes the place of a forgotten fact or summary. It has nothing of the text."""
+    return {"kind": _FORGOTTEN, "current": False, "at": _written(at)}
+
+
+def marked_at(key: str, value: Mapping[str, Any] | None) -> datetime | None:
+    """Return the time at which the fact or summary of an item was forgotten, ``None`` if it was not.
+
+    Raises:
+        Corrupt: The item is no mark of this release.
+    """
+    if value is None or value.get("kind") != _FORGOTTEN:
+        return None
+    try:
+        at = read_time(value["at"])
+        if at is None:
+            raise ValueError
+    except (LookupError, TypeError, ValueError) as error:
+        raise Corrupt(f"the item {key!r} is no mark that this release can read") from error
+    return at
 
 
 Remembered = Fact | ThreadSummary

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from langgraph.store.base import BaseStore, Op, PutOp, SearchOp
+from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 
 from perdure.memory import programs
 from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
-from perdure.memory.programs import NewFact, Place, Question, Steps
+from perdure.memory.programs import FactChange, NewFact, Place, Question, Steps
 from perdure.memory.users import ROOT, namespace_of, user_of_namespace
 
 R = TypeVar("R")
@@ -24,6 +24,9 @@ def _utc_now() -> datetime:
 
 class Memory:
     """What is known of one user. Each method has a twin for event loops, whose name begins with ``a``.
+
+    Of two writers that change the same facts at the same moment one is made after the other, on a store of
+    Perdure. Other stores of LangGraph cannot compare and write in one step, so there one of them may be lost.
 
     Args:
         store: A store, such as ``Database.store(index=…)``; the index is needed for ``recall`` by a query.
@@ -60,6 +63,7 @@ class Memory:
         message: str | None = None,
         valid_from: datetime | None = None,
         supersedes: Sequence[str] = (),
+        heard_at: datetime | None = None,
     ) -> Fact:
         """Remember a fact, in one commit with the facts that it supersedes.
 
@@ -70,14 +74,26 @@ class Memory:
             thread: The thread that it comes from.
             message: The message that it comes from.
             valid_from: The time since when it holds, with a time zone.
-            supersedes: The ids of facts that it corrects. Those that are still current are closed, and stay
-                in the history.
+            supersedes: The ids of facts that it corrects. They are closed, and stay in the history; of one
+                that was superseded already, its current successor is closed.
+            heard_at: The time at which the source was written, with a time zone, for a fact that is extracted
+                later. It is not stored if the text was forgotten since, nor again if it was remembered from
+                the same message before.
 
         Raises:
             NotFound: There is no fact of one of these ids.
+            Forgotten: The text was forgotten after ``heard_at``.
+            Contention: Others change the same facts all the time.
             ValueError: The text is empty or too long, or a time has no time zone.
         """
-        new = NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
+        new = NewFact(
+            text=text,
+            thread=thread,
+            message=message,
+            valid_from=valid_from,
+            supersedes=supersedes,
+            heard_at=heard_at,
+        )
         return self._run(programs.remember(self._place, new))
 
     async def aremember(
@@ -88,9 +104,17 @@ class Memory:
         message: str | None = None,
         valid_from: datetime | None = None,
         supersedes: Sequence[str] = (),
+        heard_at: datetime | None = None,
     ) -> Fact:
         """See ``remember``."""
-        new = NewFact(text=text, thread=thread, message=message, valid_from=valid_from, supersedes=supersedes)
+        new = NewFact(
+            text=text,
+            thread=thread,
+            message=message,
+            valid_from=valid_from,
+            supersedes=supersedes,
+            heard_at=heard_at,
+        )
         return await self._arun(programs.remember(self._place, new))
 
     def recall(
@@ -173,24 +197,34 @@ class Memory:
         """See ``summaries``."""
         return await self._arun(programs.summaries(self._place))
 
-    def summarise(self, thread: str, text: str) -> ThreadSummary:
+    def summarise(self, thread: str, text: str, *, heard_at: datetime | None = None) -> ThreadSummary:
         """Store the summary of a thread, in place of its earlier one.
+
+        Args:
+            thread: The thread.
+            text: The summary.
+            heard_at: The time at which the newest message that it covers was written, with a time zone, for
+                one that is made later.
 
         Raises:
             ValueError: The text is empty, or longer than 20,000 characters.
+            Forgotten: The summary of the thread was forgotten after ``heard_at``.
         """
-        return self._run(programs.summarise(self._place, thread, text))
+        return self._run(programs.summarise(self._place, thread, text, heard_at))
 
-    async def asummarise(self, thread: str, text: str) -> ThreadSummary:
+    async def asummarise(self, thread: str, text: str, *, heard_at: datetime | None = None) -> ThreadSummary:
         """See ``summarise``."""
-        return await self._arun(programs.summarise(self._place, thread, text))
+        return await self._arun(programs.summarise(self._place, thread, text, heard_at))
 
     def forget(self, id: str | None = None) -> int:  # noqa: A002
         """Remove for good, and return the number of removed items.
 
+        A mark without the text is left in the place of a fact or a summary, so that what is extracted from
+        earlier messages does not bring it back.
+
         Args:
             id: The id of a fact, with which all facts of an equal text are removed, or a thread, whose
-                summary is removed. By default all that is known of the user is removed.
+                summary is removed. By default all that is known of the user is removed, marks too.
 
         Raises:
             NotFound: There is no such fact or summary.
@@ -202,6 +236,15 @@ class Memory:
         """See ``forget``."""
         place = self._place
         return await self._arun(programs.forget_all(place) if id is None else programs.forget(place, id))
+
+    def forget_source(self, thread: str, message: str) -> int:
+        """Remove the facts that come from a message, and the summary of its thread, for good and without a
+        mark; return the number of removed items."""
+        return self._run(programs.forget_source(self._place, thread, message))
+
+    async def aforget_source(self, thread: str, message: str) -> int:
+        """See ``forget_source``."""
+        return await self._arun(programs.forget_source(self._place, thread, message))
 
     def forgotten_at(self) -> datetime | None:
         """Return the time of the latest ``forget()`` of all that was known of the user, or ``None``."""
@@ -278,11 +321,33 @@ def _timed(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
     return out
 
 
+@runtime_checkable
+class ConditionalStore(Protocol):
+    """Store that can put items unless others have changed what was read, as those of Perdure."""
+
+    def put_if_unchanged(self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]) -> bool:
+        """Put items of one namespace in one commit; return False if what was seen has changed."""
+        ...
+
+    async def aput_if_unchanged(
+        self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]
+    ) -> bool:
+        """See ``put_if_unchanged``."""
+        ...
+
+
 def _run(store: BaseStore, steps: Steps[R]) -> R:
     try:
-        ops = next(steps)
+        step = next(steps)
         while True:
-            ops = steps.send(store.batch(_timed(store, ops)))
+            if not isinstance(step, FactChange):
+                answer: Any = store.batch(_timed(store, step))
+            elif isinstance(store, ConditionalStore):
+                answer = store.put_if_unchanged(_timed_puts(store, step), step.seen)
+            else:
+                answer = _is_as_seen(step, store.batch(_reads(step)))
+                store.batch(_timed_puts(store, step) if answer else [])
+            step = steps.send(answer)
     except StopIteration as ended:
         result: R = ended.value
         return result
@@ -290,9 +355,30 @@ def _run(store: BaseStore, steps: Steps[R]) -> R:
 
 async def _arun(store: BaseStore, steps: Steps[R]) -> R:
     try:
-        ops = next(steps)
+        step = next(steps)
         while True:
-            ops = steps.send(await store.abatch(_timed(store, ops)))
+            if not isinstance(step, FactChange):
+                answer: Any = await store.abatch(_timed(store, step))
+            elif isinstance(store, ConditionalStore):
+                answer = await store.aput_if_unchanged(_timed_puts(store, step), step.seen)
+            else:
+                answer = _is_as_seen(step, await store.abatch(_reads(step)))
+                await store.abatch(_timed_puts(store, step) if answer else [])
+            step = steps.send(answer)
     except StopIteration as ended:
         result: R = ended.value
         return result
+
+
+def _timed_puts(store: BaseStore, change: FactChange) -> list[Any]:
+    return _timed(store, change.puts)
+
+
+def _reads(change: FactChange) -> list[Op]:
+    """Return the reads of what a change has seen, for a store that cannot compare it in the commit."""
+    return [GetOp(change.puts[0].namespace, key, refresh_ttl=False) for key in change.seen]
+
+
+def _is_as_seen(change: FactChange, items: Sequence[Any]) -> bool:
+    found = {key: None if item is None else item.value for key, item in zip(change.seen, items, strict=True)}
+    return found == dict(change.seen)

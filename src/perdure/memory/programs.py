@@ -1,7 +1,8 @@
 """Steps of each operation on a user's memory: batches of operations of LangGraph's store, and their results.
 
-A step that changes facts is one batch in one namespace, so that a correction is stored as a whole or not at
-all. ``perdure.memory.memory`` runs the steps, waiting or not.
+A step that changes facts is one commit in one namespace that requires what was read, so that a correction is
+stored as a whole or not at all, and is made anew when others have changed its facts meanwhile.
+``perdure.memory.memory`` runs the steps, waiting or not.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
 
-from perdure.errors import Conflict, Corrupt, NotFound
+from perdure.errors import Conflict, Contention, Corrupt, Forgotten, NotFound
 from perdure.memory.facts import (
     SUMMARY_MAX,
     TEXT_MAX,
@@ -25,18 +26,32 @@ from perdure.memory.facts import (
     aware,
     checked_text,
     fact_id,
+    mark,
+    marked_at,
     read_time,
     same_text,
 )
 from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 R = TypeVar("R")
-Steps = Generator[list[Op], list[Any], R]
-"""Batches for a store; each is answered by its results."""
+
+
+class FactChange(NamedTuple):
+    """Puts of one namespace, to be made together, unless an item has another value than the one in ``seen``,
+    by key; ``None`` for an item that was absent. The answer is whether they were made."""
+
+    puts: Sequence[PutOp]
+    seen: Mapping[str, Mapping[str, Any] | None]
+
+
+Steps = Generator["list[Op] | FactChange", Any, R]
+"""Batches for a store, each answered by its results, and changes."""
 
 _PAGE = 500
 _PASSES_MAX = 20
 """Most readings of a namespace that is being changed."""
+_TRIES = 32
+"""Times that a change is made anew after others have changed what it read."""
 _AHEAD = 8
 """Number of versions of a fact that are looked up at once."""
 _TEXT = ["text"]
@@ -44,13 +59,17 @@ _TEXT = ["text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFact:
-    """A fact to remember; the fields are those of ``Fact``."""
+    """A fact to remember; the fields are those of ``Fact``.
+
+    ``heard_at`` is the time at which its source was written, for one that is extracted later.
+    """
 
     text: str
     thread: str | None = None
     message: str | None = None
     valid_from: datetime | None = None
     supersedes: Sequence[str] = ()
+    heard_at: datetime | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.supersedes, str):
@@ -82,103 +101,126 @@ class Place:
 
 
 def remember(place: Place, new: NewFact) -> Steps[Fact]:
-    """Store a fact, and close those that it supersedes; return it, or the current one with an equal text."""
+    """Store a fact, and close those that it supersedes; return it, or the current one with an equal text.
+
+    Of a fact that was superseded already, its current successor is closed, so that of two corrections of one
+    fact the later one is current. One that was extracted from its source before is returned as it is.
+    """
     text = checked_text(new.text, TEXT_MAX)
     valid_from = None if new.valid_from is None else aware(new.valid_from, "valid_from")
-    removal = (yield from _removal(place)) if new.supersedes else None
-    known, number = yield from _latest(place, text)
-    others = [each for each in dict.fromkeys(new.supersedes) if known is None or each != known.id]
-    closed = [fact for fact in (yield from _found(place, others)) if fact.is_current]
-    now = place.now()
-    if known is not None and known.is_current:
-        # What it corrects is added, so that an undo of it finds these.
-        corrected = tuple(dict.fromkeys([*known.supersedes, *(each.id for each in closed)]))
-        fact = replace(known, supersedes=corrected)
-        puts = [fact] if closed else []
-    else:
-        fact = Fact(
-            id=fact_id(text, number),
-            text=text,
-            thread=new.thread,
-            message=new.message,
-            valid_from=valid_from,
-            known_from=now,
-            supersedes=tuple(each.id for each in closed),
-        )
-        puts = [fact]
-    puts += [replace(each, known_until=now, superseded_by=fact.id) for each in closed]
-    yield from _put(place, puts)
-    if closed:
-        yield from _refuse_forgotten(place, removal, puts)
-    return fact
+    for _ in range(_TRIES):
+        known, number, values = yield from _latest(place, text)
+        first = fact_id(text, 0)
+        if new.heard_at is not None:
+            _refuse_forgotten(first, values[first], new.heard_at)
+            if known is not None and (known.thread, known.message) == (new.thread, new.message or ""):
+                return known
+        superseded = yield from _successors(place, [each for each in new.supersedes if not _is(known, each)])
+        closed = {key: value for key, value in superseded.items() if not _is(known, key)}
+        now = place.now()
+        if known is not None and known.is_current:
+            # What it corrects is added, so that an undo of it finds these.
+            corrected = tuple(dict.fromkeys([*known.supersedes, *closed]))
+            fact = replace(known, supersedes=corrected)
+            puts = [fact] if closed else []
+        else:
+            fact = Fact(
+                id=fact_id(text, number),
+                text=text,
+                thread=new.thread,
+                message=new.message,
+                valid_from=valid_from,
+                known_from=now,
+                supersedes=tuple(closed),
+            )
+            puts = [fact]
+        ended = [Fact.read(key, value) for key, value in closed.items()]
+        puts += [replace(each, known_until=now, superseded_by=fact.id) for each in ended]
+        if (yield from _put(place, puts, {first: values[first], fact.id: values.get(fact.id), **closed})):
+            return fact
+    raise _contended()
 
 
 def retract(place: Place, key: str) -> Steps[Fact]:
     """Close a current fact without a successor; return it as it is stored."""
-    removal = yield from _removal(place)
-    (fact,) = yield from _found(place, [key])
-    if not fact.is_current:
-        return fact
-    fact = replace(fact, known_until=place.now())
-    yield from _put(place, [fact])
-    yield from _refuse_forgotten(place, removal, [fact])
-    return fact
+    for _ in range(_TRIES):
+        values = yield from _found(place, [key])
+        fact = Fact.read(key, values[key])
+        if not fact.is_current:
+            return fact
+        fact = replace(fact, known_until=place.now())
+        if (yield from _put(place, [fact], values)):
+            return fact
+    raise _contended()
 
 
 def undo(place: Place, key: str) -> Steps[list[Fact]]:
     """Take back the latest change of a fact; return the facts that are current again."""
-    removal = yield from _removal(place)
-    (fact,) = yield from _found(place, [key])
-    if fact.is_current:
-        before = [
-            each for each in (yield from _there(place, fact.supersedes)) if each.superseded_by == fact.id
-        ]
-    elif fact.superseded_by is None:
-        before = [fact]
-    else:
-        raise Conflict(
-            f"fact {key!r} was superseded by {fact.superseded_by!r}; undo that one to have this one again"
-        )
-    now = place.now()
-    again: list[Fact] = []
-    for each in before:
-        known, number = yield from _latest(place, each.text)
-        if known is not None and known.is_current:
-            again.append(known)
-            continue
-        replaced = (fact.id,) if fact.is_current else ()
-        once_more = replace(each, id=fact_id(each.text, number), known_from=now, known_until=None)
-        again.append(replace(once_more, superseded_by=None, supersedes=replaced))
-    puts = list(again)
-    if fact.is_current:
-        successor = again[0].id if again else None
-        puts.append(replace(fact, known_until=now, superseded_by=successor))
-    yield from _put(place, puts)
-    yield from _refuse_forgotten(place, removal, puts)
-    return again
+    for _ in range(_TRIES):
+        seen: dict[str, Mapping[str, Any] | None] = dict((yield from _found(place, [key])))
+        fact = Fact.read(key, seen[key] or {})
+        if fact.is_current:
+            there = yield from _values(place, fact.supersedes)
+            before = [each for each in _facts(there) if each.superseded_by == fact.id]
+        elif fact.superseded_by is None:
+            before = [fact]
+        else:
+            raise Conflict(
+                f"fact {key!r} was superseded by {fact.superseded_by!r}; undo that one to have this one again"
+            )
+        now = place.now()
+        again: list[Fact] = []
+        for each in before:
+            known, number, values = yield from _latest(place, each.text)
+            first = fact_id(each.text, 0)
+            seen[first] = values[first]
+            if known is not None and known.is_current:
+                seen[known.id] = values[known.id]
+                again.append(known)
+                continue
+            replaced = (fact.id,) if fact.is_current else ()
+            once_more = replace(each, id=fact_id(each.text, number), known_from=now, known_until=None)
+            seen[once_more.id] = None
+            again.append(replace(once_more, superseded_by=None, supersedes=replaced))
+        puts = list(again)
+        if fact.is_current:
+            successor = again[0].id if again else None
+            puts.append(replace(fact, known_until=now, superseded_by=successor))
+        if (yield from _put(place, puts, seen)):
+            return again
+    raise _contended()
 
 
 def facts(place: Place) -> Steps[list[Fact]]:
     """Return all facts, current or not, in the order in which they were remembered."""
     found = yield from _all(place.facts)
-    return sorted((Fact.read(item.key, item.value) for item in found), key=_by_time)
+    return sorted(_facts({item.key: item.value for item in found}), key=_by_time)
 
 
 def summaries(place: Place) -> Steps[list[ThreadSummary]]:
     """Return the summaries of the user's threads, oldest first."""
     found = yield from _all(place.summaries)
-    return sorted((ThreadSummary.read(item.key, item.value) for item in found), key=_by_time)
+    left = [item for item in found if marked_at(item.key, item.value) is None]
+    return sorted((ThreadSummary.read(item.key, item.value) for item in left), key=_by_time)
 
 
-def summarise(place: Place, thread: str, text: str) -> Steps[ThreadSummary]:
+def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = None) -> Steps[ThreadSummary]:
     """Store the summary of a thread in place of its earlier one; an equal one is left as it is."""
     text = checked_text(text, SUMMARY_MAX)
-    (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-    if item is not None and (known := ThreadSummary.read(thread, item.value)).text == text:
-        return known
-    summary = ThreadSummary(thread=thread, text=text, at=place.now())
-    yield [PutOp(place.summaries, thread, summary.stored(), index=_TEXT)]
-    return summary
+    for _ in range(_TRIES):
+        (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
+        value: Mapping[str, Any] | None = None if item is None else item.value
+        if heard_at is not None:
+            _refuse_forgotten(thread, value, heard_at)
+        if value is not None and marked_at(thread, value) is None:
+            known = ThreadSummary.read(thread, value)
+            if known.text == text:
+                return known
+        summary = ThreadSummary(thread=thread, text=text, at=place.now())
+        put = PutOp(place.summaries, thread, summary.stored(), index=_TEXT)
+        if (yield FactChange([put], {thread: value})):
+            return summary
+    raise _contended()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,17 +248,59 @@ def recall(place: Place, question: Question) -> Steps[list[Remembered]]:
 
 
 def forget(place: Place, key: str) -> Steps[int]:
-    """Remove a fact with all facts of an equal text, or the summary of a thread; return their number."""
-    items = yield [GetOp(place.facts, key, refresh_ttl=False), GetOp(place.summaries, key, refresh_ttl=False)]
-    fact, summary = items
-    puts: list[Op] = [] if summary is None else [PutOp(place.summaries, key, None)]
-    if fact is not None:
-        text = same_text(Fact.read(key, fact.value).text)
-        every = yield from facts(place)
-        puts += [PutOp(place.facts, each.id, None) for each in every if same_text(each.text) == text]
-    if not puts:
-        raise _unknown(key)
-    yield puts
+    """Remove a fact with all facts of an equal text, or the summary of a thread; return their number.
+
+    A mark without the text takes their place, so that what is extracted from earlier messages does not bring
+    them back.
+    """
+    for _ in range(_TRIES):
+        items = yield [GetOp(at, key, refresh_ttl=False) for at in (place.facts, place.summaries)]
+        fact, summary = [
+            None if item is None or marked_at(key, item.value) is not None else item.value for item in items
+        ]
+        if fact is None and summary is None:
+            raise _unknown(key)
+        removed = 0
+        if summary is not None:
+            put = PutOp(place.summaries, key, mark(place.now()), index=False)
+            removed += yield FactChange([put], {key: summary})
+        if fact is not None:
+            removed += yield from _forget_fact(place, same_text(Fact.read(key, fact).text))
+        if removed:
+            return removed
+    raise _contended()
+
+
+def _forget_fact(place: Place, text: str) -> Steps[int]:
+    """Remove all facts of a text, and mark it; return their number, 0 if one was changed meanwhile."""
+    found = {item.key: item.value for item in (yield from _all(place.facts))}
+    facts = [each for each in _facts(found) if same_text(each.text) == text]
+    _, number, values = yield from _latest(place, text)
+    first, following = fact_id(text, 0), fact_id(text, number)
+    # Those that have ended go first: should this process end here, the current one still names the text.
+    ended = [each.id for each in facts if not each.is_current and each.id != first]
+    if ended:
+        yield [PutOp(place.facts, each, None) for each in ended]
+    current = [each.id for each in facts if each.is_current and each.id != first]
+    puts = [PutOp(place.facts, first, mark(place.now()), index=False)]
+    puts += [PutOp(place.facts, each, None) for each in current]
+    seen = {first: values[first], following: None, **{each: found[each] for each in current}}
+    return len(facts) if (yield FactChange(puts, seen)) else 0
+
+
+def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
+    """Remove the facts of a message and the summary of its thread, without marks; return their number."""
+    found = yield from facts(place)
+    puts: list[Op] = [
+        PutOp(place.facts, each.id, None)
+        for each in found
+        if (each.thread, each.message) == (thread, message)
+    ]
+    (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
+    if summary is not None and marked_at(thread, summary.value) is None:
+        puts.append(PutOp(place.summaries, thread, None))
+    if puts:
+        yield puts
     return len(puts)
 
 
@@ -233,7 +317,7 @@ def forget_all(place: Place) -> Steps[int]:
         if not found:
             return removed
         yield [PutOp(item.namespace, item.key, None) for item in found]
-        removed += len(found)
+        removed += sum(marked_at(item.key, item.value) is None for item in found)
 
 
 def forgotten_at(place: Place) -> Steps[datetime | None]:
@@ -255,35 +339,71 @@ def namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
         offset += len(found)
 
 
-def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int]]:
-    """Return the newest fact with an equal text, if any, and the number that the next one has."""
-    known, number = None, 0
+def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, Mapping[str, Any] | None]]]:
+    """Return the newest fact with an equal text, if any, the number that the next one has, and what was read,
+    by key. A text that was forgotten has a mark in the place of its first fact."""
+    known: Fact | None = None
+    number = 0
+    values: dict[str, Mapping[str, Any] | None] = {}
     while True:
         # Several at once, as a store with a time to live may have removed earlier ones.
         keys = [fact_id(text, number + ahead) for ahead in range(_AHEAD)]
-        found = yield from _there(place, keys)
-        if not found:
-            return known, number
-        known = next((fact for fact in found if fact.is_current), found[-1])
-        number += keys.index(known.id) + 1
-        if known.is_current:
-            return known, number
+        found = yield from _values(place, keys)
+        values |= found
+        there = [key for key in keys if found[key] is not None]
+        if not there:
+            return known, number, values
+        facts = _facts(found)
+        known = next((fact for fact in facts if fact.is_current), facts[-1] if facts else known)
+        number += keys.index(there[-1]) + 1
+        if known is not None and known.is_current:
+            return known, number, values
 
 
-def _found(place: Place, keys: Sequence[str]) -> Steps[list[Fact]]:
-    found = yield from _there(place, keys)
-    if len(found) < len(keys):
-        there = {fact.id for fact in found}
-        raise _unknown(next(key for key in keys if key not in there))
-    return found
+def _successors(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
+    """Return the values of the current ones of some facts, and of the current successors of the others."""
+    found = yield from _found(place, list(dict.fromkeys(keys)))
+    current: dict[str, Mapping[str, Any]] = {}
+    passed = set(found)
+    while found:
+        facts = _facts(found)
+        current |= {fact.id: found[fact.id] for fact in facts if fact.is_current}
+        ahead = [fact.superseded_by for fact in facts if not fact.is_current and fact.superseded_by]
+        following = yield from _values(place, [key for key in dict.fromkeys(ahead) if key not in passed])
+        found = {key: value for key, value in following.items() if value is not None}
+        passed |= set(found)
+    return current
 
 
-def _there(place: Place, keys: Sequence[str]) -> Steps[list[Fact]]:
+def _found(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
+    """Return the values of facts; raise ``NotFound`` if there is no such fact, or it was forgotten."""
+    found = yield from _values(place, keys)
+    out: dict[str, Mapping[str, Any]] = {}
+    for key, value in found.items():
+        if value is None or marked_at(key, value) is not None:
+            raise _unknown(key)
+        out[key] = value
+    return out
+
+
+def _values(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any] | None]]:
     if not keys:
-        return []
+        return {}
     items: list[Item | None] = yield [GetOp(place.facts, key, refresh_ttl=False) for key in keys]
-    found = zip(keys, items, strict=True)
-    return [Fact.read(key, item.value) for key, item in found if item is not None]
+    return {key: None if item is None else item.value for key, item in zip(keys, items, strict=True)}
+
+
+def _facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
+    """Return the facts among the values of items, without marks."""
+    return [
+        Fact.read(key, value)
+        for key, value in values.items()
+        if value is not None and marked_at(key, value) is None
+    ]
+
+
+def _is(fact: Fact | None, key: str) -> bool:
+    return fact is not None and fact.id == key
 
 
 def _removal(place: Place) -> Steps[Mapping[str, Any] | None]:
@@ -292,23 +412,29 @@ def _removal(place: Place) -> Steps[Mapping[str, Any] | None]:
     return None if item is None else item.value
 
 
-def _refuse_forgotten(
-    place: Place, removal: Mapping[str, Any] | None, written: Sequence[Fact]
-) -> Steps[None]:
-    """Remove what was written, and raise ``Conflict``, if the user was forgotten since ``removal`` was read:
-    a change writes whole facts, also such as were removed meanwhile."""
-    if (yield from _removal(place)) != removal:
-        yield [PutOp(place.facts, fact.id, None) for fact in written]
-        raise Conflict("all that was known of this user was removed meanwhile; nothing was changed")
+def _refuse_forgotten(key: str, value: Mapping[str, Any] | None, heard_at: datetime) -> None:
+    at = marked_at(key, value)
+    if at is not None and aware(heard_at, "heard_at") <= at:
+        raise Forgotten(
+            f"the memory {key!r} was forgotten after the messages that it is taken from; it was not stored"
+        )
 
 
-def _put(place: Place, changed: Sequence[Fact]) -> Steps[None]:
-    if changed:
-        # Closed facts are no longer found by their text.
-        yield [
-            PutOp(place.facts, fact.id, fact.stored(), index=_TEXT if fact.is_current else False)
-            for fact in changed
-        ]
+def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, Any] | None]) -> Steps[bool]:
+    """Store facts, unless others have changed what was read; return whether they were stored."""
+    if not changed:
+        return True
+    # Closed facts are no longer found by their text.
+    puts = [
+        PutOp(place.facts, fact.id, fact.stored(), index=_TEXT if fact.is_current else False)
+        for fact in changed
+    ]
+    made: bool = yield FactChange(puts, seen)
+    return made
+
+
+def _contended() -> Contention:
+    return Contention("others change this memory all the time; nothing was changed, try again")
 
 
 def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:

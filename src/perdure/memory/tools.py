@@ -14,7 +14,7 @@ from uuid import UUID
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.config import get_config, get_store
 
-from perdure.errors import NotFound
+from perdure.errors import Conflict, NotFound
 from perdure.memory.facts import Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import UserOf, verified_user
@@ -66,7 +66,7 @@ def memory_tools(
                 return f"Deleted memory {key}"
             replaced = [key] if action == "update" else []
             fact = await known.aremember(content or "", thread=thread(), supersedes=replaced)
-        except (NotFound, ValueError) as error:
+        except (NotFound, Conflict, ValueError) as error:
             raise ToolException(str(error)) from error
         return f"{action}d memory {fact.id}"
 

@@ -8,6 +8,7 @@ last attempt. Facts are stored by their content, so a step that is repeated stor
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
@@ -16,7 +17,7 @@ from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime as NodeRuntime
 
 from perdure.conversation.summary import Leaving, Summary, folded, transcript
-from perdure.errors import QueueFull
+from perdure.errors import Forgotten, QueueFull
 from perdure.memory.extraction import ExtractionRequest, extracted
 from perdure.memory.facts import Fact, same_text
 from perdure.memory.memory import Memory
@@ -89,24 +90,13 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         turns = [WaitingTurn.read(each) for each in state["turns"][: state["found"]["count"]]]
         memory = _memory(runtime, state["user"], _policy(agents, turns[0]))
         found, last = state["found"], turns[-1]
-        if _micros(await memory.aforgotten_at()) != found["forgotten"]:
-            # The user was forgotten meanwhile; what is newer is extracted again.
+        if await _is_forgotten(memory, last, found["forgotten"]):
+            # What is newer is extracted again.
             return {"found": {}}
-        there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
-        for fact in found["facts"]:
-            since = fact["valid_from"]
-            await memory.aremember(
-                fact["text"],
-                thread=last.thread,
-                message=last.message,
-                valid_from=None if since is None else datetime.fromisoformat(since),
-                supersedes=[key for key in fact["supersedes"] if key in there],
-            )
-        if found["summary"]:
-            await memory.asummarise(last.thread, found["summary"])
-        observers.event(
-            "memory.kept", graph=last.agent, facts=len(found["facts"]), summaries=int(bool(found["summary"]))
-        )
+        kept = await _keep(memory, turns, found)
+        if await _is_forgotten(memory, last, found["forgotten"]):
+            return {"found": {}}
+        observers.event("memory.kept", graph=last.agent, **kept)
         return {"turns": state["turns"][len(turns) :], "found": {}}
 
     builder = StateGraph(LaneState)
@@ -191,6 +181,42 @@ async def _known(
     near = await memory.arecall(text[-_QUERY_MAX:], (policy.known + 1) // 2) if has_index else []
     chosen = {each.id: each for each in (*near, *reversed(current)) if isinstance(each, Fact)}
     return list(chosen.values())[: policy.known]
+
+
+async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]) -> dict[str, int]:
+    """Store what was found in turns, but for what was forgotten since the first of them; return the numbers
+    of stored facts and summaries."""
+    last = turns[-1]
+    heard_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=turns[0].at)
+    kept = {"facts": 0, "summaries": 0}
+    there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
+    for fact in found["facts"]:
+        since = fact["valid_from"]
+        with suppress(Forgotten):
+            await memory.aremember(
+                fact["text"],
+                thread=last.thread,
+                message=last.message,
+                valid_from=None if since is None else datetime.fromisoformat(since),
+                supersedes=[key for key in fact["supersedes"] if key in there],
+                heard_at=heard_at,
+            )
+            kept["facts"] += 1
+    if found["summary"]:
+        with suppress(Forgotten):
+            await memory.asummarise(last.thread, found["summary"], heard_at=heard_at)
+            kept["summaries"] = 1
+    return kept
+
+
+async def _is_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
+    """Return True if the user was forgotten since ``known``, in microseconds, and remove what is stored of a
+    turn: this attempt, or an earlier one that ended, may have stored it after the removal."""
+    if _micros(await memory.aforgotten_at()) == known:
+        return False
+    if turn.message is not None:
+        await memory.aforget_source(turn.thread, turn.message)
+    return True
 
 
 def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:

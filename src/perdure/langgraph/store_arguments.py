@@ -1,0 +1,107 @@
+"""Checks of what callers pass to the store, before anything is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from langgraph.store.base import (
+    GetOp,
+    InvalidNamespaceError,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    SearchOp,
+    TTLConfig,
+    validate_op_namespace,
+)
+
+from perdure.errors import Unserialisable
+from perdure.model.arguments import refuse_text
+from perdure.model.items import span
+
+_OF_ONE_ITEM = (GetOp, PutOp)
+_TTL_KEYS = frozenset(TTLConfig.__annotations__)
+
+
+def together(puts: Sequence[PutOp], *, has_index: bool) -> list[Op]:
+    """Return the operations; raise ``ValueError`` unless one commit may hold them."""
+    ops: list[Op] = list(puts)
+    for op in ops:
+        validate(op, has_index)
+    if len({tuple(op.namespace) for op in puts}) != 1:
+        raise ValueError("items are put together in one namespace; name at least one, and no other namespace")
+    return ops
+
+
+def validate(op: Any, has_index: bool) -> None:
+    """Refuse what could not be stored or found, before anything is read or written."""
+    if isinstance(op, _OF_ONE_ITEM):
+        refuse_text("namespace", op.namespace)
+    elif isinstance(op, SearchOp):
+        refuse_text("namespace_prefix", op.namespace_prefix)
+    validate_op_namespace(op)
+    if isinstance(op, _OF_ONE_ITEM):
+        if isinstance(op, PutOp) and not op.namespace:
+            raise InvalidNamespaceError("Namespace cannot be empty.")
+        _well_keyed(op.key)
+        _well_formed(op.namespace)
+    elif isinstance(op, SearchOp):
+        _well_formed(op.namespace_prefix)
+        if op.query and not has_index:
+            raise ValueError(
+                "search(query=…) needs an index of embeddings, which this store does not have; open it with "
+                "db.store(index={'dims': …, 'embed': …}), or search by namespace and filter"
+            )
+        _in_range(limit=op.limit, offset=op.offset)
+    elif isinstance(op, ListNamespacesOp):
+        for condition in op.match_conditions or ():
+            _condition(condition)
+        _in_range(limit=op.limit, offset=op.offset, max_depth=op.max_depth or 0)
+    else:
+        raise ValueError(f"Unknown operation type: {type(op)}")
+
+
+def _condition(condition: MatchCondition) -> None:
+    if condition.match_type not in ("prefix", "suffix"):
+        raise ValueError(f"Unsupported match type: {condition.match_type}")
+    refuse_text("a path of namespaces", condition.path)
+    _well_formed(condition.path)
+
+
+def _well_formed(labels: Iterable[str]) -> None:
+    for label in labels:
+        if not _is_text(label):
+            raise InvalidNamespaceError(
+                f"the namespace label {label!r} is not well-formed Unicode (a lone surrogate)"
+            )
+
+
+def _well_keyed(key: object) -> None:
+    if not isinstance(key, str):
+        raise TypeError(f"an item's key is text, not {key!r}")
+    if not _is_text(key):
+        raise Unserialisable(f"the key {key!r} is not well-formed Unicode (a lone surrogate)")
+
+
+def _is_text(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _in_range(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 0:
+            raise ValueError(f"{name} is 0 or more, not {number}")
+
+
+def checked_ttl(ttl: TTLConfig | None) -> TTLConfig | None:
+    """Return the settings; raise ``ValueError`` for an unknown one, or a time that is none."""
+    if ttl is None:
+        return None
+    if unknown := sorted(set(ttl) - _TTL_KEYS):
+        raise ValueError(f"ttl has no setting {unknown[0]!r}; it has {', '.join(sorted(_TTL_KEYS))}")
+    default = ttl.get("default_ttl")
+    if default is not None:
+        span(default)
+    return ttl

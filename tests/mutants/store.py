@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def _is_item(op: Op) -> bool:
 
 def versions_counted(patch: pytest.MonkeyPatch) -> None:
     """An item that was deleted and made again has the version that it had."""
-    patch.setattr(store, "_version", lambda: 1)
+    patch.setattr(store, "_versions", lambda: repeat(1))
 
 
 def stale_items_returned(patch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def versions_counted(patch: pytest.MonkeyPatch) -> None:
 
 def stale_items_returned(patch: pytest.MonkeyPatch) -> None:
     """What is over is seen until a sweep removes it."""
-    patch.setattr(items, "is_over", lambda record, now: False)
+    for module in (items, item_writes):
+        patch.setattr(module, "is_over", lambda record, now: False)
 
 
 def ends_at_their_last_moment(patch: pytest.MonkeyPatch) -> None:
@@ -94,8 +95,8 @@ def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def lost_writes_unsaid(patch: pytest.MonkeyPatch) -> None:
     """A writer that loses a race gives up, and says nothing."""
-    patch.setattr(items, "EXACT", 1 << 30)
-    patch.setattr(items, "Committed", object)
+    patch.setattr(item_writes, "EXACT", 1 << 30)
+    patch.setattr(item_writes, "Committed", object)
 
 
 def searched_by_key(patch: pytest.MonkeyPatch) -> None:

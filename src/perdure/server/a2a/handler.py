@@ -368,7 +368,7 @@ class DurableTasks(RequestHandler):
             if isinstance(item, SubscriberTooSlow):
                 raise InternalError(f"{item}; subscribe to the task again", {"error": "SubscriberTooSlow"})
             if item.name == "metadata":
-                working = types.TaskStatus(state=types.TaskState.Value(WORKING))
+                working = types.TaskStatus(state=WORKING)
                 yield types.TaskStatusUpdateEvent(**names, status=working)
             elif item.name == "messages" and (chunk := _chunk(item.data)) is not None:
                 message_id, text = chunk

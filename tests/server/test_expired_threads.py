@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import pytest
 
 import perdure
 from perdure import Retention
@@ -18,7 +19,6 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.state import ServerState
 from tests.care.test_expiring import Kept, wait
-from tests.server.acceptance.serving import run
 from tests.server.attempts import OWN, Attempt, attempts
 from tests.server.graphs import graphs
 from tests.server.ports import served
@@ -81,7 +81,8 @@ async def ask(http: httpx.AsyncClient, one: Attempt) -> tuple[int, str]:
         return answer.status_code, _VARYING.sub("…", text)
 
 
-@run
+@pytest.mark.slow
+@pytest.mark.anyio
 async def test_every_route_answers_as_for_a_thread_that_never_was(wait: Callable[[float], None]) -> None:
     rule = Retention(idle="1h", keep_tagged=False)
     with perdure.connect_sync("memory://", retention=rule) as opened:

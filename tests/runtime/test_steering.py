@@ -337,6 +337,24 @@ def test_the_recursion_limit_stays_the_runs(memory: Storage) -> None:
     go(main())
 
 
+def test_a_run_without_a_recursion_limit_gets_none(memory: Storage) -> None:
+    async def main() -> None:
+        tools = Tools(rounds=15)
+        gate = tools.hold("tool", 2)
+        async with working(memory.database(), tools.graph) as runtime:
+            first = await runtime.accept("ada", "one", options=Options(attempts=1))
+            await eventually(lambda: tools.at("tool", 2))
+            await runtime.accept("ada", "two", strategy="steer", options=Options(attempts=1))
+            await eventually(lambda: wanted(runtime, "ada"))
+            gate.set()
+            run = await runtime.wait(first, 30)
+            assert (run.state, run.last) == ("done", 2)
+        # LangChain's default, 25, is not the one of LangGraph.
+        assert len(tools.visits) > 30
+
+    go(main())
+
+
 # ---------------------------------------------------------------- streams
 
 

@@ -21,8 +21,7 @@ from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig, ensure_config
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
 from langgraph.channels.base import BaseChannel
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
@@ -94,7 +93,7 @@ class Steering:
     def __init__(
         self, database: DatabaseHandle, agent: Agent, held: HeldRun, most: int, *, is_sync: bool = True
     ) -> None:
-        self._database = database
+        self.database = database
         self._agent = agent
         self._before = len(held.messages)
         self._tries: dict[str, int] = {}
@@ -109,13 +108,14 @@ class Steering:
 
     async def look(self) -> None:
         """Read whether a message waits that the run may take, and end the loop before its next step if so."""
-        if await self._database.arun(self.taking.waiting()):
+        if await self.database.arun(self.taking.waiting()):
             self.control.is_wanted = True
 
     def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
-        """Return the config with which a graph goes on after a step: what is left of its recursion limit."""
-        limit = ensure_config(merge_configs(graph.config, config))["recursion_limit"]
-        return {**config, "recursion_limit": max(1, limit - self.control.steps)}
+        """Return the config with which a graph goes on after a step: what is left of its recursion limit,
+        if it has one other than LangGraph's default."""
+        limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
+        return config if limit is None else {**config, "recursion_limit": max(1, limit - self.control.steps)}
 
     async def between_steps(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
@@ -128,7 +128,7 @@ class Steering:
         """
         control, taking = self.control, self.taking
         control.is_wanted = False
-        waiting = await self._database.arun(taking.waiting())
+        waiting = await self.database.arun(taking.waiting())
         if not waiting:
             return 0
         state = await graph.aget_state(config)
@@ -214,7 +214,7 @@ async def steered() -> Mapping[str, Any]:
     if steering is None:
         return {}
     task_id = steering.for_node(config)
-    return steering.given(task_id, await steering._database.arun(steering.taking.waiting()))
+    return steering.given(task_id, await steering.database.arun(steering.taking.waiting()))
 
 
 def steered_sync() -> Mapping[str, Any]:
@@ -223,7 +223,7 @@ def steered_sync() -> Mapping[str, Any]:
     if steering is None:
         return {}
     task_id = steering.for_node(config)
-    return steering.given(task_id, steering._database.run(steering.taking.waiting()))
+    return steering.given(task_id, steering.database.run(steering.taking.waiting()))
 
 
 def may_join(first: Message, message: Message) -> bool:
